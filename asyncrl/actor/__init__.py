@@ -1,0 +1,1 @@
+"""The actor: takes tickets, runs episodes against an engine and tools, and delivers trajectories."""

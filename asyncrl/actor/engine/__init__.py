@@ -1,0 +1,1 @@
+"""Engines: what samples tokens for an actor."""

@@ -1,0 +1,72 @@
+"""The protocol of an engine: token ids in; token ids, log-probs and policy versions out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.types import Sampling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """What an engine sampled: tokens int32[G], logprobs float32[G] (at the sampling temperature; at temperature 1 where
+    it is 0), versions int32[G]. `finish_reason` is stop (the last token is a stop id, and it was sampled), length, or
+    abort (what there is so far)."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start: sampled tokens, seconds alive, seconds without any request, requests at work now."""
+
+    tokens: int
+    seconds: float
+    idle_seconds: float
+    running: int
+
+
+class Engine(Protocol):
+    """Continuous generation for many concurrent callers on one asyncio loop."""
+
+    @property
+    def version(self) -> int:
+        """The policy version that it serves now; -1 before the first weights arrived."""
+        ...
+
+    async def generate(
+        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+    ) -> Generation:
+        """Continue `tokens`. Calls of one `session` share a growing prefix, which an engine may keep cached.
+
+        Raises EngineError: the tokens do not fit, or an id lies outside the vocabulary.
+        """
+        ...
+
+    def release(self, session: str) -> None:
+        """The session ends; its cache may go, and a generation still running in it returns with reason abort."""
+        ...
+
+    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Switch to `version` between two decoding steps, all or nothing, while requests go on.
+
+        Raises WeightsError (and changes nothing): names or shapes differ from the model's, or `version` is not newer.
+        """
+        ...
+
+    async def wait_for_version(self, version: int) -> None:
+        """Return once `version` or a newer one is served."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,202 @@
+"""The schema of the whole configuration, read by every role: one frozen-by-habit dataclass a section.
+
+Every field carries its meaning, from which docs/configuration.md is generated. Values are checked in `checks.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+def option(default: Any, meaning: str) -> Any:
+    """A field with its meaning; mutable defaults are copied for each instance."""
+    metadata = {"meaning": meaning}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class RunConfig:
+    """Who this run is."""
+
+    name: str = option("train", "the run's name; a second run with the same name resumes it")
+    dir: str = option("runs", "folder under which every run has a folder of its name")
+    seed: int = option(0, "seed of everything that is random")
+
+
+@dataclass
+class ModelConfig:
+    """The policy."""
+
+    path: str = option(MISSING, "Hugging Face folder or hub name of the policy, with its tokenizer")
+    dtype: str = option("float32", "compute dtype of learner and embedded engine: float32 | bfloat16")
+    attention: str = option("sdpa", "attention kernel of the learner: sdpa | flash_attention_2 | flex_attention")
+    recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
+    trust_remote_code: bool = option(False, "run code that comes with the model")
+
+
+@dataclass
+class DataConfig:
+    """The tasks, as Parquet in verl's layout."""
+
+    train: str = option(MISSING, "Parquet file of training tasks")
+    eval: str | None = option(None, "Parquet file of held-out tasks")
+    shuffle: bool = option(True, "shuffle every epoch by the run's seed")
+
+
+@dataclass
+class ActorConfig:
+    """Episodes: how many at once, and their limits."""
+
+    concurrency: int = option(64, "episodes that one actor runs at once")
+    temperature: float = option(1.0, "sampling temperature of training episodes")
+    max_turns: int = option(8, "assistant turns an episode may have")
+    max_turn_tokens: int = option(512, "tokens that one assistant turn may have")
+    max_tokens: int = option(4096, "tokens that a whole episode may have, prompt and tool results included")
+    tools: list[str] = option(["calculator"], "tools on offer: built-in names or dotted paths of Tool classes")
+    tool_timeout_s: float = option(10.0, "seconds that one tool call may take")
+    tool_retries: int = option(2, "times that a failing tool is tried again before the episode fails")
+    step_split: str = option("turn", "what a process-reward step is: turn | paragraph | line")
+
+
+@dataclass
+class EngineConfig:
+    """What samples tokens."""
+
+    kind: str = option("embedded", "engine: embedded (in-process torch)")
+    slots: int = option(64, "requests that the embedded engine decodes at once")
+    max_length: int = option(4096, "tokens that one slot of the embedded engine holds")
+
+
+@dataclass
+class ReplayConfig:
+    """The queue between generation and training."""
+
+    max_lag: int = option(2, "versions that a trained token may be older than the learner; 0 is synchronous")
+    durability: str = option("fsync", "what an acknowledgement survives: fsync (power loss) | os (a killed process)")
+    lease_s: float = option(30.0, "seconds after which a silent actor's or scorer's work is given to another")
+    max_attempts: int = option(3, "times that an episode or its scoring is tried before its group is dropped")
+    max_store_gb: float = option(64.0, "largest size of the store on disk")
+
+
+@dataclass
+class ShapingConfig:
+    """How scores become the reward that baselines compare."""
+
+    outcome_weight: float = option(1.0, "weight of the verifier's outcome")
+    process_weight: float = option(0.0, "weight of the aggregated step scores")
+    process_aggregation: str = option("mean", "step scores to one number: mean | min | last | product")
+    environment_weight: float = option(0.0, "weight of the sum of the tools' own rewards")
+
+
+@dataclass
+class ScoringConfig:
+    """The pool of scorers."""
+
+    rule: str = option("exact_number", "verifier: a built-in name or the dotted path of a function")
+    rules: dict[str, str] = option({}, "verifier by data source, where it differs from `rule`")
+    prm: str | None = option(None, "folder of a process reward model, or none")
+    batch_trajectories: int = option(32, "trajectories that one lease holds at most")
+    batch_tokens: int = option(65536, "tokens that one lease holds at most")
+    timeout_s: float = option(10.0, "seconds that one verification may take")
+    shaping: ShapingConfig = field(default_factory=ShapingConfig)
+
+
+@dataclass
+class LearnerConfig:
+    """Training."""
+
+    steps: int = option(100, "learner steps of the whole run")
+    batch_size: int = option(64, "trajectories a step; a multiple of group_size")
+    group_size: int = option(8, "trajectories of one task that are baselined together")
+    minibatches: int = option(1, "optimiser updates a step; each takes an equal share of the batch")
+    micro_tokens: int = option(16384, "packed tokens of one forward and backward pass on one rank")
+    lr: float = option(1e-6, "learning rate of AdamW")
+    betas: list[float] = option([0.9, 0.99], "AdamW's betas")
+    weight_decay: float = option(0.0, "AdamW's weight decay")
+    warmup_steps: int = option(0, "steps of linear warm-up")
+    max_grad_norm: float = option(1.0, "gradient norm above which gradients are scaled down")
+    publish_every: int = option(1, "steps between two weight publishes")
+    checkpoint_every: int = option(20, "steps between two checkpoints")
+    keep_checkpoints: int = option(2, "checkpoints that are kept")
+    eval_every: int = option(0, "steps between two evaluations on data.eval, the first at step 0; 0 is never")
+    export: bool = option(True, "write a Hugging Face folder at the end")
+
+
+@dataclass
+class Choice:
+    """An algorithm's part: its name and the parameters that differ from its defaults."""
+
+    name: str = option(MISSING, "name in `asyncrl algorithms`")
+    params: dict[str, Any] = option({}, "parameters that differ from the defaults")
+
+
+@dataclass
+class AlgorithmConfig:
+    """The composition of the algorithm: see `asyncrl algorithms`."""
+
+    advantage: Choice = field(default_factory=lambda: Choice("grpo"))
+    loss: Choice = field(default_factory=lambda: Choice("ppo"))
+    correction: list[Choice] = field(
+        default_factory=lambda: [Choice("truncate", {"level": "token", "cap": 2.0})],
+        metadata={"meaning": "importance corrections of behaviour to proximal, applied in order; empty is none"},
+    )
+    proximal: str = option("recompute", "proximal log-probs: recompute | interpolate | behaviour")
+    kl: Choice = field(default_factory=lambda: Choice("none"))
+    aggregation: Choice = field(default_factory=lambda: Choice("token-mean"))
+    entropy_weight: float = option(0.0, "weight of the entropy bonus")
+
+
+@dataclass
+class ClusterConfig:
+    """How many processes of each role, and their threads."""
+
+    actors: int = option(1, "actor processes")
+    scorers: int = option(1, "scoring processes")
+    learner_ranks: int = option(1, "ranks of the learner")
+    actor_threads: int = option(1, "torch threads of one actor")
+    scorer_threads: int = option(1, "torch threads of one scorer")
+    learner_threads: int = option(1, "torch threads of one learner rank")
+    max_restarts: int = option(20, "times that the supervisor restarts one role before it gives up")
+
+
+@dataclass
+class NetworkConfig:
+    """Where the roles meet."""
+
+    host: str = option("127.0.0.1", "address that replay and publisher bind, and that others connect to")
+    replay_port: int = option(5755, "port of the replay; 0 lets `asyncrl train` choose one")
+    weights_port: int = option(5756, "port of the weight publisher; 0 lets `asyncrl train` choose one")
+    insecure: bool = option(False, "allow an address that others can reach, without encryption")
+    max_message_mb: int = option(256, "largest message that is taken")
+
+
+@dataclass
+class ObserveConfig:
+    """Where metrics go; each role always writes JSON lines under the run's folder."""
+
+    console: bool = option(True, "log one line a step")
+    wandb: bool = option(False, "log to Weights & Biases (needs the extra asyncrl[wandb]; offline without a key)")
+    wandb_project: str = option("asyncrl", "project name there")
+
+
+@dataclass
+class TrainConfig:
+    """Everything."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)

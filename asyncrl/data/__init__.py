@@ -1,0 +1,1 @@
+"""Task files: reading verl's Parquet layout, converting published data sets."""

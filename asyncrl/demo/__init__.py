@@ -1,0 +1,1 @@
+"""The demo: a calculator task, its tokenizer, warm start, step scorer and report."""

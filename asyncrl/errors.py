@@ -1,0 +1,56 @@
+"""One hierarchy of errors: everything that asyncrl raises on purpose derives from `AsyncrlError`.
+
+A message says what is wrong and how to mend it; the command line prints it without a traceback.
+"""
+
+
+class AsyncrlError(Exception):
+    """Base of every error that asyncrl raises on purpose."""
+
+
+class ConfigError(AsyncrlError):
+    """The configuration is impossible: the message names the key, its value and the fix."""
+
+
+class DataError(AsyncrlError):
+    """A data file cannot be used as tasks."""
+
+
+class InvariantError(AsyncrlError, ValueError):
+    """A noun was constructed with values that break its invariants."""
+
+
+class WireError(AsyncrlError):
+    """A message is malformed: it was refused whole, and nothing was stored."""
+
+
+class RefusedError(AsyncrlError):
+    """The other side understood the request and refused it."""
+
+
+class UnavailableError(AsyncrlError):
+    """The other side did not answer in time."""
+
+
+class EngineError(AsyncrlError):
+    """An engine could not generate, or was asked for something that it cannot do."""
+
+
+class WeightsError(AsyncrlError):
+    """A weight update was refused: names, shapes, checksums or versions do not fit. Nothing was changed."""
+
+
+class ToolError(AsyncrlError):
+    """A tool itself failed (not the policy's use of it): the episode is retried, never scored as zero."""
+
+
+class ScoringError(AsyncrlError):
+    """A scorer or verifier failed: the trajectory is retried, then dead-lettered, never scored as zero."""
+
+
+class CheckpointError(AsyncrlError):
+    """A checkpoint is missing, incomplete or belongs to another run."""
+
+
+class StoreError(AsyncrlError):
+    """The replay store cannot be opened, or holds what it must not hold."""

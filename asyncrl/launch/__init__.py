@@ -1,0 +1,1 @@
+"""Starting and supervising the roles; knows command lines, not code."""

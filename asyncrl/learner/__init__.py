@@ -1,0 +1,1 @@
+"""The learner: fetches planned batches, corrects, trains, publishes, checkpoints."""

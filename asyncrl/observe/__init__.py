@@ -1,0 +1,1 @@
+"""Metrics: one interface, several sinks."""

@@ -1,0 +1,1 @@
+"""The replay: feed, admission, durable store and sampler behind one socket; knows neither torch nor transformers."""

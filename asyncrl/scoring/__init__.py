@@ -1,0 +1,1 @@
+"""The scoring pool: leases unlabelled trajectories, verifies and scores them, returns labels."""

@@ -1,0 +1,1 @@
+"""Process reward models: one file a family."""

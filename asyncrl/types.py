@@ -1,0 +1,232 @@
+"""The nouns that every room shares. Invariants are checked on construction; an object that exists is valid.
+
+Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-only by convention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import InvariantError
+
+NO_VERSION = -1
+"""The version of a token that no policy sampled: a prompt, a tool result, a template mark."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantError(message)
+
+
+class Role(StrEnum):
+    PROMPT = "prompt"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Finish(StrEnum):
+    """How an episode that may be trained on ended. An episode that failed has no trajectory at all."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+
+
+class Purpose(StrEnum):
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of the data. `tools` are OpenAI function schemas; `tools_kwargs` are keyed by tool name."""
+
+    id: str
+    messages: Sequence[Mapping[str, Any]]
+    ground_truth: str
+    data_source: str
+    tools: Sequence[Mapping[str, Any]] = ()
+    tools_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(bool(self.id), "a task needs an id")
+        _require(len(self.messages) > 0, f"task {self.id} has no messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one assistant turn is sampled. Temperature 0 is greedy, and its log-probs are those at temperature 1."""
+
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0, f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        _require(self.max_new_tokens > 0, f"max_new_tokens is {self.max_new_tokens}; it must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Permission to run one episode. The engine must serve `min_version` or newer before it starts."""
+
+    id: str
+    task: Task
+    group_id: str
+    member: int
+    purpose: Purpose
+    temperature: float
+    min_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The token span [start, end) of one turn. An assistant turn covers exactly the tokens that the policy sampled."""
+
+    start: int
+    end: int
+    role: Role
+    finish_reason: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The token span [start, end) that gets one process score; it lies inside one assistant turn."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One episode as one token sequence.
+
+    tokens int32[T]; loss_mask bool[T], true exactly on the tokens that the policy sampled; logprobs float32[T], the
+    behaviour policy's at the sampling temperature, 0 elsewhere; versions int32[T], the policy version that sampled the
+    token, `NO_VERSION` elsewhere. `rewards` come from the environment (tools); `timings` are seconds by phase. The id
+    is the ticket's, so that an episode that ran twice is stored once.
+
+    Raises InvariantError: shapes differ, a sampled token lacks a finite log-prob or a version, spans are out of order.
+    """
+
+    id: str
+    task_id: str
+    group_id: str
+    member: int
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    turns: Sequence[Turn]
+    steps: Sequence[Step]
+    finish: Finish
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, dtype in (
+            ("tokens", np.int32),
+            ("loss_mask", np.bool_),
+            ("logprobs", np.float32),
+            ("versions", np.int32),
+        ):
+            array = getattr(self, name)
+            _require(array.dtype == dtype, f"{self.id}: {name} is {array.dtype}; it must be {np.dtype(dtype)}")
+            _require(
+                array.shape == self.tokens.shape and array.ndim == 1,
+                f"{self.id}: {name} has shape {array.shape}, tokens have {self.tokens.shape}; all must be [T]",
+            )
+        mask = self.loss_mask
+        _require(bool(mask.any()), f"{self.id}: no token was sampled by the policy")
+        _require(int(self.tokens.min()) >= 0, f"{self.id}: a token id is negative")
+        _require(
+            bool(((self.versions >= 0) == mask).all()),
+            f"{self.id}: versions must be 0 or more exactly on the sampled tokens and {NO_VERSION} elsewhere",
+        )
+        sampled = self.logprobs[mask]
+        _require(
+            bool(np.isfinite(sampled).all() and (sampled <= 1e-4).all()),
+            f"{self.id}: a sampled token has no valid log-prob (they must be finite and at most 0)",
+        )
+        _check_spans(self.id, "turn", self.turns, len(mask))
+        _check_spans(self.id, "step", self.steps, len(mask))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version that sampled one of its tokens."""
+        return int(self.versions[self.loss_mask].min())
+
+    @property
+    def sampled_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+
+def _check_spans(owner: str, what: str, spans: Sequence[Turn] | Sequence[Step], length: int) -> None:
+    position = 0
+    for span in spans:
+        _require(
+            position <= span.start <= span.end <= length,
+            f"{owner}: {what} [{span.start}, {span.end}) overlaps its predecessor or leaves the {length} tokens",
+        )
+        position = span.end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """What the scoring pool adds to one trajectory.
+
+    `reward` is the shaped scalar that baselines compare; `outcome` is the verifier's own verdict; `step_scores`
+    float32[K] has one score a step, or is None where no process model scored. `extra` holds named scores.
+
+    Raises InvariantError: a score is not finite.
+    """
+
+    trajectory_id: str
+    reward: float
+    outcome: float
+    scorer: str
+    step_scores: NDArray[np.float32] | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        values = np.asarray([self.reward, self.outcome, *self.extra.values()], dtype=np.float64)
+        _require(bool(np.isfinite(values).all()), f"{self.trajectory_id}: a label is not finite: {values.tolist()}")
+        if self.step_scores is not None:
+            _require(self.step_scores.dtype == np.float32, f"{self.trajectory_id}: step scores must be float32")
+            _require(bool(np.isfinite(self.step_scores).all()), f"{self.trajectory_id}: a step score is not finite")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """The trajectories that make learner step `step`, in order, recorded before it is handed out.
+
+    `version` is the learner's policy version at that step; `group_ids` and `tokens` run parallel to `ids`.
+    """
+
+    step: int
+    version: int
+    ids: Sequence[str]
+    group_ids: Sequence[str]
+    tokens: Sequence[int]
+
+    def __post_init__(self) -> None:
+        _require(
+            len(self.ids) == len(self.group_ids) == len(self.tokens) > 0,
+            f"plan {self.step}: ids, group_ids and tokens must be parallel and not empty",
+        )
+        _require(len(set(self.ids)) == len(self.ids), f"plan {self.step} names a trajectory twice")

@@ -1,0 +1,1 @@
+"""How a weight update travels: one file a channel."""

@@ -1,0 +1,253 @@
+"""Messages and trajectories as frames: a small msgpack header, then one raw buffer an array.
+
+The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack. Nothing
+is believed: dtypes come from a closed list, and a buffer must have exactly the bytes that its header announces, so that
+nothing is allocated on a stranger's word. Decoded arrays are views of the received buffers.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import InvariantError, WireError
+from asyncrl.types import Finish, Labels, Purpose, Role, Step, Task, Ticket, ToolCall, Trajectory, Turn
+
+PROTOCOL = 1
+MAX_HEADER_BYTES = 4 << 20
+MAX_ARRAYS = 4096
+
+Buffer = bytes | bytearray | memoryview
+_DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}
+_COUNT = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """One message. `sequence` pairs a reply with its request; `body` holds small plain values."""
+
+    kind: str
+    sequence: int = 0
+    body: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+def encode(message: Message) -> list[Buffer]:
+    """Frames of a message; array frames share memory with the arrays."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
+    layout = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+    header = msgpack.packb([PROTOCOL, message.kind, message.sequence, message.body, layout])
+    return [header, *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
+
+
+def decode(frames: Sequence[Buffer]) -> Message:
+    """The message in `frames`. Raises WireError with the reason where they are malformed."""
+    if not frames:
+        raise WireError("a message needs a header frame")
+    kind, sequence, body, layout = _header(frames[0])
+    if len(layout) != len(frames) - 1:
+        raise WireError(f"the header announces {len(layout)} arrays, {len(frames) - 1} came")
+    arrays: dict[str, NDArray[Any]] = {}
+    for entry, frame in zip(layout, frames[1:], strict=True):
+        name, array = _array(entry, frame)
+        if name in arrays:
+            raise WireError(f"array {name!r} comes twice")
+        arrays[name] = array
+    return Message(kind, sequence, body, arrays)
+
+
+def _header(frame: Buffer) -> tuple[str, int, dict[str, Any], list[Any]]:
+    if len(frame) > MAX_HEADER_BYTES:
+        raise WireError(f"the header has {len(frame)} bytes; at most {MAX_HEADER_BYTES} are taken")
+    try:
+        header = msgpack.unpackb(frame, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"the header is no msgpack: {error}") from error
+    if not isinstance(header, list) or not header:
+        raise WireError("the header is no list")
+    if header[0] != PROTOCOL:
+        raise WireError(
+            f"the message speaks protocol {header[0]!r}, this side speaks {PROTOCOL}; use one asyncrl version"
+        )
+    match header:
+        case [_, str(kind), int(sequence), dict(body), list(layout)] if len(layout) <= MAX_ARRAYS:
+            return kind, sequence, body, layout
+    raise WireError("the header must be [protocol, kind, sequence, body, arrays]")
+
+
+def _array(entry: Any, frame: Buffer) -> tuple[str, NDArray[Any]]:
+    match entry:
+        case [str(name), str(code), list(shape)] if code in _DTYPES and len(shape) <= 8:
+            pass
+        case _:
+            raise WireError(
+                f"an array must be [name, dtype, shape] with a dtype of {sorted(_DTYPES)}, not {entry!r:.100}"
+            )
+    if not all(isinstance(size, int) and 0 <= size < 1 << 40 for size in shape):
+        raise WireError(f"array {name!r} has the impossible shape {shape!r:.100}")
+    dtype, size = _DTYPES[code], math.prod(shape)
+    if size * dtype.itemsize != len(frame):
+        raise WireError(f"array {name!r} announces {size * dtype.itemsize} bytes, {len(frame)} came")
+    return name, np.frombuffer(frame, dtype).reshape(shape)
+
+
+def join(frames: Sequence[Buffer]) -> bytes:
+    """Frames as one value for a store: their count, their lengths, then their bytes."""
+    lengths = struct.pack(f"<{len(frames) + 1}I", len(frames), *(len(frame) for frame in frames))
+    return b"".join([lengths, *frames])
+
+
+def split(value: Buffer) -> list[memoryview]:
+    """The frames of a joined value, as views of it. Raises WireError where lengths do not add up."""
+    view = memoryview(value)
+    if len(view) < _COUNT.size:
+        raise WireError("a stored value is too short for its frame table")
+    (count,) = _COUNT.unpack_from(view)
+    start = _COUNT.size * (count + 1)
+    if count > MAX_ARRAYS + 1 or start > len(view):
+        raise WireError(f"a stored value announces {count} frames in {len(view)} bytes")
+    frames = []
+    for length in struct.unpack_from(f"<{count}I", view, _COUNT.size):
+        frames.append(view[start : start + length])
+        start += length
+    if start != len(view):
+        raise WireError(f"a stored value has {len(view)} bytes, its frames announce {start}")
+    return frames
+
+
+def trajectory_message(trajectory: Trajectory, sequence: int = 0) -> Message:
+    """A trajectory as a message of kind `trajectory`."""
+    body = {
+        "id": trajectory.id,
+        "task": trajectory.task_id,
+        "group": trajectory.group_id,
+        "member": trajectory.member,
+        "turns": [
+            [t.start, t.end, t.role.value, t.finish_reason, [[c.name, c.arguments] for c in t.tool_calls]]
+            for t in trajectory.turns
+        ],
+        "steps": [[s.start, s.end] for s in trajectory.steps],
+        "finish": trajectory.finish.value,
+        "rewards": dict(trajectory.rewards),
+        "timings": dict(trajectory.timings),
+    }
+    arrays = {name: getattr(trajectory, name) for name in ("tokens", "loss_mask", "logprobs", "versions")}
+    return Message("trajectory", sequence, body, arrays)
+
+
+def read_trajectory(message: Message) -> Trajectory:
+    """The trajectory in a message. Raises WireError where it is malformed or breaks an invariant."""
+    body = message.body
+    try:
+        return Trajectory(
+            id=_text(body["id"]),
+            task_id=_text(body["task"]),
+            group_id=_text(body["group"]),
+            member=int(body["member"]),
+            turns=tuple(
+                Turn(int(start), int(end), Role(role), _text(finish), tuple(ToolCall(_text(n), a) for n, a in calls))
+                for start, end, role, finish, calls in body["turns"]
+            ),
+            steps=tuple(Step(int(start), int(end)) for start, end in body["steps"]),
+            finish=Finish(body["finish"]),
+            rewards=_numbers(body["rewards"]),
+            timings=_numbers(body["timings"]),
+            **{name: message.arrays[name] for name in ("tokens", "loss_mask", "logprobs", "versions")},
+        )
+    except (KeyError, TypeError, ValueError, InvariantError) as error:
+        raise WireError(f"not a trajectory: {type(error).__name__}: {error}") from error
+
+
+def labels_message(labels: Labels, sequence: int = 0) -> Message:
+    """Labels as a message of kind `labels`."""
+    body = {
+        "id": labels.trajectory_id,
+        "reward": labels.reward,
+        "outcome": labels.outcome,
+        "scorer": labels.scorer,
+        "extra": dict(labels.extra),
+    }
+    return Message("labels", sequence, body, {} if labels.step_scores is None else {"step_scores": labels.step_scores})
+
+
+def read_labels(message: Message) -> Labels:
+    """The labels in a message. Raises WireError where they are malformed or not finite."""
+    body = message.body
+    try:
+        return Labels(
+            trajectory_id=_text(body["id"]),
+            reward=float(body["reward"]),
+            outcome=float(body["outcome"]),
+            scorer=_text(body["scorer"]),
+            step_scores=message.arrays.get("step_scores"),
+            extra=_numbers(body["extra"]),
+        )
+    except (KeyError, TypeError, ValueError, InvariantError) as error:
+        raise WireError(f"not labels: {type(error).__name__}: {error}") from error
+
+
+def task_body(task: Task) -> dict[str, Any]:
+    """A task as plain values."""
+    return {
+        "id": task.id,
+        "messages": [dict(message) for message in task.messages],
+        "ground_truth": task.ground_truth,
+        "data_source": task.data_source,
+        "tools": [dict(tool) for tool in task.tools],
+        "tools_kwargs": dict(task.tools_kwargs),
+        "extra_info": dict(task.extra_info),
+    }
+
+
+def read_task(body: Mapping[str, Any]) -> Task:
+    """The task in `body`. Raises WireError where it is malformed."""
+    try:
+        return Task(**body)
+    except (TypeError, InvariantError) as error:
+        raise WireError(f"not a task: {error}") from error
+
+
+def ticket_body(ticket: Ticket) -> dict[str, Any]:
+    """A ticket as plain values."""
+    return {
+        "id": ticket.id,
+        "task": task_body(ticket.task),
+        "group": ticket.group_id,
+        "member": ticket.member,
+        "purpose": ticket.purpose.value,
+        "temperature": ticket.temperature,
+        "min_version": ticket.min_version,
+    }
+
+
+def read_ticket(body: Mapping[str, Any]) -> Ticket:
+    """The ticket in `body`. Raises WireError where it is malformed."""
+    try:
+        return Ticket(
+            id=_text(body["id"]),
+            task=read_task(body["task"]),
+            group_id=_text(body["group"]),
+            member=int(body["member"]),
+            purpose=Purpose(body["purpose"]),
+            temperature=float(body["temperature"]),
+            min_version=int(body["min_version"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"not a ticket: {type(error).__name__}: {error}") from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r:.50}")
+    return value
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    return {_text(name): float(value) for name, value in dict(values).items()}
