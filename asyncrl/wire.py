@@ -1,8 +1,8 @@
 """Messages and trajectories as frames: a small msgpack header, then one raw buffer an array.
 
-The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack. Nothing
-is believed: dtypes come from a closed list, and a buffer must have exactly the bytes that its header announces, so that
-nothing is allocated on a stranger's word. Decoded arrays are views of the received buffers.
+The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack.
+Nothing is believed: dtypes come from a closed list, and a buffer must have exactly the bytes that its header announces,
+so that nothing is allocated on a stranger's word. Decoded arrays are views of the received buffers.
 """
 
 from __future__ import annotations
