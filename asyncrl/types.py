@@ -18,6 +18,8 @@ from asyncrl.errors import InvariantError
 NO_VERSION = -1
 """The version of a token that no policy sampled: a prompt, a tool result, a template mark."""
 
+_DTYPES = {"tokens": np.int32, "loss_mask": np.bool_, "logprobs": np.float32, "versions": np.int32}
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
@@ -136,12 +138,7 @@ class Trajectory:
     timings: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, dtype in (
-            ("tokens", np.int32),
-            ("loss_mask", np.bool_),
-            ("logprobs", np.float32),
-            ("versions", np.int32),
-        ):
+        for name, dtype in _DTYPES.items():
             array = getattr(self, name)
             _require(array.dtype == dtype, f"{self.id}: {name} is {array.dtype}; it must be {np.dtype(dtype)}")
             _require(
@@ -190,32 +187,38 @@ def _check_spans(owner: str, what: str, spans: Sequence[Turn] | Sequence[Step], 
 class Labels:
     """What the scoring pool adds to one trajectory.
 
-    `reward` is the shaped scalar that baselines compare; `outcome` is the verifier's own verdict; `step_scores`
-    float32[K] has one score a step, or is None where no process model scored. `extra` holds named scores.
+    `reward` is the shaped scalar that baselines compare; `outcome` is the verifier's own verdict. `step_scores`
+    float32[K] has one score a step and `step_ends` int32[K] the exclusive end of each step's span in the trajectory's
+    tokens; both are empty where no process model scored. `extra` holds named scores.
 
-    Raises InvariantError: a score is not finite.
+    Raises InvariantError: a score is not finite, or scores and ends do not pair.
     """
 
     trajectory_id: str
     reward: float
     outcome: float
     scorer: str
-    step_scores: NDArray[np.float32] | None = None
+    step_scores: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    step_ends: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     extra: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         values = np.asarray([self.reward, self.outcome, *self.extra.values()], dtype=np.float64)
         _require(bool(np.isfinite(values).all()), f"{self.trajectory_id}: a label is not finite: {values.tolist()}")
-        if self.step_scores is not None:
-            _require(self.step_scores.dtype == np.float32, f"{self.trajectory_id}: step scores must be float32")
-            _require(bool(np.isfinite(self.step_scores).all()), f"{self.trajectory_id}: a step score is not finite")
+        _require(self.step_scores.dtype == np.float32, f"{self.trajectory_id}: step scores must be float32")
+        _require(bool(np.isfinite(self.step_scores).all()), f"{self.trajectory_id}: a step score is not finite")
+        _require(
+            self.step_ends.dtype == np.int32 and self.step_ends.shape == self.step_scores.shape,
+            f"{self.trajectory_id}: {self.step_scores.shape} step scores do not pair with {self.step_ends.shape} ends",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """The trajectories that make learner step `step`, in order, recorded before it is handed out.
 
-    `version` is the learner's policy version at that step; `group_ids` and `tokens` run parallel to `ids`.
+    `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens) and
+    `sampled` (those of the policy) run parallel to `ids`.
     """
 
     step: int
@@ -223,10 +226,11 @@ class BatchPlan:
     ids: Sequence[str]
     group_ids: Sequence[str]
     tokens: Sequence[int]
+    sampled: Sequence[int]
 
     def __post_init__(self) -> None:
         _require(
-            len(self.ids) == len(self.group_ids) == len(self.tokens) > 0,
-            f"plan {self.step}: ids, group_ids and tokens must be parallel and not empty",
+            len(self.ids) == len(self.group_ids) == len(self.tokens) == len(self.sampled) > 0,
+            f"plan {self.step}: ids, group_ids, tokens and sampled must be parallel and not empty",
         )
         _require(len(set(self.ids)) == len(self.ids), f"plan {self.step} names a trajectory twice")

@@ -174,7 +174,7 @@ def labels_message(labels: Labels, sequence: int = 0) -> Message:
         "scorer": labels.scorer,
         "extra": dict(labels.extra),
     }
-    return Message("labels", sequence, body, {} if labels.step_scores is None else {"step_scores": labels.step_scores})
+    return Message("labels", sequence, body, {"step_scores": labels.step_scores, "step_ends": labels.step_ends})
 
 
 def read_labels(message: Message) -> Labels:
@@ -186,7 +186,8 @@ def read_labels(message: Message) -> Labels:
             reward=float(body["reward"]),
             outcome=float(body["outcome"]),
             scorer=_text(body["scorer"]),
-            step_scores=message.arrays.get("step_scores"),
+            step_scores=message.arrays["step_scores"],
+            step_ends=message.arrays["step_ends"],
             extra=_numbers(body["extra"]),
         )
     except (KeyError, TypeError, ValueError, InvariantError) as error:
