@@ -32,6 +32,10 @@ class UnavailableError(AsyncrlError):
     """The other side did not answer in time."""
 
 
+class StoppedError(AsyncrlError):
+    """This process was asked to stop while it waited."""
+
+
 class EngineError(AsyncrlError):
     """An engine could not generate, or was asked for something that it cannot do."""
 

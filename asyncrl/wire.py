@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgpack
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import InvariantError, WireError
-from asyncrl.types import Finish, Labels, Purpose, Role, Step, Task, Ticket, ToolCall, Trajectory, Turn
+from asyncrl.types import BatchPlan, Finish, Labels, Purpose, Role, Step, Task, Ticket, ToolCall, Trajectory, Turn
 
 PROTOCOL = 1
 MAX_HEADER_BYTES = 4 << 20
@@ -41,7 +41,7 @@ class Message:
 
 def encode(message: Message) -> list[Buffer]:
     """Frames of a message; array frames share memory with the arrays."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in message.arrays.items()}
     layout = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     header = msgpack.packb([PROTOCOL, message.kind, message.sequence, message.body, layout])
     return [header, *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
@@ -242,6 +242,19 @@ def read_ticket(body: Mapping[str, Any]) -> Ticket:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"not a ticket: {type(error).__name__}: {error}") from error
+
+
+def plan_body(plan: BatchPlan) -> dict[str, Any]:
+    """A batch plan as plain values."""
+    return asdict(plan)
+
+
+def read_plan(body: Mapping[str, Any]) -> BatchPlan:
+    """The batch plan in `body`. Raises WireError where it is malformed."""
+    try:
+        return BatchPlan(**body)
+    except (TypeError, InvariantError) as error:
+        raise WireError(f"not a batch plan: {error}") from error
 
 
 def _text(value: Any) -> str:

@@ -60,6 +60,8 @@ class ActorConfig:
     tools: list[str] = option(["calculator"], "tools on offer: built-in names or dotted paths of Tool classes")
     tool_timeout_s: float = option(10.0, "seconds that one tool call may take")
     tool_retries: int = option(2, "times that a failing tool is tried again before the episode fails")
+    max_tool_chars: int = option(4096, "characters of a tool's result that the policy sees; the middle of more is cut")
+    template_kwargs: dict[str, Any] = option({}, "what the chat template takes, such as {enable_thinking: false}")
     step_split: str = option("turn", "what a process-reward step is: turn | paragraph | line")
 
 

@@ -15,11 +15,16 @@ class Tool(ABC):
     """One tool in one episode. `schema` is the OpenAI function object: name, description, parameters.
 
     An instance is made for each episode that offers the tool, with the task's `tools_kwargs` for it. `execute` may
-    raise ToolRefusal (the policy reads the text and goes on); any other exception is the tool's own failure: it is
-    retried, and then the episode fails, which is never a reward of zero.
+    raise ToolRefusal (the policy reads the text and goes on); any other exception, or taking too long, is the tool's
+    own failure: it is retried, and then the episode fails, which is never a reward of zero. Several calls of one turn
+    run at the same time, and all methods run on the event loop: what blocks belongs into `asyncio.to_thread`.
     """
 
     schema: ClassVar[Mapping[str, Any]]
+
+    def __init__(self, episode: str) -> None:
+        """`episode` is the episode's unique id: a name for a session elsewhere, or a seed."""
+        self.episode = episode
 
     async def create(self, **kwargs: Any) -> None:
         """Prepare for an episode with the task's `tools_kwargs[name]`."""

@@ -1,1 +1,1 @@
-"""Process reward models: one file a family."""
+"""Process reward models, one file a family."""

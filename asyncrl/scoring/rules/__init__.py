@@ -1,1 +1,1 @@
-"""Verifiers: one file a rule."""
+"""Rules: plain functions that judge an episode's outcome, one file a rule."""

@@ -1,0 +1,39 @@
+# Everything runs from a bare machine: the first target that needs it makes the virtual environment.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN ?= demo
+
+.PHONY: help install test check demo docs clean
+
+help:
+	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
+	@echo "make test     the whole test suite"
+	@echo "make check    ruff and mypy"
+	@echo "make docs     write the generated pages of docs/ anew"
+	@echo "make clean    remove the virtual environment and every run"
+
+install: $(VENV)/installed
+
+$(VENV)/installed: constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+test: install
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+demo: install
+	$(BIN)/asyncrl demo run.name=$(RUN) $(ARGS)
+
+docs: install
+	$(BIN)/python -m asyncrl.config.docs docs/configuration.md
+
+clean:
+	rm -rf $(VENV) runs .cache

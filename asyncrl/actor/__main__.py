@@ -1,0 +1,1 @@
+"""`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C."""

@@ -1,0 +1,176 @@
+"""The embedded engine: continuous batching over a Hugging Face causal LM in this process, on the CPU or one GPU.
+
+One thread owns the model, the cache and the scheduler. Callers leave commands for it and await futures; it takes the
+commands between two forward passes, so that a weight switch, a new request or an abort never meets half a pass.
+
+Exactness: a token's log-prob is that of a plain forward pass over everything before it, under the weights of the
+version recorded for it. So at a weight switch every key and value is dropped: sequences at work are computed anew under
+the new weights (they pass through prefill again) and go on; idle sessions start from nothing at their next turn.
+
+Sampling depends on the seed, the session's name and the position alone, as far as the logits do: their last bits may
+change with the shape of the batch, as in every batched engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from asyncrl.actor.engine.base import EngineStats, Generation
+from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
+from asyncrl.actor.engine.sampling import request_key, sample, uniforms
+from asyncrl.actor.engine.scheduler import Chunk, Request, Scheduler, Slot
+from asyncrl.config.schema import EngineConfig
+from asyncrl.errors import EngineError, WeightsError
+from asyncrl.types import NO_VERSION, Sampling
+
+logger = logging.getLogger(__name__)
+
+
+class EmbeddedEngine:
+    """An `Engine` (see base) over `model`, which it owns from now on: its attention is replaced.
+
+    `initial_version` is the policy version of the weights that the model has; by default they are none, and generation
+    waits for the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`.
+
+    Raises ConfigError: the model is too short for `max_length`, or its attention does not fit a slot cache.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: EngineConfig,
+        *,
+        seed: int = 0,
+        initial_version: int = NO_VERSION,
+        prefill_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self._device: torch.device = model.device
+        self._parameters: dict[str, torch.nn.Parameter] = dict(model.named_parameters())
+        self._max_length = config.max_length
+        self._seed = seed
+        self._version = initial_version
+        self._cache = SlotCache(model.config, config.slots, config.max_length, model.dtype, model.device)
+        use_slot_attention(model, self._cache)
+        self._scheduler = Scheduler(config.slots, prefill_tokens or (512 if self._device.type == "cpu" else 8192))
+        self._waiters: list[tuple[int, Future[None]]] = []
+        self._sampled = 0
+        self._clock = clock
+        self._started = clock()
+        self._idle: tuple[float, float | None] = (0.0, self._started)
+        self._closed = False
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        config: EngineConfig,
+        *,
+        dtype: str = "float32",
+        device: str | None = None,
+        trust_remote_code: bool = False,
+        **options: Any,
+    ) -> Self:
+        """An engine over the Hugging Face model at `path`, on the GPU where there is one; `options` as above."""
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+        )
+        return cls(model.to(device), config, **options)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def generate(
+        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+    ) -> Generation:
+        """As in the protocol. The turn ends with `length` also where the slot is full. Cancelling it releases the
+        session. Raises EngineError also where the session is generating already, or a pass failed."""
+        self._check(tokens)
+        limit = min(sampling.max_new_tokens, self._max_length - len(tokens))
+        key = request_key(self._seed, session)
+        request = Request(session, tokens, sampling.temperature, limit, frozenset(stop), key)
+        self._send(partial(self._submit, request))
+        try:
+            return await asyncio.wrap_future(request.future)
+        except asyncio.CancelledError:
+            self._commands.put(partial(self._scheduler.cancel, request))
+            raise
+
+    def release(self, session: str) -> None:
+        self._commands.put(partial(self._scheduler.release, session))
+
+    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """As in the protocol: `tensors` are named as in `model.named_parameters()`, tied ones once, and must stay as
+        they are until this returns."""
+        self._check_weights(tensors)
+        staged = await asyncio.to_thread(self._stage, tensors)
+        done: Future[None] = Future()
+        self._send(partial(self._switch, version, staged, done))
+        await asyncio.wrap_future(done)
+
+    async def wait_for_version(self, version: int) -> None:
+        """As in the protocol. Raises EngineError where the engine is closed before."""
+        done: Future[None] = Future()
+        self._send(partial(self._wait, version, done))
+        await asyncio.wrap_future(done)
+
+    def stats(self) -> EngineStats:
+        now = self._clock()
+        idle, since = self._idle
+        idle += 0.0 if since is None else now - since
+        return EngineStats(self._sampled, now - self._started, idle, self._scheduler.running)
+
+    async def close(self) -> None:
+        """Ends the thread after the pass under way; what is outstanding fails with EngineError."""
+        self._closed = True
+        self._commands.put(lambda: None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _send(self, command: Callable[[], None]) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")
+        self._commands.put(command)
+
+    def _check(self, tokens: NDArray[np.int32]) -> None:
+        if not 0 < len(tokens) < self._max_length:
+            raise EngineError(
+                f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, at least 1 must be given "
+                "and 1 must be left to sample"
+            )
+        vocabulary = int(self._model.config.vocab_size)
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            raise EngineError(f"token ids must be from 0 to {vocabulary - 1}; got {tokens.min()} to {tokens.max()}")
+
+    # The methods below run in the engine's own thread.
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while not self._closed:
+                self._take_commands()
+                if self._ready:
+                    try:
+                        self._step()
+                    except Exception as error:
+                        logger.exception("a pass failed; its requests end with an error")
+                        self._scheduler.fail_running(EngineError(f"a forward pass failed: {error!r}"))
+   ...

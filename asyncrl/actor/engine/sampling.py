@@ -1,0 +1,50 @@
+"""Sampling of one token a row, reproducible by request: the noise depends on the request and the position only.
+
+Row i takes the first token at which its cumulative probability passes a uniform number (inverse transform sampling).
+That number is a hash of the request's key and of the position that is sampled, so that it is the same whatever else is
+in the batch and in whichever order requests come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def request_key(seed: int, session: str) -> int:
+    """The 64-bit key of every number that `session` draws."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{session}".encode(), digest_size=8).digest(), "little")
+
+
+def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """A number in (0, 1) for each pair of key and position.
+
+    It is the output of SplitMix64 (Steele, Lea and Flood 2014) at step `position` from state `key`. 48 bits are used,
+    so that neither end can be reached by rounding.
+    """
+    state = np.array(keys, np.uint64) + np.array(positions, np.uint64) * _GOLDEN
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return ((state >> np.uint64(16)).astype(np.float64) + 0.5) / 2.0**48
+
+
+def sample(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token a row: logits [B, V], temperature float32[B], uniform float64[B] to tokens int64[B], logprobs float32[B].
+
+    Temperature 0 takes the largest logit. Log-probs are float32 and those of logits / temperature (of the logits
+    themselves at temperature 0).
+    """
+    greedy = temperature == 0
+    logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    passed = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
+    # Where the logits are not finite nothing is passed; the caller sees that in the log-prob.
+    tokens = torch.where(greedy, logits.argmax(-1), passed.clamp(max=logits.shape[-1] - 1))
+    return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]

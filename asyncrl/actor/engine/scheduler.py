@@ -1,0 +1,185 @@
+"""Who is computed next: sessions, their slots, and the tokens of the next forward pass. There are no tensors here.
+
+What holds:
+- a session has at most one request at a time, and a slot at most one session;
+- requests get slots in the order they came; where no slot is free, the session that has been idle longest loses its own;
+- the slot of an idle session stays as it is: the next request computes only what follows the longest common prefix;
+- a pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
+  first: however long a prompt is, it slows the others by a bounded amount;
+- after `forget` nothing that was computed before is used.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actor.engine.base import Generation
+from asyncrl.errors import EngineError
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One call of `generate`: at most `limit` tokens after `prompt` int32[P]. It ends once, through `future`."""
+
+    session: str
+    prompt: NDArray[np.int32]
+    temperature: float
+    limit: int
+    stop: frozenset[int]
+    key: int
+    future: Future[Generation] = field(default_factory=Future)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def finish(self, reason: str) -> None:
+        if self.future.set_running_or_notify_cancel():
+            tokens, versions = np.array(self.tokens, np.int32), np.array(self.versions, np.int32)
+            self.future.set_result(Generation(tokens, np.array(self.logprobs, np.float32), versions, reason))
+
+    def fail(self, error: EngineError) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A session's place in the cache, which holds the first `cached` of its `tokens` (prompt and sampled)."""
+
+    index: int
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    cached: int = 0
+
+
+class Chunk(NamedTuple):
+    """The tokens [start, end) of the sequence in slot `slot`: those to compute now."""
+
+    slot: int
+    start: int
+    end: int
+
+
+class Scheduler:
+    """See the module. `slots` sequences at a time, `prefill_tokens` prompt tokens a pass."""
+
+    def __init__(self, slots: int, prefill_tokens: int) -> None:
+        self._prefill_tokens = prefill_tokens
+        self._free = list(range(slots))  # a heap: the lowest come first, since attention covers all up to the highest
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._running: dict[str, Slot] = {}
+        self._idle: OrderedDict[str, Slot] = OrderedDict()
+
+    @property
+    def running(self) -> int:
+        """Requests that have a slot."""
+        return len(self._running)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is any request, running or waiting."""
+        return bool(self._running or self._waiting)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises EngineError where its session has one already."""
+        if request.session in self._running or request.session in self._waiting:
+            raise EngineError(f"session {request.session!r} is generating already; await it or release it first")
+        self._waiting[request.session] = request
+
+    def plan(self) -> list[tuple[Slot, Chunk]]:
+        """What the next pass computes, chunks of one token first."""
+        self._admit()
+        single, longer = [], []
+        budget = self._prefill_tokens
+        for slot in self._running.values():
+            count = len(slot.tokens) - slot.cached
+            if count > 1:
+                count = min(count, budget)
+                budget -= count
+            if count:
+                chunk = Chunk(slot.index, slot.cached, slot.cached + count)
+                (single if count == 1 else longer).append((slot, chunk))
+        return single + longer
+
+    def append(self, slot: Slot, token: int, logprob: float, version: int) -> None:
+        """Add a sampled token; the request ends where that was its last."""
+        request = slot.request
+        slot.tokens.append(token)
+        request.tokens.append(token)
+        request.logprobs.append(logprob)
+        request.versions.append(version)
+        if token in request.stop:
+            self._end(slot, "stop")
+        elif len(request.tokens) == request.limit:
+            self._end(slot, "length")
+
+    def release(self, session: str) -> None:
+        """Forget a session; its request, if there is one, ends with what there is so far."""
+        if session in self._waiting:
+            self._waiting.pop(session).finish("abort")
+        if slot := self._running.pop(session, None):
+            slot.request.finish("abort")
+            heapq.heappush(self._free, slot.index)
+        if slot := self._idle.pop(session, None):
+            heapq.heappush(self._free, slot.index)
+
+    def cancel(self, request: Request) -> None:
+        """Release the request's session, unless it has moved on to another request."""
+        running = self._running.get(request.session)
+        if self._waiting.get(request.session) is request or (running is not None and running.request is request):
+            self.release(request.session)
+
+    def forget(self) -> None:
+        """Nothing in the cache is valid any more: running sequences are computed anew, idle ones lose their slots."""
+        for slot in self._running.values():
+            slot.cached = 0
+        for session in list(self._idle):
+            self.release(session)
+
+    def fail(self, slot: Slot, error: EngineError) -> None:
+        """End one running request with an error."""
+        slot.request.fail(error)
+        self.release(slot.request.session)
+
+    def fail_running(self, error: EngineError) -> None:
+        for slot in list(self._running.values()):
+            self.fail(slot, error)
+
+    def fail_all(self, error: EngineError) -> None:
+        self.fail_running(error)
+        while self._waiting:
+            self._waiting.popitem()[1].fail(error)
+
+    def _admit(self) -> None:
+        while self._waiting and (self._free or self._idle):
+            session, request = self._waiting.popitem(last=False)
+            self._running[session] = self._place(session, request)
+
+    def _place(self, session: str, request: Request) -> Slot:
+        slot = self._idle.pop(session, None)
+        if slot is None:
+            if not self._free:
+                self.release(next(iter(self._idle)))
+            slot = Slot(heapq.heappop(self._free), request)
+        # At least one token is left to compute, since it gives the distribution of the next.
+        shared = min(_common_prefix(slot.tokens[: slot.cached], request.prompt), len(request.prompt) - 1)
+        slot.request, slot.tokens, slot.cached = request, request.prompt.tolist(), shared
+        return slot
+
+    def _end(self, slot: Slot, reason: str) -> None:
+        session = slot.request.session
+        self._idle[session] = self._running.pop(session)
+        slot.request.finish(reason)
+
+
+def _common_prefix(cached: list[int], prompt: NDArray[np.int32]) -> int:
+    length = min(len(cached), len(prompt))
+    differ = np.flatnonzero(np.array(cached[:length]) != prompt[:length])
+    return int(differ[0]) if len(differ) else length

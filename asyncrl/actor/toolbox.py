@@ -1,0 +1,177 @@
+"""The tools of an actor, and those that one episode holds open.
+
+A refusal or a malformed call becomes a text that the policy reads. Any other exception of a tool, or a call that takes
+too long, is tried again, then ToolError ends the episode. Every tool that was opened is released exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from asyncrl.actor.parsing import MalformedCall
+from asyncrl.actor.tools.base import Tool, ToolRefusal
+from asyncrl.errors import ToolError
+from asyncrl.types import Ticket, ToolCall
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolLimits:
+    """Seconds of one try, further tries after a failed one, and characters of a result that the policy sees."""
+
+    timeout_s: float = 10.0
+    retries: int = 2
+    max_chars: int = 4096
+
+
+@dataclass(slots=True)
+class ToolCounts:
+    """Since the start: calls that the policy made, of them malformed and refused ones; tries in which a tool failed."""
+
+    calls: int = 0
+    malformed: int = 0
+    refused: int = 0
+    failures: int = 0
+
+
+class Toolbox:
+    """The tools on offer, by the name that the policy calls them."""
+
+    def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits) -> None:
+        self._classes = classes
+        self.limits = limits
+        self.counts = ToolCounts()
+
+    @asynccontextmanager
+    async def open(self, ticket: Ticket) -> AsyncIterator[OpenTools]:
+        """The tools of one episode: all on offer or, where the task brings its own schemas, those that it names.
+
+        Raises ToolError: the task names a tool that is not on offer, or a tool cannot be created.
+        """
+        schemas = self._schemas(ticket)
+        tools = {name: self._classes[name](ticket.id) for name in schemas}
+        try:
+            opened = OpenTools(tools, schemas, self.limits, self.counts)
+            await opened.create(ticket.task.tools_kwargs)
+            yield opened
+        finally:
+            await _to_the_end(_release_all(tools, self.limits.timeout_s))
+
+    def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
+        if not ticket.task.tools:
+            return {name: cls.schema for name, cls in self._classes.items()}
+        schemas = {schema["name"]: schema for schema in (tool.get("function", tool) for tool in ticket.task.tools)}
+        if unknown := sorted(set(schemas) - set(self._classes)):
+            raise ToolError(f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools")
+        return schemas
+
+
+class OpenTools:
+    """The tools that one episode holds. `functions` maps a name to its function object; `shown` is for the template."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        functions: Mapping[str, Mapping[str, Any]],
+        limits: ToolLimits,
+        counts: ToolCounts,
+    ) -> None:
+        self.functions = functions
+        self.shown = [{"type": "function", "function": function} for function in functions.values()]
+        self._tools = tools
+        self._limits = limits
+        self._counts = counts
+        self._used: set[str] = set()
+
+    async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
+        """Prepare each tool with its own entry; verl's form, with the entry under `create_kwargs`, is taken as well."""
+        for name, tool in self._tools.items():
+            kwargs = tools_kwargs.get(name) or {}
+            kwargs = kwargs.get("create_kwargs", kwargs) or {}
+            await self._within_limits(name, "create", partial(tool.create, **kwargs))
+
+    async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[str]:
+        """The texts that answer the calls, in their order; the calls run at the same time. Raises ToolError."""
+        self._counts.calls += len(calls)
+        answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [cut(answer, self._limits.max_chars) for answer in answers if isinstance(answer, str)]
+
+    async def rewards(self) -> dict[str, float]:
+        """The environment's rewards, of the tools that were used. Raises ToolError."""
+        rewards = {}
+        for name in sorted(self._used):
+            reward = float(await self._within_limits(name, "reward", self._tools[name].reward))
+            if not math.isfinite(reward):
+                raise ToolError(f"the reward of tool {name} is {reward}")
+            rewards[name] = reward
+        return rewards
+
+    async def _answer(self, call: ToolCall | MalformedCall) -> str:
+        if isinstance(call, MalformedCall):
+            self._counts.malformed += 1
+            return call.error
+        self._used.add(call.name)
+        tool = self._tools[call.name]
+        try:
+            answer = await self._within_limits(call.name, "execute", partial(tool.execute, call.arguments))
+        except ToolRefusal as refusal:
+            self._counts.refused += 1
+            return str(refusal)
+        if not isinstance(answer, str):
+            raise ToolError(f"tool {call.name} answered with {type(answer).__name__}, not with text")
+        return answer
+
+    async def _within_limits(self, name: str, what: str, act: Callable[[], Awaitable[T]]) -> T:
+        """Try `act` until it succeeds. Raises ToolError: it failed too often."""
+        for attempt in range(1, self._limits.retries + 2):
+            try:
+                async with asyncio.timeout(self._limits.timeout_s):
+                    return await act()
+            except ToolRefusal:
+                raise
+            except Exception as error:
+                log.warning("tool %s failed to %s, attempt %d", name, what, attempt, exc_info=True)
+                self._counts.failures += 1
+                reason = f"{type(error).__name__}: {error}"
+        raise ToolError(f"tool {name} failed to {what} {attempt} times, at last with {reason}")
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` to its end, even if we are cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
+async def _release_all(tools: Mapping[str, Tool], timeout_s: float) -> None:
+    for name, tool in tools.items():
+        try:
+            async with asyncio.timeout(timeout_s):
+                await tool.release()
+        except Exception:
+            log.exception("tool %s failed to release; the episode's outcome stands", name)
+
+
+def cut(text: str, max_chars: int) -> str:
+    """At most `max_chars` of the text's own characters: its head and its tail, where errors tend to stand."""
+    text = text.encode("utf-8", "replace").decode()
+    if len(text) <= max_chars:
+        return text
+    head = max_chars - max_chars // 2
+    return f"{text[:head]}\n[{len(text) - max_chars} characters cut]\n{text[len(text) - max_chars // 2 :]}"

@@ -1,0 +1,23 @@
+"""The tool `slow_calculator`: a calculator with heavy-tailed delays, to measure what waiting for tools costs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.actor.tools.calculator import Calculator
+
+
+class SlowCalculator(Calculator):
+    """To the policy it is `calculator`. Delays are drawn from the episode's id, so that a run can be repeated."""
+
+    async def create(self, scale_s: float = 0.1, alpha: float = 1.5, max_s: float = 5.0, **kwargs: Any) -> None:
+        """Each call sleeps scale_s * Pareto(alpha) seconds, at most max_s, which `actor.tool_timeout_s` must exceed."""
+        self._scale_s, self._alpha, self._max_s = scale_s, alpha, max_s
+        self._random = random.Random(self.episode)
+
+    async def execute(self, arguments: Mapping[str, Any]) -> str:
+        await asyncio.sleep(min(self._max_s, self._scale_s * self._random.paretovariate(self._alpha)))
+        return await super().execute(arguments)

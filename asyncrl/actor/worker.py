@@ -1,0 +1,156 @@
+"""One actor: turns tickets into trajectories, many at once, and delivers them.
+
+What must hold: a ticket's id is reported as held from its arrival until its delivery was acknowledged; every ticket
+ends as one delivered trajectory or one reported failure, or is abandoned at a stop, after which the replay gives it to
+another. A failed episode never ends the worker. Evaluation tickets run before training tickets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from asyncrl.actor.episode import EpisodeFailed
+from asyncrl.actor.report import Report
+from asyncrl.errors import RefusedError, StoppedError
+from asyncrl.types import Purpose, Ticket, Trajectory
+
+log = logging.getLogger(__name__)
+
+RENEW_S = 2.0
+
+
+class TicketSource(Protocol):
+    """Where tickets come from; called from one thread."""
+
+    def tickets(self, holding: Sequence[str], want: int) -> list[Ticket]:
+        """Up to `want` tickets, waiting about a second for the first; with `want` 0 it answers at once. The call
+        renews the leases of `holding`; any other ticket that was given to this actor is given again. It retries by
+        itself."""
+        ...
+
+
+class ResultSink(Protocol):
+    """Where episodes are delivered; called from one thread, which is not the source's. Calls retry by themselves."""
+
+    def put(self, trajectory: Trajectory) -> object:
+        """Returns once the trajectory is durable. Raises RefusedError."""
+        ...
+
+    def fail(self, ticket_id: str, reason: str) -> object:
+        """Gives the ticket back with the reason."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An episode that has no trajectory; the id is its ticket's."""
+
+    id: str
+    reason: str
+
+
+class Worker:
+    """Keeps up to `concurrency` episodes running. `run_episode` is awaited once a ticket, and may raise anything."""
+
+    def __init__(
+        self,
+        run_episode: Callable[[Ticket], Awaitable[Trajectory]],
+        source: TicketSource,
+        sink: ResultSink,
+        concurrency: int,
+        report: Report,
+    ) -> None:
+        self._run_episode = run_episode
+        self._source = source
+        self._sink = sink
+        self._concurrency = concurrency
+        self._report = report
+        self._holding: set[str] = set()
+        self._active = 0
+        self._freed = asyncio.Event()
+        self._ready: asyncio.PriorityQueue[tuple[bool, int, Ticket]] = asyncio.PriorityQueue()
+        self._finished: asyncio.Queue[Trajectory | Failure] = asyncio.Queue(maxsize=concurrency)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop`; running episodes are then cancelled, which releases their tools, and abandoned.
+
+        Raises what source, sink or report raise: without them there is no work. StoppedError is a stop.
+        """
+        loops = [self._take_tickets(), self._deliver(), self._report.run(lambda: self._active)]
+        tasks = [asyncio.create_task(loop) for loop in (*loops, *(self._work() for _ in range(self._concurrency)))]
+        tasks.append(asyncio.create_task(_until(stop)))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            with suppress(StoppedError):
+                task.result()
+
+    async def _take_tickets(self) -> None:
+        count = 0
+        while True:
+            self._freed.clear()
+            want = max(0, self._concurrency - self._active)
+            for ticket in await asyncio.to_thread(self._source.tickets, tuple(self._holding), want):
+                if ticket.id not in self._holding:
+                    self._holding.add(ticket.id)
+                    self._active += 1
+                    count += 1
+                    self._ready.put_nowait((ticket.purpose is not Purpose.EVAL, count, ticket))
+            if self._active >= self._concurrency:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), RENEW_S)
+
+    async def _work(self) -> None:
+        while True:
+            _, _, ticket = await self._ready.get()
+            outcome = await self._outcome(ticket)
+            await self._finished.put(outcome)
+            self._active -= 1
+            self._freed.set()
+
+    async def _outcome(self, ticket: Ticket) -> Trajectory | Failure:
+        try:
+            return await self._run_episode(ticket)
+        except EpisodeFailed as failure:
+            log.warning("episode %s %s: %s", ticket.id, failure.state, failure)
+            return Failure(ticket.id, str(failure))
+        except Exception as error:
+            log.exception("episode %s failed", ticket.id)
+            return Failure(ticket.id, f"{type(error).__name__}: {error}")
+
+    async def _deliver(self) -> None:
+        while True:
+            outcome = await self._finished.get()
+            try:
+                await asyncio.to_thread(self._send, outcome)
+            except RefusedError as error:
+                log.error("the outcome of %s was refused: %s", outcome.id, error)
+                self._report.refused()
+            else:
+                self._count(outcome)
+            self._holding.discard(outcome.id)
+
+    def _send(self, outcome: Trajectory | Failure) -> None:
+        if isinstance(outcome, Failure):
+            self._sink.fail(outcome.id, outcome.reason)
+        else:
+            self._sink.put(outcome)
+
+    def _count(self, outcome: Trajectory | Failure) -> None:
+        if isinstance(outcome, Failure):
+            self._report.failed()
+        else:
+            self._report.delivered(outcome)
+
+
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()

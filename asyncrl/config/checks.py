@@ -1,0 +1,149 @@
+"""What a configuration must satisfy beyond its types. Each refusal names the key, its value and the fix."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+
+CHOICES: dict[str, Sequence[str]] = {
+    "model.dtype": ("float32", "bfloat16"),
+    "model.attention": ("sdpa", "flash_attention_2", "flex_attention"),
+    "engine.kind": ("embedded",),
+    "actor.step_split": ("turn", "paragraph", "line"),
+    "replay.durability": ("fsync", "os"),
+    "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
+    "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
+}
+POSITIVE = (
+    "actor.concurrency",
+    "actor.max_turns",
+    "actor.max_turn_tokens",
+    "actor.max_tokens",
+    "actor.tool_timeout_s",
+    "actor.max_tool_chars",
+    "engine.slots",
+    "engine.max_length",
+    "replay.lease_s",
+    "replay.max_attempts",
+    "replay.max_store_gb",
+    "scoring.batch_trajectories",
+    "scoring.batch_tokens",
+    "scoring.timeout_s",
+    "learner.steps",
+    "learner.batch_size",
+    "learner.group_size",
+    "learner.minibatches",
+    "learner.micro_tokens",
+    "learner.lr",
+    "learner.max_grad_norm",
+    "learner.publish_every",
+    "learner.checkpoint_every",
+    "learner.keep_checkpoints",
+    "cluster.actors",
+    "cluster.scorers",
+    "cluster.learner_ranks",
+    "cluster.actor_threads",
+    "cluster.scorer_threads",
+    "cluster.learner_threads",
+    "network.max_message_mb",
+)
+NOT_NEGATIVE = (
+    "actor.temperature",
+    "actor.tool_retries",
+    "replay.max_lag",
+    "learner.weight_decay",
+    "learner.warmup_steps",
+    "learner.eval_every",
+    "cluster.max_restarts",
+    "network.replay_port",
+    "network.weights_port",
+)
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse impossible values and combinations before anything starts. Raises ConfigError."""
+    for key, allowed in CHOICES.items():
+        _require(value(config, key) in allowed, config, key, f"use one of {', '.join(allowed)}")
+    for key in POSITIVE:
+        _require(value(config, key) > 0, config, key, "it must be positive")
+    for key in NOT_NEGATIVE:
+        _require(value(config, key) >= 0, config, key, "it must be 0 or more")
+    _check_combinations(config)
+    _check_files(config)
+    check_bind(config.network.host, config.network.insecure)
+
+
+def value(config: TrainConfig, key: str) -> Any:
+    """The value at a dotted key."""
+    node: Any = config
+    for part in key.split("."):
+        node = getattr(node, part)
+    return node
+
+
+def _require(condition: bool, config: TrainConfig, key: str, fix: str) -> None:
+    if not condition:
+        raise ConfigError(f"{key}={value(config, key)}: {fix}")
+
+
+def _check_combinations(config: TrainConfig) -> None:
+    learner, actor = config.learner, config.actor
+    batch, group = learner.batch_size, learner.group_size
+    next_multiple = -(-batch // group) * group
+    _require(
+        batch % group == 0,
+        config,
+        "learner.batch_size",
+        f"groups are whole, so it must be a multiple of learner.group_size={group}, such as {next_multiple}",
+    )
+    _require(
+        batch % learner.minibatches == 0,
+        config,
+        "learner.minibatches",
+        f"it must divide learner.batch_size={batch}",
+    )
+    _require(
+        config.engine.kind != "embedded" or actor.max_tokens <= config.engine.max_length,
+        config,
+        "actor.max_tokens",
+        f"a slot of the engine holds engine.max_length={config.engine.max_length} tokens; raise that or lower this",
+    )
+    _require(actor.temperature > 0, config, "actor.temperature", "training samples; 0 (greedy) has no exploration")
+    _require(
+        learner.eval_every == 0 or config.data.eval is not None,
+        config,
+        "learner.eval_every",
+        "evaluation needs data.eval, a Parquet file of held-out tasks",
+    )
+    _require(
+        config.scoring.shaping.process_weight == 0 or config.scoring.prm is not None,
+        config,
+        "scoring.shaping.process_weight",
+        "step scores need scoring.prm, the folder of a process reward model",
+    )
+
+
+def _check_files(config: TrainConfig) -> None:
+    for key in ("data.train", "data.eval"):
+        path = value(config, key)
+        _require(
+            path is None or Path(path).is_file(), config, key, "there is no such file; see docs/quick_start.md for data"
+        )
+
+
+def check_bind(host: str, insecure: bool) -> None:
+    """Refuse to listen where strangers can reach us, unless told so. Raises ConfigError."""
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if not local and not insecure:
+        raise ConfigError(
+            f"network.host={host} can be reached from other machines, and connections are not encrypted; "
+            "use 127.0.0.1, or set network.insecure=true on a network that you trust"
+        )

@@ -1,0 +1,72 @@
+"""From a command line to a checked configuration: Hydra composes, the schema types it, `checks` refuses what cannot be.
+
+Three levels, as users of verl know them: command line over experiment file over defaults.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
+
+import asyncrl
+from asyncrl.config.checks import check
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import AsyncrlError, ConfigError, StoppedError
+
+EXIT_USAGE = 2
+EXIT_FAILURE = 1
+
+
+def config_dir() -> Path:
+    """The folder of the shipped configuration files: beside the package in a checkout, inside it when installed."""
+    package = Path(asyncrl.__file__).parent
+    inside, beside = package / "configs", package.parent / "configs"
+    return inside if inside.is_dir() else beside
+
+
+def to_config(composed: DictConfig) -> TrainConfig:
+    """The typed, checked configuration. Raises ConfigError."""
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} must be set, on the command line (KEY=VALUE) or by experiment=NAME")
+    try:
+        config = OmegaConf.to_object(composed)
+    except MissingMandatoryValue as error:
+        raise ConfigError(str(error)) from error
+    assert isinstance(config, TrainConfig)
+    check(config)
+    return config
+
+
+def role_main(role: Callable[[TrainConfig], None]) -> None:
+    """The entry of a role: reads the command line (`--help`, `--cfg job`, KEY=VALUE ...) and runs `role`.
+
+    What asyncrl refuses ends the process with a message and status 2, what fails later with status 1; neither shows a
+    traceback.
+    """
+    ConfigStore.instance().store(name="schema", node=TrainConfig)
+
+    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")
+    def run(composed: DictConfig) -> None:
+        _log_to_stderr()
+        try:
+            role(to_config(composed))
+        except StoppedError:
+            sys.exit(0)
+        except AsyncrlError as error:
+            sys.stderr.write(f"asyncrl: {error}\n")
+            sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE)
+
+    run()
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )

@@ -1,0 +1,40 @@
+"""Worked transcripts of the demo's task as chat messages, and as token ids with a mask of the assistant's part."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from asyncrl.demo.arithmetic import Expression, opening
+from asyncrl.demo.tokenizer import ASSISTANT_MARK, END_OF_TURN
+
+TOOL_SCHEMA: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+    },
+}
+
+Message = dict[str, Any]
+
+
+def call_turn(line: str, operation: str) -> Message:
+    function = {"name": "calculator", "arguments": {"expression": operation}}
+    return {"role": "assistant", "content": line, "tool_calls": [{"type": "function", "function": function}]}
+
+
+def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
+    """Well-formed calls and exact copying, but the operations in random order, as if any order were right."""
+    messages: list[Message] = [*opening(expression)]
+    while expression.operators:
+        index = rng.randrange(len(expression.operators))
+        messages.append(call_turn(expression.marked(index), expression.operation(index)))
+        messages.append({"role": "tool", "content": str(expression.result(index))})
+        expression = expression.replaced(index)
+    return [*messages, {"role": "assistant", "content": str(expression)}]

@@ -1,0 +1,54 @@
+"""Whether a run may be taken up again: what makes it this run must not have changed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+
+FREE = {
+    "learner.steps",
+    "learner.micro_tokens",
+    "learner.checkpoint_every",
+    "learner.keep_checkpoints",
+    "learner.eval_every",
+    "learner.export",
+    "run.dir",
+}
+FREE_SECTIONS = {"cluster", "network", "observe", "engine"}
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        flat.update(flatten(value, f"{key}.") if isinstance(value, dict) and value else {key: value})
+    return flat
+
+
+def claim(config: TrainConfig, run_dir: Path) -> bool:
+    """Write down what this run is; True where an earlier one of the same identity is resumed.
+
+    Raises ConfigError: the folder belongs to a run that differs, with the keys that do.
+    """
+    path, now = run_dir / "config.yaml", asdict(config)
+    resumed = path.exists()
+    if resumed:
+        before, after = flatten(yaml.safe_load(path.read_text())), flatten(now)
+        keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        changed = [key for key in keys if key not in FREE and key.split(".")[0] not in FREE_SECTIONS]
+        if changed:
+            lines = "\n".join(f"  {key}: {before.get(key)} then, {after.get(key)} now" for key in changed)
+            raise ConfigError(
+                f"{run_dir} holds a run with another configuration:\n{lines}\n"
+                "set these back to resume it, or give this run another run.name"
+            )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(now, sort_keys=False))
+    return resumed

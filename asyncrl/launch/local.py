@@ -1,0 +1,112 @@
+"""`asyncrl train`: the whole run on this machine, from one command line."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+
+from asyncrl import process
+from asyncrl.config.load import role_main
+from asyncrl.config.schema import NetworkConfig, TrainConfig
+from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.launch.identity import claim
+from asyncrl.launch.roles import roles
+from asyncrl.launch.supervisor import Supervisor
+from asyncrl.observe.progress import Progress
+
+log = logging.getLogger("asyncrl.train")
+
+CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+
+
+def free_port() -> int:
+    """A port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def port_overrides(network: NetworkConfig) -> list[str]:
+    """Choices for the ports that the configuration leaves open, made here so that all roles share them.
+
+    Raises UnavailableError: a port that the configuration names is taken.
+    """
+    chosen = []
+    for key in ("replay_port", "weights_port"):
+        port = getattr(network, key)
+        if port == 0:
+            port = free_port()
+            setattr(network, key, port)
+            chosen.append(f"network.{key}={port}")
+        else:
+            _require_free(network.host, port, key)
+    return chosen
+
+
+def _require_free(host: str, port: int, key: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UnavailableError(
+                f"network.{key}={port} is taken ({error}); name another, or 0 to choose one"
+            ) from error
+
+
+@contextmanager
+def exclusively(run_dir: Path) -> Iterator[None]:
+    """Hold the run folder. Raises ConfigError: another supervisor has it."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / "supervised").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"{run_dir} is being run by another process; stop it, or choose another run.name"
+            ) from error
+        yield
+
+
+def train(
+    config: TrainConfig, overrides: Sequence[str], on_start: Callable[[Supervisor], None] = lambda _: None
+) -> bool:
+    """Run everything until the learner is done (True) or a signal comes (False).
+
+    `overrides` is the command line that every role is given. Raises AsyncrlError: the run cannot start or go on.
+    """
+    run_dir = process.run_dir(config.run)
+    stop = process.stop_on_signals()
+    with exclusively(run_dir):
+        resumed = claim(config, run_dir)
+        all_overrides = [*overrides, *port_overrides(config.network)]
+        log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
+        supervisor = Supervisor(
+            roles(config.cluster, all_overrides), run_dir, CHILD_ENVIRONMENT, config.cluster.max_restarts, "learner"
+        )
+        on_start(supervisor)
+        with Progress(config, run_dir, lambda: supervisor.restarts) as progress:
+            started = time.monotonic()
+            done = supervisor.run(stop.is_set, progress.update)
+        log.info(
+            "%s after %.0f s", "done" if done else "stopped; run the same command to resume", time.monotonic() - started
+        )
+        return done
+
+
+def run(config: TrainConfig) -> None:
+    if not train(config, list(HydraConfig.get().overrides.task)):
+        sys.exit(130)
+
+
+def main() -> None:
+    """The entry of the command line."""
+    role_main(run)

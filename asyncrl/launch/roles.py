@@ -1,0 +1,39 @@
+"""The command lines of a run's processes. Launchers know these, never the code behind them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncrl.config.schema import ClusterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One process to start: its name, which stays over restarts, and its command line."""
+
+    name: str
+    command: Sequence[str]
+
+
+def roles(cluster: ClusterConfig, overrides: Sequence[str]) -> list[Role]:
+    """Every process of a run on one machine, in the order of starting (any order works)."""
+    return [
+        _role("replay", "replay", overrides),
+        *(_role(f"scoring-{index}", "scoring", overrides) for index in range(cluster.scorers)),
+        *(_role(f"actor-{index}", "actor", overrides) for index in range(cluster.actors)),
+        learner(cluster.learner_ranks, overrides),
+    ]
+
+
+def _role(name: str, module: str, overrides: Sequence[str]) -> Role:
+    return Role(name, [sys.executable, "-m", f"asyncrl.{module}", *overrides])
+
+
+def learner(ranks: int, overrides: Sequence[str]) -> Role:
+    """The learner: one process, or torchrun over `ranks` of them."""
+    if ranks == 1:
+        return _role("learner", "learner", overrides)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return Role("learner", [sys.executable, *torchrun, "-m", "asyncrl.learner", *overrides])

@@ -1,0 +1,108 @@
+"""Live progress of a run for whoever watches its terminal: a table that follows the metrics files of the roles."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from asyncrl.config.schema import TrainConfig
+
+REFRESH_S = 0.5
+LINE_S = 10.0
+
+
+class Tail:
+    """The newest values in a growing JSON-lines file, reading each byte once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self.values: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                lines = file.read().split(b"\n")
+                self._position = file.tell() - len(lines[-1])
+            for line in lines[:-1]:
+                self.values.update(json.loads(line))
+        return self.values
+
+
+class Progress:
+    """A live table on a terminal; elsewhere one line every few seconds."""
+
+    def __init__(self, config: TrainConfig, run_dir: Path, restarts: Callable[[], dict[str, int]]) -> None:
+        names = [f"actor-{index}" for index in range(config.cluster.actors)]
+        self._learner = Tail(run_dir / "metrics" / "learner.jsonl")
+        self._actors = [Tail(run_dir / "metrics" / f"{name}.jsonl") for name in names]
+        self._steps = config.learner.steps
+        self._restarts = restarts
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._started = time.monotonic()
+        self._next = 0.0
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def update(self) -> None:
+        """Show the newest values, if it is time."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + (REFRESH_S if self._console.is_terminal else LINE_S)
+        rows = self.rows()
+        if self._console.is_terminal:
+            self._live.update(_table(rows), refresh=True)
+        else:
+            self._console.print("  ".join(f"{name} {value}" for name, value in rows), soft_wrap=True, highlight=False)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What is shown: names and formatted values."""
+        learner = self._learner.read()
+        actors = [tail.read() for tail in self._actors]
+        restarts = sum(self._restarts().values())
+        rows = [
+            ("elapsed", f"{time.monotonic() - self._started:.0f}s"),
+            ("step", f"{learner.get('step', 0)}/{self._steps}"),
+            ("reward", _number(learner.get("reward/mean"))),
+            ("held-out accuracy", _number(learner.get("eval/accuracy"))),
+            ("lag", _number(learner.get("lag/max"))),
+            ("learner idle", _share(learner.get("idle"))),
+            ("rollout tok/s", _number(sum(actor.get("tokens_per_s", 0.0) for actor in actors))),
+            ("rollout idle", _share(sum(actor.get("idle", 0.0) for actor in actors) / max(1, len(actors)))),
+        ]
+        return [*rows, ("restarts", str(restarts))] if restarts else rows
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _table(rows: list[tuple[str, str]]) -> Table:
+    table = Table(show_header=False, box=None)
+    for name, value in rows:
+        table.add_row(f"[dim]{name}", value)
+    return table

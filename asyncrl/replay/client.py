@@ -1,0 +1,198 @@
+"""The client of the replay: what actors, scorers, learner ranks and people ask of it.
+
+A call waits until the replay has answered, however often the replay is restarted meanwhile: requests are harmless to
+repeat. A client is for one thread; make another one for another thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import zmq
+
+from asyncrl.errors import RefusedError, StoppedError, UnavailableError
+from asyncrl.types import BatchPlan, Labels, Task, Ticket, Trajectory
+from asyncrl.wire import (
+    Message,
+    decode,
+    encode,
+    labels_message,
+    read_labels,
+    read_plan,
+    read_task,
+    read_ticket,
+    read_trajectory,
+    split,
+    trajectory_message,
+)
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+POLL_MS = 100
+FETCH_BATCH = 64
+
+
+class ReplayClient:
+    """One connection of `worker` to the replay at `endpoint`.
+
+    `incarnation` tells one start of a worker from the next: what an older one held is given to others. `stop` ends
+    waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        worker: str,
+        incarnation: str,
+        stop: threading.Event | None = None,
+        give_up_s: float | None = None,
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._worker = worker
+        self._incarnation = incarnation
+        self._stop = stop or threading.Event()
+        self._give_up_s = give_up_s
+        self._context = context or zmq.Context.instance()
+        self._sequence = 0
+        self._socket = self._connect()
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.connect(self._endpoint)
+        return socket
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def tickets(self, holding: Sequence[str], want: int) -> list[Ticket]:
+        """Up to `want` tickets; waits about a second for the first. `holding` are those still worked on."""
+        reply = self._call("tickets", **self._who(), holding=list(holding), want=want)
+        return [read_ticket(body) for body in reply.body.get("tickets", [])]
+
+    def put(self, trajectory: Trajectory) -> str:
+        """Deliver a trajectory; returns once it is durable: stored, duplicate, or late (counted, not kept)."""
+        return str(self._send(trajectory_message(trajectory)).body["result"])
+
+    def fail(self, ticket_id: str, reason: str) -> None:
+        """Give an episode up, with the reason."""
+        self._call("failed", ticket=ticket_id, reason=reason)
+
+    def lease(self, trajectories: int, tokens: int) -> list[tuple[Task, Trajectory]]:
+        """Trajectories to score, bounded by number and tokens; waits about a second for the first."""
+        reply = self._call("lease", **self._who(), trajectories=trajectories, tokens=tokens)
+        tasks = [read_task(body) for body in reply.body.get("tasks", [])]
+        return list(zip(tasks, _trajectories(reply), strict=True))
+
+    def renew(self) -> None:
+        """Keep what this scorer leased for another while."""
+        self._call("renew", **self._who())
+
+    def label(self, labels: Labels) -> None:
+        """Deliver labels; returns once they are durable."""
+        message = labels_message(labels)
+        self._send(Message(message.kind, 0, {**message.body, **self._who()}, message.arrays))
+
+    def scoring_failed(self, trajectory_id: str, reason: str) -> None:
+        """Give the scoring of a trajectory up for now, with the reason."""
+        self._call("scoring-failed", **self._who(), id=trajectory_id, reason=reason)
+
+    def plan(self, step: int) -> BatchPlan | None:
+        """The plan of a learner step; waits about a second for it, then None."""
+        reply = self._call("plan", step=step)
+        return read_plan(reply.body["plan"]) if reply.body else None
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        """Trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
+        return [each for reply in self._fetch("data", ids) for each in _trajectories(reply)]
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]:
+        """Labels of trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
+        return [read_labels(message) for reply in self._fetch("labels", ids) for message in _messages(reply)]
+
+    def _fetch(self, table: str, ids: Sequence[str]) -> list[Message]:
+        batches = [list(ids[start : start + FETCH_BATCH]) for start in range(0, len(ids), FETCH_BATCH)]
+        return [self._call("fetch", table=table, ids=batch) for batch in batches]
+
+    def published(self, version: int) -> None:
+        """The learner has published `version`."""
+        self._call("published", version=version)
+
+    def checkpointed(self, steps: int) -> None:
+        """A checkpoint covers the first `steps` steps: their trajectories may be released."""
+        self._call("checkpointed", steps=steps)
+
+    def evaluate(self, version: int) -> None:
+        """Have the held-out tasks run greedily with `version` or newer; asking twice does nothing more."""
+        self._call("evaluate", version=version)
+
+    def evaluation(self, version: int) -> Mapping[str, Any] | None:
+        """The result of an evaluation: accuracy, mean_reward, count, failed; waits about a second, then None."""
+        reply = self._call("evaluation", version=version)
+        return reply.body["result"] if reply.body else None
+
+    def status(self) -> dict[str, Any]:
+        """Counters and depths."""
+        return dict(self._call("status").body["status"])
+
+    def audit(self) -> dict[str, Any]:
+        """Every accepted trajectory by state; what is lost or planned twice."""
+        return dict(self._call("audit").body["audit"])
+
+    def _who(self) -> dict[str, str]:
+        return {"worker": self._worker, "incarnation": self._incarnation}
+
+    def _call(self, kind: str, **body: Any) -> Message:
+        return self._send(Message(kind, 0, body))
+
+    def _send(self, message: Message) -> Message:
+        """Send until an answer comes. Raises RefusedError with the replay's reason."""
+        self._sequence += 1
+        message = Message(message.kind, self._sequence, message.body, message.arrays)
+        started = time.monotonic()
+        while True:
+            self._socket.send_multipart(encode(message), copy=False)
+            reply = self._receive(self._sequence, started)
+            if reply is not None and reply.kind == "refused":
+                raise RefusedError(f"the replay refused {message.kind}: {reply.body.get('reason')}")
+            if reply is not None and reply.kind != "busy":
+                return reply
+            self._pause(reply, time.monotonic() - started)
+
+    def _receive(self, sequence: int, started: float) -> Message | None:
+        """The reply to `sequence`, or None after RETRY_S; replies to older requests are passed over."""
+        deadline = time.monotonic() + RETRY_S
+        while time.monotonic() < deadline:
+            if self._stop.is_set():
+                raise StoppedError("stopped while waiting for the replay")
+            if self._give_up_s is not None and time.monotonic() - started > self._give_up_s:
+                raise UnavailableError(f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s")
+            if self._socket.poll(POLL_MS):
+                reply = decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+                if reply.sequence == sequence or (reply.kind == "refused" and reply.sequence == 0):
+                    return reply
+        return None
+
+    def _pause(self, busy: Message | None, waited: float) -> None:
+        """Before a request is sent again: over a fresh connection, since the old one may lead nowhere."""
+        if busy is not None:
+            log.warning("the replay is busy: %s; asking again", busy.body.get("reason"))
+            self._stop.wait(RETRY_S)
+            return
+        log.warning("%s waits for the replay at %s since %.0f s", self._worker, self._endpoint, waited)
+        self._socket.close()
+        self._socket = self._connect()
+
+
+def _messages(reply: Message) -> list[Message]:
+    return [decode(split(reply.arrays[str(index)].data)) for index in range(len(reply.arrays))]
+
+
+def _trajectories(reply: Message) -> list[Trajectory]:
+    return [read_trajectory(message) for message in _messages(reply)]

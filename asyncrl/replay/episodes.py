@@ -1,0 +1,139 @@
+"""Tickets out, trajectories in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncrl.errors import RefusedError
+from asyncrl.replay.groups import Groups, Rules
+from asyncrl.replay.records import Facts, Group, State
+from asyncrl.replay.store import Transaction
+from asyncrl.replay.workers import Workers
+from asyncrl.types import Purpose, Ticket, Trajectory
+
+
+class Episodes:
+    """What the replay does for actors, each call within the caller's transaction."""
+
+    def __init__(self, rules: Rules, groups: Groups, actors: Workers) -> None:
+        self._rules = rules
+        self._groups = groups
+        self._actors = actors
+
+    def tickets(
+        self, tx: Transaction, worker: str, incarnation: str, holding: Sequence[str], want: int
+    ) -> list[Ticket]:
+        """Up to `want` tickets for an actor that works on `holding`.
+
+        The call renews the actor's lease. What the store says it holds but it does not (a lost reply) comes first.
+        """
+        if self._actors.seen(tx, worker, incarnation):
+            self._take_back(tx, worker)
+        lost = set(tx.members("held", worker)).difference(holding)
+        issued = [self._ticket(tx, name) for name in sorted(lost)[: max(want, 0)]]
+        while len(issued) < want:
+            ticket = self._issue(tx, worker)
+            if ticket is None:
+                break
+            issued.append(ticket)
+        return issued
+
+    def _issue(self, tx: Transaction, worker: str) -> Ticket | None:
+        while True:
+            first = tx.first("pending")
+            if first is None:
+                if not self._groups.open_if_admitted(tx):
+                    return None
+                continue
+            order, name = first
+            tx.delete("pending", order)
+            entry = tx.get("tickets", name)
+            if entry is not None:
+                tx.put("tickets", name, [entry[0], entry[1], worker])
+                tx.add_member("held", worker, name)
+                return self._ticket(tx, name)
+
+    def _ticket(self, tx: Transaction, name: str) -> Ticket:
+        group_id, member, _ = tx.get("tickets", name)
+        group = Group.load(tx, group_id)
+        assert group is not None
+        newest = tx.counter("version") - self._rules.admission.max_lag
+        return Ticket(
+            id=name,
+            task=self._rules.task(group),
+            group_id=group_id,
+            member=member,
+            purpose=Purpose(group.purpose),
+            temperature=self._rules.temperature if group.training else 0.0,
+            min_version=max(0, newest) if group.training else group.version,
+        )
+
+    def _take_back(self, tx: Transaction, worker: str) -> None:
+        for name in tx.members("held", worker):
+            group, member, _ = tx.get("tickets", name)
+            tx.put("tickets", name, [group, member, ""])
+            tx.remove_member("held", worker, name)
+            tx.append("pending", name, urgent=True)
+            tx.add("tickets_redelivered")
+
+    def expire(self, tx: Transaction) -> None:
+        """Give the tickets of silent actors to others."""
+        for worker in self._actors.expire(tx):
+            self._take_back(tx, worker)
+
+    def put(self, tx: Transaction, trajectory: Trajectory, frames: bytes) -> str:
+        """Take a trajectory; `frames` is its joined encoding. Returns stored, duplicate, or late (its ticket has ended,
+        so it is counted and not kept). Raises RefusedError: it does not fit its ticket."""
+        if Facts.load(tx, trajectory.id) is not None:
+            tx.add("duplicates")
+            return "duplicate"
+        entry = tx.get("tickets", trajectory.id)
+        group = None if entry is None else Group.load(tx, entry[0])
+        if group is None:
+            tx.add("late")
+            tx.add("tokens_thrown_away", trajectory.sampled_tokens)
+            return "late"
+        if [trajectory.group_id, trajectory.member] != entry[:2]:
+            raise RefusedError(f"{trajectory.id} says member {trajectory.member} of {trajectory.group_id}, not {entry}")
+        Facts(
+            trajectory.group_id,
+            trajectory.member,
+            len(trajectory),
+            trajectory.sampled_tokens,
+            trajectory.oldest_version,
+        ).save(tx, trajectory.id)
+        tx.put_bytes("data", trajectory.id, frames)
+        tx.append("waiting", trajectory.id, urgent=not group.training)
+        tx.add("accepted" if group.training else "accepted_evaluations")
+        self._groups.withdraw(tx, trajectory.id)
+        return "stored"
+
+    def fail(self, tx: Transaction, ticket: str, reason: str) -> None:
+        """An actor gives an episode up."""
+        entry = tx.get("tickets", ticket)
+        if entry is None:
+            tx.add("late")
+            return
+        self._groups.withdraw(tx, ticket)
+        self._groups.fail_member(tx, entry[0], entry[1], reason)
+
+    def publish(self, tx: Transaction, version: int) -> None:
+        """The learner has published `version`. Versions never go back."""
+        if version > tx.counter("version"):
+            tx.put("meta", "version", version)
+
+    def fetch(self, tx: Transaction, table: str, names: Sequence[str]) -> list[bytes]:
+        """The stored frames of trajectories (`data`) or their labels (`labels`). Raises RefusedError: one is gone."""
+        values = []
+        for name in names:
+            value = tx.get_bytes(table, name)
+            if value is None:
+                facts = Facts.load(tx, name)
+                raise RefusedError(f"the {table} of {name} are not there: {facts.state if facts else 'it is unknown'}")
+            values.append(value)
+        return values
+
+
+def is_live(facts: Facts) -> bool:
+    """Whether a trajectory still has its way to go, so that its data must be there."""
+    return facts.state in (State.WAITING, State.LEASED, State.LABELLED, State.PLANNED)

@@ -1,0 +1,172 @@
+"""The replay as a set of requests: each message kind to one operation within a transaction.
+
+Every operation may be asked again after a lost reply without doing harm. `None` means "nothing yet": the server asks
+again when the state has changed, until the requester's patience is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from asyncrl.errors import RefusedError
+from asyncrl.replay import report
+from asyncrl.replay.episodes import Episodes
+from asyncrl.replay.groups import Groups, Rules
+from asyncrl.replay.labelling import Labelling
+from asyncrl.replay.planning import Planning
+from asyncrl.replay.store import Transaction
+from asyncrl.replay.workers import Workers
+from asyncrl.wire import (
+    Message,
+    encode,
+    join,
+    plan_body,
+    read_labels,
+    read_trajectory,
+    task_body,
+    ticket_body,
+)
+
+Handler = Callable[[Transaction, Message], Message | None]
+
+
+class Service:
+    """All of the replay but its sockets. `clock` gives monotonic seconds."""
+
+    def __init__(self, rules: Rules, lease_s: float, clock: Callable[[], float]) -> None:
+        groups = Groups(rules)
+        self._rules = rules
+        self._groups = groups
+        self._actors = Workers("actors", lease_s, clock)
+        self._scorers = Workers("scorers", lease_s, clock)
+        self.episodes = Episodes(rules, groups, self._actors)
+        self.labelling = Labelling(rules, groups, self._scorers)
+        self.planning = Planning(rules, groups)
+        self._handlers: dict[str, Handler] = {
+            "tickets": self._tickets,
+            "trajectory": self._trajectory,
+            "failed": self._failed,
+            "lease": self._lease,
+            "renew": self._renew,
+            "labels": self._labels,
+            "scoring-failed": self._scoring_failed,
+            "plan": self._plan,
+            "fetch": self._fetch,
+            "published": self._published,
+            "checkpointed": self._checkpointed,
+            "evaluate": self._evaluate,
+            "evaluation": self._evaluation,
+            "status": self._status,
+            "audit": self._audit,
+        }
+
+    def start(self, tx: Transaction) -> None:
+        """Take up what an earlier process left: everyone who held work gets a fresh lease."""
+        self._actors.adopt(tx)
+        self._scorers.adopt(tx)
+
+    def tick(self, tx: Transaction) -> None:
+        """What time alone brings about: leases that end."""
+        self.episodes.expire(tx)
+        self.labelling.expire(tx)
+
+    def handle(self, tx: Transaction, request: Message) -> Message | None:
+        """The reply to a request; None where there is nothing to answer yet.
+
+        Raises AsyncrlError where the request is refused; nothing of it takes effect then.
+        """
+        handler = self._handlers.get(request.kind)
+        if handler is None:
+            raise RefusedError(f"unknown request {request.kind!r}; known are {', '.join(self._handlers)}")
+        try:
+            return handler(tx, request)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RefusedError(f"malformed request {request.kind!r}: {type(error).__name__}: {error}") from error
+
+    def _tickets(self, tx: Transaction, request: Message) -> Message | None:
+        body = request.body
+        worker, incarnation, holding = str(body["worker"]), str(body["incarnation"]), list(body["holding"])
+        want = int(body["want"])
+        tickets = self.episodes.tickets(tx, worker, incarnation, holding, want)
+        if not tickets and want > 0:
+            return None
+        return _reply(request, tickets=[ticket_body(ticket) for ticket in tickets])
+
+    def _trajectory(self, tx: Transaction, request: Message) -> Message:
+        trajectory = read_trajectory(request)
+        return _reply(request, result=self.episodes.put(tx, trajectory, join(encode(request))))
+
+    def _failed(self, tx: Transaction, request: Message) -> Message:
+        self.episodes.fail(tx, str(request.body["ticket"]), str(request.body["reason"]))
+        return _reply(request)
+
+    def _lease(self, tx: Transaction, request: Message) -> Message | None:
+        body = request.body
+        leased = self.labelling.lease(
+            tx, str(body["worker"]), str(body["incarnation"]), int(body["trajectories"]), int(body["tokens"])
+        )
+        if not leased:
+            return None
+        return _frames(request, [frames for _, frames in leased], tasks=[task_body(task) for task, _ in leased])
+
+    def _renew(self, tx: Transaction, request: Message) -> Message:
+        self._scorers.touch(str(request.body["worker"]))
+        return _reply(request)
+
+    def _labels(self, tx: Transaction, request: Message) -> Message:
+        labels = read_labels(request)
+        return _reply(
+            request, stored=self.labelling.label(tx, str(request.body["worker"]), labels, join(encode(request)))
+        )
+
+    def _scoring_failed(self, tx: Transaction, request: Message) -> Message:
+        body = request.body
+        self.labelling.fail(tx, str(body["worker"]), str(body["id"]), str(body["reason"]))
+        return _reply(request)
+
+    def _plan(self, tx: Transaction, request: Message) -> Message | None:
+        plan = self.planning.plan(tx, int(request.body["step"]))
+        return None if plan is None else _reply(request, plan=plan_body(plan))
+
+    def _fetch(self, tx: Transaction, request: Message) -> Message:
+        table = str(request.body["table"])
+        if table not in ("data", "labels"):
+            raise RefusedError(f"fetch takes from data or labels, not from {table!r}")
+        return _frames(request, self.episodes.fetch(tx, table, list(request.body["ids"])))
+
+    def _published(self, tx: Transaction, request: Message) -> Message:
+        self.episodes.publish(tx, int(request.body["version"]))
+        return _reply(request)
+
+    def _checkpointed(self, tx: Transaction, request: Message) -> Message:
+        self.planning.checkpointed(tx, int(request.body["steps"]))
+        return _reply(request)
+
+    def _evaluate(self, tx: Transaction, request: Message) -> Message:
+        if not len(self._rules.held_out):
+            raise RefusedError("there is nothing to evaluate on: set data.eval to a Parquet file of held-out tasks")
+        self._groups.open_evaluation(tx, int(request.body["version"]))
+        return _reply(request)
+
+    def _evaluation(self, tx: Transaction, request: Message) -> Message | None:
+        result = report.evaluation(tx, int(request.body["version"]))
+        return None if result is None else _reply(request, result=result)
+
+    def _status(self, tx: Transaction, request: Message) -> Message:
+        status = report.status(tx, self._rules)
+        return _reply(request, status={**status, "actors": self._actors.count, "scorers": self._scorers.count})
+
+    def _audit(self, tx: Transaction, request: Message) -> Message:
+        return _reply(request, audit=report.audit(tx))
+
+
+def _reply(request: Message, **body: Any) -> Message:
+    return Message("ok", request.sequence, body)
+
+
+def _frames(request: Message, values: list[bytes], **body: Any) -> Message:
+    arrays = {str(index): np.frombuffer(value, np.uint8) for index, value in enumerate(values)}
+    return Message("ok", request.sequence, body, arrays)

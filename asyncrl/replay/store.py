@@ -1,0 +1,158 @@
+"""The store: LMDB tables that change together in one transaction, so that a crash leaves all of a change or none.
+
+Nothing of the replay's state lives elsewhere. Small records are msgpack, trajectories and labels are joined frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgpack
+
+from asyncrl.errors import RefusedError, StoreError
+
+TABLES = (
+    "meta",  # counters and the store's identity
+    "actors",  # worker -> incarnation
+    "scorers",  # worker -> incarnation
+    "pending",  # order -> ticket that waits for an actor
+    "tickets",  # ticket -> [group, member, worker, or "" while pending]
+    "held",  # worker -> tickets it runs (many)
+    "groups",  # group -> Group
+    "facts",  # trajectory -> Facts; kept for good, so that an id is never taken twice
+    "data",  # trajectory -> frames
+    "labels",  # trajectory -> frames
+    "waiting",  # order -> trajectory without labels
+    "leased",  # scorer -> trajectories it scores (many)
+    "ready",  # order -> group that is complete and labelled
+    "plans",  # step -> plan
+    "dead",  # ticket or trajectory -> why it was given up
+    "evaluations",  # policy version -> Evaluation
+)
+MULTIPLE = ("held", "leased")
+MAX_KEY_BYTES = 500
+FIRST_ORDER = 1 << 48
+
+Key = str | int
+
+
+def _key(key: Key) -> bytes:
+    raw = key.to_bytes(8, "big") if isinstance(key, int) else key.encode()
+    if not 0 < len(raw) <= MAX_KEY_BYTES:
+        raise RefusedError(f"an id has {len(raw)} bytes; 1 to {MAX_KEY_BYTES} are taken")
+    return raw
+
+
+class Transaction:
+    """Reads and writes of one transaction; values are plain msgpack values unless a method says bytes."""
+
+    def __init__(self, environment: lmdb.Environment, tables: dict[str, Any], raw: lmdb.Transaction) -> None:
+        self._environment = environment
+        self._tables = tables
+        self._raw = raw
+
+    def get(self, table: str, key: Key) -> Any:
+        value = self._raw.get(_key(key), db=self._tables[table])
+        return None if value is None else msgpack.unpackb(value)
+
+    def put(self, table: str, key: Key, value: Any) -> None:
+        self._raw.put(_key(key), msgpack.packb(value), db=self._tables[table])
+
+    def get_bytes(self, table: str, key: Key) -> bytes | None:
+        value = self._raw.get(_key(key), db=self._tables[table])
+        return None if value is None else bytes(value)
+
+    def put_bytes(self, table: str, key: Key, value: bytes) -> None:
+        self._raw.put(_key(key), value, db=self._tables[table])
+
+    def delete(self, table: str, key: Key) -> bool:
+        return bool(self._raw.delete(_key(key), db=self._tables[table]))
+
+    def add_member(self, table: str, key: Key, member: str) -> None:
+        """Add one of the many values that `key` has in a multiple table."""
+        self._raw.put(_key(key), _key(member), db=self._tables[table])
+
+    def remove_member(self, table: str, key: Key, member: str) -> None:
+        self._raw.delete(_key(key), _key(member), db=self._tables[table])
+
+    def members(self, table: str, key: Key) -> list[str]:
+        cursor = self._raw.cursor(db=self._tables[table])
+        return [bytes(value).decode() for value in cursor.iternext_dup()] if cursor.set_key(_key(key)) else []
+
+    def items(self, table: str) -> Iterator[tuple[bytes, Any]]:
+        """Keys, in order, with their values. The table may change meanwhile only at keys already seen."""
+        for key, value in self._raw.cursor(db=self._tables[table]):
+            yield bytes(key), msgpack.unpackb(value)
+
+    def count(self, table: str) -> int:
+        return int(self._raw.stat(db=self._tables[table])["entries"])
+
+    def append(self, table: str, value: Any, urgent: bool = False) -> None:
+        """Put `value` behind all others of an ordered table; urgent ones stand before all that are not."""
+        order = self.add(f"order/{table}/urgent") if urgent else FIRST_ORDER + self.add(f"order/{table}")
+        self.put(table, order, value)
+
+    def first(self, table: str) -> tuple[int, Any] | None:
+        """Order and value of what stands first in an ordered table."""
+        cursor = self._raw.cursor(db=self._tables[table])
+        return (int.from_bytes(cursor.key(), "big"), msgpack.unpackb(cursor.value())) if cursor.first() else None
+
+    def counter(self, name: str) -> int:
+        return int(self.get("meta", name) or 0)
+
+    def add(self, name: str, amount: int = 1) -> int:
+        """Add to a counter; returns its new value."""
+        value = self.counter(name) + amount
+        self.put("meta", name, value)
+        return value
+
+    def live_bytes(self) -> int:
+        """Bytes of all pages that hold something."""
+        stats = [self._raw.stat(db=table) for table in self._tables.values()]
+        return sum(s["psize"] * (s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"]) for s in stats)
+
+    @contextlib.contextmanager
+    def nested(self) -> Iterator[Transaction]:
+        """A part that takes effect whole or, when it raises, not at all."""
+        with self._environment.begin(parent=self._raw, write=True) as raw:
+            yield Transaction(self._environment, self._tables, raw)
+
+
+class Store:
+    """A store in a folder; `durable` makes every commit survive a power loss, not only a killed process.
+
+    Raises StoreError: the folder cannot be opened as a store, or another process has it open, with the reason.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, durable: bool) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.max_bytes = max_bytes
+        self._lock = (path / "in-use").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(f"the store {path} is open in another process; stop that one first") from error
+        try:
+            self._environment = lmdb.open(
+                str(path), map_size=max_bytes, max_dbs=len(TABLES), sync=durable, metasync=durable, readahead=False
+            )
+            self._tables = {name: self._environment.open_db(name.encode(), dupsort=name in MULTIPLE) for name in TABLES}
+        except lmdb.Error as error:
+            raise StoreError(
+                f"cannot open the store {path}: {error}; is it damaged, or from another version?"
+            ) from error
+
+    @contextlib.contextmanager
+    def transaction(self, write: bool = True) -> Iterator[Transaction]:
+        """One transaction: committed when the block ends, undone when it raises."""
+        with self._environment.begin(write=write) as raw:
+            yield Transaction(self._environment, self._tables, raw)
+
+    def close(self) -> None:
+        self._environment.close()
+        self._lock.close()

@@ -1,0 +1,61 @@
+"""Trajectories as text: the answer that rules read, and the transcript that process models read.
+
+Text is decoded from the policy's tokens and never mapped back onto them: the k-th step of a transcript is the k-th step
+of its trajectory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from asyncrl.types import Role, Trajectory
+
+
+class Decoder(Protocol):
+    """The policy's tokenizer, as far as it is needed here."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a transcript: a step to score, or context such as the prompt and tool results."""
+
+    text: str
+    is_step: bool
+
+
+Transcript = Sequence[Segment]
+
+
+def answer_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
+    """The last assistant turn without special tokens; empty where it called a tool, for then there is no answer."""
+    last = next(turn for turn in reversed(trajectory.turns) if turn.role is Role.ASSISTANT)
+    if last.tool_calls:
+        return ""
+    tokens = trajectory.tokens[last.start : last.end].tolist()
+    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def transcript(trajectory: Trajectory, tokenizer: Decoder) -> list[Segment]:
+    """The text up to the end of the last step, special tokens included, cut at the bounds of the steps."""
+    return [
+        Segment(
+            tokenizer.decode(
+                trajectory.tokens[start:end].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            ),
+            is_step,
+        )
+        for start, end, is_step in _spans(trajectory)
+    ]
+
+
+def _spans(trajectory: Trajectory) -> Iterator[tuple[int, int, bool]]:
+    position = 0
+    for step in trajectory.steps:
+        if step.start > position:
+            yield position, step.start, False
+        yield step.start, step.end, True
+        position = step.end

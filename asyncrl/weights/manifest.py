@@ -1,0 +1,140 @@
+"""What one version of the weights consists of, and the checks that make an update all or nothing.
+
+Tensors travel as raw bytes under the name of their dtype; a tensor is cut into chunks of at most `chunk_bytes`. The
+checksum of a tensor is the CRC-32 of its bytes: it guards against damage, not against an adversary.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.errors import WeightsError, WireError
+
+MAX_CHUNK_BYTES = 64 << 20
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+DTYPES = {
+    dtype_name(dtype): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a version: `dtype` is a key of DTYPES, `checksum` the CRC-32 of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The bytes [start, stop) of the tensor with that index in the manifest."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The tensors of `version`, in the order in which they travel."""
+
+    version: int
+    chunk_bytes: int
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self.tensors)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every chunk, tensor after tensor and in the order of their bytes."""
+        for index, spec in enumerate(self.tensors):
+            for start in range(0, spec.nbytes, self.chunk_bytes):
+                yield Chunk(index, start, min(start + self.chunk_bytes, spec.nbytes))
+
+    def check_covers(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises WeightsError unless names and shapes are exactly those in `expected`."""
+        offered = {spec.name: spec.shape for spec in self.tensors}
+        faults = {
+            "missing": expected.keys() - offered.keys(),
+            "unknown": offered.keys() - expected.keys(),
+            "misshapen": {n for n in offered.keys() & expected.keys() if offered[n] != tuple(expected[n])},
+        }
+        told = [f"{len(names)} {fault} ({', '.join(sorted(names)[:3])})" for fault, names in faults.items() if names]
+        if told:
+            raise WeightsError(
+                f"version {self.version} does not fit the engine's model: {'; '.join(told)}. "
+                "Learner and engine must load the same model"
+            )
+
+    def body(self) -> dict[str, Any]:
+        """As plain values for a message."""
+        tensors = [[spec.name, spec.dtype, list(spec.shape), spec.checksum] for spec in self.tensors]
+        return {"version": self.version, "chunk_bytes": self.chunk_bytes, "tensors": tensors}
+
+
+def read_manifest(body: Mapping[str, Any]) -> Manifest:
+    """The manifest in `body`. Raises WireError where it is malformed."""
+    match body:
+        case {"version": int(version), "chunk_bytes": int(size), "tensors": list(rows)} if 0 < size <= MAX_CHUNK_BYTES:
+            tensors = tuple(_read_spec(row) for row in rows)
+        case _:
+            raise WireError("a manifest must hold a version, chunk_bytes and tensors")
+    if len({spec.name for spec in tensors}) != len(tensors):
+        raise WireError(f"the manifest of version {version} names a tensor twice")
+    return Manifest(version, size, tensors)
+
+
+def _read_spec(row: Any) -> TensorSpec:
+    match row:
+        case [str(name), str(dtype), list(shape), int(checksum)] if dtype in DTYPES:
+            if all(isinstance(size, int) and size >= 0 for size in shape):
+                return TensorSpec(name, dtype, tuple(shape), checksum)
+    raise WireError(f"a tensor must be [name, dtype, shape, checksum] with a known dtype, not {row!r:.100}")
+
+
+def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """The bytes uint8[n] of a contiguous CPU tensor of any dtype, sharing its memory."""
+    view: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return view
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """One version in memory: its manifest, and each tensor's bytes in the manifest's order."""
+
+    manifest: Manifest
+    buffers: tuple[NDArray[np.uint8], ...]
+
+
+def take_snapshot(version: int, tensors: Mapping[str, torch.Tensor], chunk_bytes: int) -> Snapshot:
+    """A snapshot that shares the memory of contiguous tensors; the checksums are computed here."""
+    buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
+    specs = tuple(
+        TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), zlib.crc32(buffer.data))
+        for (name, tensor), buffer in zip(tensors.items(), buffers, strict=True)
+    )
+    return Snapshot(Manifest(version, chunk_bytes, specs), buffers)

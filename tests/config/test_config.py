@@ -1,0 +1,105 @@
+"""A wrong configuration ends with a message that names the fix, before anything starts; never with a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.checks import CHOICES, NOT_NEGATIVE, POSITIVE, check, check_bind, value
+from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.errors import ConfigError
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    tasks = tmp_path / "tasks.parquet"
+    tasks.touch()
+    config = TrainConfig(model=ModelConfig(path="somewhere"))
+    config.data.train = str(tasks)
+    return config
+
+
+def put(config: TrainConfig, key: str, new: object) -> TrainConfig:
+    section, _, name = key.rpartition(".")
+    setattr(value(config, section), name, new)
+    return config
+
+
+def test_the_defaults_are_possible(config: TrainConfig) -> None:
+    check(config)
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_an_unknown_choice_is_refused_naming_the_allowed(config: TrainConfig, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}=nonsense: use one of"):
+        check(put(config, key, "nonsense"))
+
+
+@pytest.mark.parametrize(("key", "bad"), [(key, 0) for key in POSITIVE] + [(key, -1) for key in NOT_NEGATIVE])
+def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int) -> None:
+    with pytest.raises(ConfigError, match=key):
+        check(put(config, key, bad))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"learner.batch_size": 10, "learner.group_size": 4}, "such as 12"),
+        ({"learner.minibatches": 7}, "divide"),
+        ({"actor.max_tokens": 9000}, "engine.max_length"),
+        ({"actor.temperature": 0.0}, "no exploration"),
+        ({"learner.eval_every": 5}, "data.eval"),
+        ({"scoring.shaping.process_weight": 0.5}, "scoring.prm"),
+        ({"data.train": "nowhere.parquet"}, "no such file"),
+    ],
+)
+def test_an_impossible_combination_is_refused_with_the_fix(
+    config: TrainConfig, changes: dict[str, object], fix: str
+) -> None:
+    for key, new in changes.items():
+        put(config, key, new)
+    with pytest.raises(ConfigError, match=fix):
+        check(config)
+
+
+def test_a_bind_off_loopback_needs_an_explicit_word() -> None:
+    for host in ("127.0.0.1", "127.0.0.9", "localhost", "::1"):
+        check_bind(host, insecure=False)
+    for host in ("0.0.0.0", "10.0.0.1", "node7"):
+        with pytest.raises(ConfigError, match="insecure=true"):
+            check_bind(host, insecure=False)
+        check_bind(host, insecure=True)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "asyncrl.replay", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        (["model.path=x", "data.train=nowhere.parquet"], "no such file"),
+        (["model.path=x"], "data.train must be set"),
+        (["learner.no_such_key=1"], "no_such_key"),
+        (["learner.steps=many"], "many"),
+        (["algorithm=no_such"], "no_such"),
+    ],
+)
+def test_a_role_with_a_wrong_command_line_ends_with_a_message_not_a_traceback(arguments: list[str], fix: str) -> None:
+    result = run(*arguments)
+    assert result.returncode != 0
+    assert fix in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_and_cfg_show_the_configuration_without_starting_anything() -> None:
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert "docs/configuration.md" in shown.stdout
+    composed = run("--cfg", "job", "learner.steps=7")
+    assert composed.returncode == 0
+    assert "steps: 7" in composed.stdout

@@ -1,0 +1,54 @@
+"""Small valid nouns for tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from asyncrl.types import Finish, Labels, Role, Step, Task, Ticket, Trajectory, Turn
+
+
+def make_task(index: int = 0, **changes: Any) -> Task:
+    values: dict[str, Any] = {
+        "id": f"task-{index}",
+        "messages": [{"role": "user", "content": f"{index}+1"}],
+        "ground_truth": str(index + 1),
+        "data_source": "test",
+    }
+    return Task(**{**values, **changes})
+
+
+def make_trajectory(ticket: Ticket | None = None, version: int = 0, length: int = 8, **changes: Any) -> Trajectory:
+    prompt = length // 2
+    mask = np.arange(length) >= prompt
+    values: dict[str, Any] = {
+        "id": ticket.id if ticket else "t000000001.0.0",
+        "task_id": ticket.task.id if ticket else "task-0",
+        "group_id": ticket.group_id if ticket else "t000000001",
+        "member": ticket.member if ticket else 0,
+        "tokens": np.arange(length, dtype=np.int32),
+        "loss_mask": mask,
+        "logprobs": np.where(mask, -0.5, 0).astype(np.float32),
+        "versions": np.where(mask, version, -1).astype(np.int32),
+        "turns": (Turn(0, prompt, Role.PROMPT), Turn(prompt, length, Role.ASSISTANT, "stop")),
+        "steps": (Step(prompt, length),),
+        "finish": Finish.COMPLETED,
+    }
+    return Trajectory(**{**values, **changes})
+
+
+def make_labels(trajectory_id: str, reward: float = 1.0) -> Labels:
+    return Labels(trajectory_id, reward, reward, "test")
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first truthy value of `condition`, polled; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"the condition did not come true within {seconds} s")

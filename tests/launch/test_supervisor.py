@@ -1,0 +1,107 @@
+"""The supervisor: restarts what dies, gives up with the last lines, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.schema import ClusterConfig
+from asyncrl.launch.roles import Role, roles
+from asyncrl.launch.supervisor import RunFailedError, Supervisor
+from tests.helpers import until
+
+
+def script(name: str, code: str) -> Role:
+    return Role(name, [sys.executable, "-c", code])
+
+
+FOREVER = "import time\nwhile True: time.sleep(0.05)"
+
+
+def supervise(tmp_path: Path, *parts: Role, max_restarts: int = 3) -> Supervisor:
+    return Supervisor(parts, tmp_path, {"MARK": "yes"}, max_restarts, "learner")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_run_is_done_when_the_learner_is_and_nobody_is_left(tmp_path: Path) -> None:
+    supervisor = supervise(tmp_path, script("actor-0", FOREVER), script("learner", "pass"))
+    pids = supervisor.pids
+    assert supervisor.run(lambda: False, lambda: None, 0.01)
+    assert not any(alive(pid) for pid in pids.values())
+
+
+def test_a_role_that_dies_is_started_again_under_its_name(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib, sys
+file = pathlib.Path({str(tmp_path)!r}, "starts")
+file.write_text((file.read_text() if file.exists() else "") + os.environ["ASYNCRL_WORKER"] + os.environ["MARK"] + "\\n")
+sys.exit(0 if file.read_text().count("\\n") == 3 else 1)
+"""
+    supervisor = supervise(tmp_path, script("learner", code))
+    assert supervisor.run(lambda: False, lambda: None, 0.01)
+    assert supervisor.restarts == {"learner": 2}
+    assert (tmp_path / "starts").read_text() == "learneryes\n" * 3
+
+
+def test_a_role_that_keeps_dying_ends_the_run_with_its_last_lines(tmp_path: Path) -> None:
+    dying = script("actor-0", "raise ValueError('no engine here')")
+    supervisor = supervise(tmp_path, dying, script("learner", FOREVER), max_restarts=1)
+    with pytest.raises(RunFailedError, match=r"ended 2 times(.|\n)*no engine here"):
+        supervisor.run(lambda: False, lambda: None, 0.01)
+
+
+def test_a_role_that_cannot_be_configured_is_not_started_again(tmp_path: Path) -> None:
+    wrong = script("actor-0", "import sys; print('fix the key'); sys.exit(2)")
+    supervisor = supervise(tmp_path, wrong, script("learner", FOREVER))
+    with pytest.raises(RunFailedError, match="fix the key"):
+        supervisor.run(lambda: False, lambda: None, 0.01)
+
+
+def test_a_role_that_ignores_the_request_to_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.launch.supervisor.STOP_S", 0.3)
+    ready = tmp_path / "ready"
+    deaf = f"import signal, pathlib\nsignal.signal(15, signal.SIG_IGN)\npathlib.Path({str(ready)!r}).touch()\n{FOREVER}"
+    supervisor = supervise(tmp_path, script("learner", deaf))
+    until(ready.exists)
+    pids = supervisor.pids
+    assert not supervisor.run(lambda: True, lambda: None)
+    assert not any(alive(pid) for pid in pids.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_children_stop_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import pathlib, time
+from asyncrl.launch.roles import Role
+from asyncrl.launch.supervisor import Supervisor
+import sys
+role = Role("learner", [sys.executable, "-c", {FOREVER!r}])
+supervisor = Supervisor([role], pathlib.Path({str(tmp_path)!r}), {{}}, 1, "learner")
+pathlib.Path({str(tmp_path)!r}, "pid").write_text(str(supervisor.pids["learner"]))
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    file = tmp_path / "pid"
+    pid = int(until(lambda: file.exists() and file.read_text()))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    until(lambda: not alive(pid))
+
+
+def test_every_role_has_its_own_name_and_several_ranks_go_through_torchrun() -> None:
+    names = [role.name for role in roles(ClusterConfig(actors=2, scorers=2, learner_ranks=2), ["a=b"])]
+    assert names == ["replay", "scoring-0", "scoring-1", "actor-0", "actor-1", "learner"]
+    assert "torch.distributed.run" in roles(ClusterConfig(learner_ranks=2), [])[-1].command
+    assert all(role.command[-1] == "a=b" for role in roles(ClusterConfig(learner_ranks=2), ["a=b"]))

@@ -1,0 +1,232 @@
+"""What the replay promises, one promise a test, on its core without sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.feed import Feed
+from tests.helpers import make_task, make_trajectory
+from tests.replay.support import Core, make_rules
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Core:
+    return Core(tmp_path, make_rules())
+
+
+def test_the_admission_formula_gives_the_numbers_of_the_design() -> None:
+    admission = Admission(max_lag=2, per_version=4)
+    assert admission.capacity(0) == 12
+    assert admission.capacity(5) == 32
+    assert admission.admits(4, 8, 0)
+    assert not admission.admits(5, 8, 0)
+
+
+def test_a_negative_lag_is_refused_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match="use 0"):
+        Admission(-1, 4)
+
+
+def test_tickets_stop_at_the_capacity_and_go_on_after_a_publish(core: Core) -> None:
+    assert len(core.tickets(100)) == 8
+    assert core.tickets(100, holding=core_holding(core)) == []
+    core.publish(1)
+    assert len(core.tickets(100, holding=core_holding(core))) == 4
+
+
+def core_holding(core: Core, worker: str = "a") -> list[str]:
+    with core.store.transaction(write=False) as tx:
+        return tx.members("held", worker)
+
+
+def test_a_trajectory_sent_twice_is_stored_once(core: Core) -> None:
+    ticket = core.tickets(1)[0]
+    assert core.put(make_trajectory(ticket)) == "stored"
+    assert core.put(make_trajectory(ticket)) == "duplicate"
+    assert core.status()["accepted"] == 1
+
+
+def test_a_trajectory_that_does_not_fit_its_ticket_is_refused(core: Core) -> None:
+    ticket = core.tickets(1)[0]
+    with pytest.raises(RefusedError, match="member 7"):
+        core.put(make_trajectory(ticket, member=7))
+
+
+def test_a_lost_ticket_reply_is_given_again_to_the_same_actor(core: Core) -> None:
+    first = core.tickets(2)
+    assert [ticket.id for ticket in core.tickets(2)] == sorted(ticket.id for ticket in first)
+
+
+def test_a_silent_actors_tickets_go_to_another_and_the_first_result_counts(core: Core) -> None:
+    ticket = core.tickets(1)[0]
+    core.tick(11)
+    again = core.tickets(1, worker="b")[0]
+    assert again.id == ticket.id
+    assert core.put(make_trajectory(again)) == "stored"
+    assert core.put(make_trajectory(ticket)) == "duplicate"
+
+
+def test_a_restarted_actor_gets_its_old_tickets_at_once(core: Core) -> None:
+    ticket = core.tickets(1)[0]
+    assert core.tickets(1, life="2")[0].id == ticket.id
+
+
+def test_a_restart_of_the_replay_takes_no_work_away(core: Core) -> None:
+    ticket = core.tickets(1)[0]
+    core.now += 100
+    core.restart()
+    core.tick(5)
+    assert core_holding(core) == [ticket.id]
+
+
+def test_groups_become_batches_only_when_whole_and_labelled(core: Core) -> None:
+    tickets = core.tickets(4)
+    for ticket in tickets[:3]:
+        core.put(make_trajectory(ticket))
+    for trajectory in core.lease():
+        core.label(trajectory.id)
+    assert core.plan(0) is None
+    core.put(make_trajectory(tickets[3]))
+    core.label(core.lease()[0].id)
+    plan = core.plan(0)
+    assert plan is not None
+    assert sorted(plan.ids) == sorted(ticket.id for ticket in tickets)
+
+
+def test_a_recorded_plan_is_handed_out_again_unchanged_after_a_restart(core: Core) -> None:
+    core.run_episodes(8)
+    plan = core.plan(0)
+    core.plan(1)
+    core.restart()
+    assert core.plan(0) == plan
+
+
+def test_a_skipped_step_is_refused(core: Core) -> None:
+    with pytest.raises(RefusedError, match="next one is 0"):
+        core.plan(3)
+
+
+def test_a_group_beyond_the_age_bound_is_evicted_and_its_admission_given_back(core: Core) -> None:
+    core.run_episodes(8, version=0)
+    for step in range(2):
+        assert core.plan(step) is not None
+    core.publish(2)
+    old = core.run_episodes(4, version=0)
+    committed = core.status()["committed"]
+    assert core.plan(2) is None
+    status = core.status()
+    assert status["evicted"] == len(old) == 4
+    assert status["committed"] == committed - 4
+    assert status["tokens_thrown_away"] == 16
+
+
+def test_a_failed_episode_is_replaced_and_its_group_completed(core: Core) -> None:
+    ticket, other = core.tickets(2)
+    core.fail(ticket.id)
+    replacement = core.tickets(1, holding=[other.id])[0]
+    assert (replacement.group_id, replacement.member) == (ticket.group_id, ticket.member)
+    assert replacement.id != ticket.id
+
+
+def test_a_group_whose_member_fails_too_often_is_dropped_whole_and_counted(core: Core) -> None:
+    ticket, other = core.tickets(2)
+    core.put(make_trajectory(other))
+    core.fail(ticket.id)
+    core.fail(core.tickets(1)[0].id)
+    status = core.status()
+    assert (status["dropped"], status["committed"], status["depth_groups"]) == (1, 0, 0)
+    assert core.put(make_trajectory(ticket)) == "late"
+
+
+def test_a_scoring_failure_is_tried_again_then_buried_and_never_a_zero(core: Core) -> None:
+    ticket = core.tickets(1)[0]
+    core.put(make_trajectory(ticket))
+    for _ in range(2):
+        core.scoring_failed(core.lease()[0].id)
+    assert core.lease() == []
+    status = core.status()
+    assert (status["dead"], status["labelled"], status["depth_dead"]) == (1, 0, 1)
+    assert core.tickets(1)[0].member == ticket.member
+
+
+def test_a_dead_scorers_lease_goes_to_another(core: Core) -> None:
+    core.put(make_trajectory(core.tickets(1)[0]))
+    first = core.lease()[0]
+    assert core.lease(worker="t") == []
+    core.tick(11)
+    assert core.lease(worker="t")[0].id == first.id
+
+
+def test_a_lease_is_bounded_by_tokens_but_never_empty(core: Core) -> None:
+    for ticket in core.tickets(4):
+        core.put(make_trajectory(ticket, length=10))
+    assert len(core.lease(tokens=25)) == 2
+    assert len(core.lease(worker="t", tokens=1)) == 1
+
+
+def test_what_a_checkpoint_covers_is_released_and_counted_once(core: Core) -> None:
+    core.run_episodes(8)
+    plan = core.plan(0)
+    assert plan is not None
+    core.plan(1)
+    core.checkpointed(1)
+    core.checkpointed(1)
+    status = core.status()
+    assert (status["trained"], status["depth_data"]) == (4, 4)
+    with pytest.raises(RefusedError, match="trained"), core.store.transaction() as tx:
+        core.service.episodes.fetch(tx, "data", plan.ids)
+
+
+def test_a_full_store_stops_new_groups(tmp_path: Path) -> None:
+    assert Core(tmp_path, make_rules(high_water_bytes=0)).tickets(1) == []
+
+
+def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) -> None:
+    for _ in range(2):
+        with core.store.transaction() as tx:
+            core.service._groups.open_evaluation(tx, 3)
+    tickets = core.tickets(3)
+    assert [(t.temperature, t.min_version, t.purpose) for t in tickets] == [(0.0, 3, "eval")] * 3
+    for ticket in tickets:
+        core.put(make_trajectory(ticket, version=3))
+    for index, trajectory in enumerate(core.lease()):
+        core.label(trajectory.id, float(index > 0))
+    from asyncrl.replay.report import evaluation
+
+    with core.store.transaction() as tx:
+        result = evaluation(tx, 3)
+    assert result is not None
+    assert (result["count"], result["failed"]) == (3, 0)
+    assert result["accuracy"] == pytest.approx(2 / 3)
+    assert core.status()["committed"] == 0
+
+
+def test_a_failed_evaluation_task_counts_as_failed_not_as_wrong(core: Core) -> None:
+    from asyncrl.replay.report import evaluation
+
+    with core.store.transaction() as tx:
+        core.service._groups.open_evaluation(tx, 0)
+    tickets = core.tickets(3)
+    core.fail(tickets[0].id)
+    core.fail(core.tickets(1, holding=[t.id for t in tickets[1:]])[0].id)
+    for ticket in tickets[1:]:
+        core.put(make_trajectory(ticket))
+    for trajectory in core.lease():
+        core.label(trajectory.id, 1.0)
+    with core.store.transaction() as tx:
+        result = evaluation(tx, 0)
+    assert result is not None
+    assert (result["accuracy"], result["count"], result["failed"]) == (1.0, 2, 1)
+
+
+def test_the_feed_gives_the_same_order_wherever_one_starts() -> None:
+    tasks = [make_task(i) for i in range(7)]
+    walked = Feed(tasks, 3, True)
+    rows = [walked.row(position) for position in range(21)]
+    assert [Feed(tasks, 3, True).row(position) for position in reversed(range(21))] == rows[::-1]
+    assert all(sorted(rows[start : start + 7]) == list(range(7)) for start in (0, 7, 14))
+    assert rows[:7] != rows[7:14]

@@ -1,0 +1,189 @@
+"""The replay over real sockets: waiting, refusals, strangers, and a server that dies between two requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from asyncrl.errors import RefusedError, StoppedError, UnavailableError
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.server import Server
+from asyncrl.replay.service import Service
+from asyncrl.replay.store import Store
+from asyncrl.wire import Message, decode, encode
+from tests.helpers import make_labels, make_trajectory
+from tests.replay.support import make_rules
+
+
+class Running:
+    """A replay in a thread, on a port of its own; `kill` ends it without a farewell."""
+
+    def __init__(self, path: Path, context: zmq.Context[Any], port: int | None = None) -> None:
+        self.store = Store(path, 1 << 28, durable=False)
+        self.stop = threading.Event()
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.router_mandatory = True
+        self.port = port or self.socket.bind_to_random_port("tcp://127.0.0.1")
+        if port:
+            self.socket.bind(f"tcp://127.0.0.1:{port}")
+        server = Server(self.socket, self.store, Service(make_rules(), 10.0, time.monotonic))
+        self.thread = threading.Thread(target=server.run, args=(self.stop,), daemon=True)
+        self.thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.socket.close()
+        self.store.close()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def replay(tmp_path: Path, context: zmq.Context[Any]) -> Iterator[Running]:
+    running = Running(tmp_path, context)
+    yield running
+    if not running.stop.is_set():
+        running.kill()
+
+
+def client(replay: Running, context: zmq.Context[Any], worker: str = "a", **options: Any) -> ReplayClient:
+    return ReplayClient(replay.endpoint, worker, "1", context=context, **options)
+
+
+def test_a_whole_round_over_sockets_ends_in_the_same_arrays(replay: Running, context: zmq.Context[Any]) -> None:
+    with_close = client(replay, context)
+    sent = {}
+    for ticket in with_close.tickets([], 4):
+        sent[ticket.id] = make_trajectory(ticket)
+        assert with_close.put(sent[ticket.id]) == "stored"
+    for _, trajectory in with_close.lease(100, 1 << 20):
+        with_close.label(make_labels(trajectory.id, 0.5))
+    plan = with_close.plan(0)
+    assert plan is not None
+    for trajectory in with_close.fetch(plan.ids):
+        assert trajectory.tokens.tobytes() == sent[trajectory.id].tokens.tobytes()
+        assert trajectory.logprobs.tobytes() == sent[trajectory.id].logprobs.tobytes()
+        assert trajectory.turns == sent[trajectory.id].turns
+    assert [labels.reward for labels in with_close.labels(plan.ids)] == [0.5] * 4
+    assert with_close.audit()["lost"] == 0
+    with_close.close()
+
+
+def test_a_request_with_nothing_to_give_waits_and_is_answered_when_there_is(
+    replay: Running, context: zmq.Context[Any]
+) -> None:
+    waiting, working = client(replay, context, "s"), client(replay, context)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.extend(waiting.lease(10, 1000) or waiting.lease(10, 1000)))
+    thread.start()
+    ticket = working.tickets([], 1)[0]
+    working.put(make_trajectory(ticket))
+    thread.join(10)
+    assert [trajectory.id for _, trajectory in results] == [ticket.id]
+    waiting.close()
+    working.close()
+
+
+def test_nothing_is_an_answer_when_patience_is_over(replay: Running, context: zmq.Context[Any]) -> None:
+    learner = client(replay, context)
+    assert learner.plan(0) is None
+    learner.close()
+
+
+def test_a_replay_that_is_killed_between_two_requests_goes_on_where_it_was(
+    tmp_path: Path, context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.replay.client.RETRY_S", 0.2)
+    first = Running(tmp_path, context)
+    worker = client(first, context)
+    tickets = worker.tickets([], 2)
+    assert worker.put(make_trajectory(tickets[0])) == "stored"
+    first.kill()
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.extend(worker.put(make_trajectory(each)) for each in tickets))
+    thread.start()
+    second = Running(tmp_path, context, first.port)
+    thread.join(20)
+    assert results == ["duplicate", "stored"]
+    assert worker.audit()["lost"] == 0
+    worker.close()
+    second.kill()
+
+
+def test_a_refusal_carries_the_reason_and_takes_no_effect(replay: Running, context: zmq.Context[Any]) -> None:
+    learner = client(replay, context)
+    with pytest.raises(RefusedError, match="next one is 0"):
+        learner.plan(5)
+    with pytest.raises(RefusedError, match="unknown"):
+        learner.fetch(["nobody"])
+    assert learner.status()["refused"] == 2
+    learner.close()
+
+
+def test_strangers_are_refused_with_a_reason_and_harm_nobody(replay: Running, context: zmq.Context[Any]) -> None:
+    stranger = context.socket(zmq.DEALER)
+    stranger.linger = 0
+    stranger.connect(replay.endpoint)
+    bad: list[list[bytes]] = [
+        [b"noise"],
+        [b""],
+        [b"\x95" + b"\xc1" * 40, b"x" * 100],
+        encode(Message("trajectory", 7, {"id": "x"})),  # type: ignore[list-item]
+        encode(Message("tickets", 8, {"worker": "w" * 100_000, "incarnation": "1", "holding": [], "want": 1})),  # type: ignore[list-item]
+        encode(Message("tickets", 9, {"worker": "w", "incarnation": "1", "holding": 3, "want": "many"})),  # type: ignore[list-item]
+        encode(Message("no such request", 10)),  # type: ignore[list-item]
+    ]
+    for frames in bad:
+        stranger.send_multipart(frames)
+        assert stranger.poll(5000)
+        reply = decode(stranger.recv_multipart())
+        assert reply.kind == "refused"
+        assert reply.body["reason"]
+    honest = client(replay, context)
+    assert honest.status()["refused"] == len(bad)
+    assert len(honest.tickets([], 1)) == 1
+    honest.close()
+    stranger.close()
+
+
+def test_another_protocol_version_is_refused_naming_both(replay: Running, context: zmq.Context[Any]) -> None:
+    import msgpack
+
+    stranger = context.socket(zmq.DEALER)
+    stranger.linger = 0
+    stranger.connect(replay.endpoint)
+    stranger.send_multipart([msgpack.packb([99, "status", 1, {}, []])])
+    assert stranger.poll(5000)
+    reason = decode(stranger.recv_multipart()).body["reason"]
+    assert "99" in reason
+    assert "1" in reason
+    stranger.close()
+
+
+def test_a_wait_for_an_absent_replay_ends_on_stop_or_when_told_to_give_up(context: zmq.Context[Any]) -> None:
+    stop = threading.Event()
+    stop.set()
+    waiting = ReplayClient("tcp://127.0.0.1:9", "a", "1", stop=stop, context=context)
+    with pytest.raises(StoppedError):
+        waiting.status()
+    waiting.close()
+    impatient = ReplayClient("tcp://127.0.0.1:9", "a", "1", give_up_s=0.1, context=context)
+    with pytest.raises(UnavailableError, match="no answer from the replay"):
+        impatient.status()
+    impatient.close()

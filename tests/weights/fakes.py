@@ -1,0 +1,63 @@
+"""An engine that only holds weights, and the tensors that the tests send."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from asyncrl.errors import WeightsError
+
+
+class HoldingEngine:
+    """Takes weights as the protocol of engines says, and remembers every version that it served."""
+
+    def __init__(self, version: int = -1) -> None:
+        self.version = version
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.served: list[int] = []
+
+    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        if version <= self.version:
+            raise WeightsError(f"version {version} is not newer than {self.version}")
+        self.version, self.tensors = version, dict(tensors)
+        self.served.append(version)
+
+
+def some_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Every kind that could go wrong: half precision, odd sizes, no dimension, no element, not contiguous."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    return {
+        "embed": normal(37, 16).to(torch.bfloat16),
+        "layer.weight": normal(13, 7),
+        "layer.transposed": normal(5, 9).T,
+        "layer.bias": normal(3).to(torch.float16),
+        "scale": normal(),
+        "empty": normal(0, 4),
+        "ids": torch.arange(11),
+        "flags": torch.tensor([True, False, True]),
+    }
+
+
+def shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def same_bits(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    def bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return tensor.dtype, tuple(tensor.shape), raw
+
+    return one.keys() == other.keys() and all(bits(one[name]) == bits(other[name]) for name in one)
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    """Wait for a condition. Raises AssertionError when it has not come true in time."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,117 @@
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from asyncrl.errors import WireError
+from asyncrl.weights.manifest import read_manifest, take_snapshot
+from asyncrl.weights.offers import POLL_S, Offers
+from asyncrl.wire import Message
+
+FORGET_S = 5.0
+RECEIVERS = st.sampled_from([b"one", b"two", b"three"])
+
+
+class OffersMachine(RuleBasedStateMachine):
+    """Receivers that ask, fetch, fall silent and come back while versions are offered in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.offers = Offers(FORGET_S)
+        self.now = 0.0
+        self.newest = -1
+        self.waiting = {}
+        self.transfers = {}
+
+    def deliver(self):
+        for receiver, reply in self.offers.due(self.now):
+            holds, asked = self.waiting.pop(receiver)
+            if reply.kind == "manifest":
+                version = read_manifest(reply.body).version
+                assert version == self.newest > holds
+                self.transfers[receiver] = (version, self.now)
+            else:
+                assert reply.kind == "nothing"
+                assert self.newest <= holds
+                assert self.now >= asked + POLL_S
+
+    @rule(version=st.integers(0, 20))
+    def offer(self, version):
+        self.offers.offer(take_snapshot(version, {"a": torch.full((8,), float(version))}, 16))
+        self.newest = max(self.newest, version)
+        self.deliver()
+
+    @rule(receiver=RECEIVERS, holds=st.integers(-1, 20))
+    def ask(self, receiver, holds):
+        assert self.offers.handle(receiver, Message("manifest", 1, {"holds": holds}), self.now) is None
+        self.waiting[receiver] = (holds, self.now)
+        self.transfers.pop(receiver, None)
+        self.deliver()
+
+    @precondition(lambda self: self.transfers)
+    @rule(data=st.data())
+    def fetch(self, data):
+        receiver = data.draw(st.sampled_from(sorted(self.transfers)))
+        version, _ = self.transfers[receiver]
+        body = {"version": version, "tensor": 0, "start": 16, "stop": 32}
+        reply = self.offers.handle(receiver, Message("chunk", 7, body), self.now)
+        assert reply.sequence == 7
+        assert reply.arrays["bytes"].tobytes() == torch.full((4,), float(version)).numpy().tobytes()
+        self.transfers[receiver] = (version, self.now)
+
+    @rule(seconds=st.floats(0.1, FORGET_S + 1))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.transfers = {r: (v, t) for r, (v, t) in self.transfers.items() if self.now - t <= FORGET_S}
+        self.deliver()
+
+    @invariant()
+    def nobody_waits_without_reason(self):
+        for holds, asked in self.waiting.values():
+            assert self.newest <= holds
+            assert self.now < asked + POLL_S
+
+    @invariant()
+    def memory_holds_the_newest_and_those_in_transfer(self):
+        newest = {self.newest} - {-1}
+        assert self.offers.kept == newest | {version for version, _ in self.transfers.values()}
+
+
+OffersMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestOffers = OffersMachine.TestCase
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 0},
+        {"tensor": 1},
+        {"tensor": -1},
+        {"start": -4},
+        {"start": 8, "stop": 8},
+        {"start": 0, "stop": 32},
+        {"start": 24, "stop": 40},
+        {"stop": "x"},
+    ],
+)
+def test_a_chunk_that_is_not_there_is_refused(change):
+    offers = Offers(FORGET_S)
+    offers.offer(take_snapshot(1, {"a": torch.zeros(8)}, 16))
+    offers.handle(b"r", Message("manifest", 1, {"holds": -1}), 0.0)
+    assert [reply.kind for _, reply in offers.due(0.0)] == ["manifest"]
+    body = {"version": 1, "tensor": 0, "start": 0, "stop": 16}
+    assert offers.handle(b"r", Message("chunk", 2, body), 0.0) is not None
+    with pytest.raises(WireError):
+        offers.handle(b"r", Message("chunk", 3, body | change), 0.0)
+
+
+def test_a_forgotten_receiver_is_told_to_start_again():
+    offers = Offers(FORGET_S)
+    offers.offer(take_snapshot(1, {"a": torch.zeros(8)}, 16))
+    offers.handle(b"r", Message("manifest", 1, {"holds": -1}), 0.0)
+    list(offers.due(0.0))
+    list(offers.due(FORGET_S + 1))
+    body = {"version": 1, "tensor": 0, "start": 0, "stop": 16}
+    with pytest.raises(WireError, match="ask for the manifest"):
+        offers.handle(b"r", Message("chunk", 2, body), FORGET_S + 1)

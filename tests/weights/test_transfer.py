@@ -1,0 +1,326 @@
+"""Publisher, channel and receiver together, over real sockets and where it matters with real processes."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+import zmq
+import zmq.asyncio
+
+from asyncrl.errors import ConfigError, UnavailableError, WeightsError, WireError
+from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.receiver import Receiver
+from asyncrl.wire import Message, decode, encode
+from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors, until
+
+EXPECTED = shapes(some_tensors())
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@contextlib.contextmanager
+def publisher(context, port=0, **options):
+    publisher = Publisher("127.0.0.1", port, context, **{"chunk_bytes": 64, **options})
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+@contextlib.asynccontextmanager
+async def channel(endpoint, **options):
+    context = zmq.asyncio.Context()
+    channel = ZmqChannel(endpoint, context, **options)
+    try:
+        yield channel
+    finally:
+        channel.reset()
+        context.destroy(linger=0)
+
+
+@contextlib.asynccontextmanager
+async def following(channel, engine, expected=EXPECTED):
+    """A receiver at work in the background."""
+    receiver = Receiver(channel, expected, retry_s=0.02)
+    task = asyncio.create_task(receiver.run(engine))
+    try:
+        yield receiver
+        assert not task.done(), "a receiver never ends by itself"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 64, 1 << 20])
+def test_weights_arrive_bit_for_bit(context, chunk_bytes):
+    async def run():
+        engine = HoldingEngine()
+        with publisher(context, chunk_bytes=chunk_bytes) as source:
+            async with channel(source.endpoint) as link, following(link, engine):
+                for version in (0, 1, 5):
+                    source.publish(version, some_tensors(version))
+                    await until(lambda version=version: engine.version == version)
+                    assert same_bits(engine.tensors, some_tensors(version))
+
+    asyncio.run(run())
+
+
+def test_a_late_joiner_gets_only_the_newest(context):
+    async def run():
+        engine = HoldingEngine()
+        with publisher(context) as source:
+            for version in range(4):
+                source.publish(version, some_tensors(version))
+            await until(lambda: source.offered == 3)
+            async with channel(source.endpoint) as link, following(link, engine):
+                await until(lambda: engine.version == 3)
+        assert engine.served == [3]
+        assert same_bits(engine.tensors, some_tensors(3))
+
+    asyncio.run(run())
+
+
+def test_a_flipped_byte_is_refused_and_the_old_weights_stay_until_whole_ones_come(context):
+    async def run():
+        engine = HoldingEngine()
+        with publisher(context) as source:
+            source.publish(0, some_tensors(0))
+            async with channel(source.endpoint) as link, following(link, engine):
+                await until(lambda: engine.version == 0)
+            damaged = some_tensors(1)
+            source.publish(1, damaged)
+            await until(lambda: source.offered == 1)
+            damaged["ids"][3] ^= 1
+            async with channel(source.endpoint) as link, following(link, engine) as receiver:
+                await until(lambda: receiver.refused >= 2)
+                assert engine.version == 0
+                assert same_bits(engine.tensors, some_tensors(0))
+                damaged["ids"][3] ^= 1
+                await until(lambda: engine.version == 1)
+                assert same_bits(engine.tensors, some_tensors(1))
+
+    asyncio.run(run())
+
+
+def test_weights_that_do_not_fit_the_engine_are_refused_before_a_byte_is_taken(context, caplog):
+    class NoFetch(ZmqChannel):
+        async def fetch(self, manifest):
+            raise AssertionError("nothing may be fetched")
+
+    async def run():
+        engine = HoldingEngine()
+        with publisher(context) as source:
+            incomplete = some_tensors(0)
+            del incomplete["scale"]
+            source.publish(0, incomplete)
+            link = NoFetch(source.endpoint, zmq.asyncio.Context.shadow(context))
+            async with following(link, engine) as receiver:
+                await until(lambda: receiver.refused >= 1)
+            async with channel(source.endpoint) as link, following(link, engine) as receiver:
+                await until(lambda: receiver.refused >= 1)
+                assert engine.version == -1
+                source.publish(1, some_tensors(1))
+                await until(lambda: engine.version == 1)
+        assert "1 missing (scale)" in caplog.text
+
+    asyncio.run(run())
+
+
+def test_a_slow_receiver_finishes_its_version_while_a_fast_one_goes_on(context):
+    async def run():
+        fast_engine = HoldingEngine()
+        with publisher(context) as source:
+            source.publish(0, some_tensors(0))
+            async with channel(source.endpoint, credits=1) as slow, channel(source.endpoint) as fast:
+                begun = await slow.newer_than(-1)
+                async with following(fast, fast_engine):
+                    await until(lambda: fast_engine.version == 0)
+                    source.publish(1, some_tensors(1))
+                    source.publish(2, some_tensors(2))
+                    await until(lambda: fast_engine.version == 2)
+                assert same_bits(await slow.fetch(begun), some_tensors(0))
+                assert (await slow.newer_than(0)).version == 2
+
+    asyncio.run(run())
+
+
+def test_an_older_version_is_never_taken_and_never_published(context):
+    async def run():
+        engine = HoldingEngine(version=7)
+        with publisher(context) as source:
+            source.publish(3, some_tensors(3))
+            with pytest.raises(WeightsError, match="never moves backwards"):
+                source.publish(3, some_tensors(3))
+            async with channel(source.endpoint) as link, following(link, engine):
+                async with channel(source.endpoint) as other:
+                    assert await other.newer_than(7) is None
+                assert engine.version == 7
+                source.publish(8, some_tensors(8))
+                await until(lambda: engine.version == 8)
+        assert engine.served == [8]
+
+    asyncio.run(run())
+
+
+PUBLISH = """
+import sys, time, torch, zmq
+from asyncrl.weights.publisher import Publisher
+publisher = Publisher("127.0.0.1", int(sys.argv[1]), zmq.Context(), chunk_bytes=4096)
+publisher.publish(int(sys.argv[2]), {"a": torch.full((2_000_000,), float(sys.argv[2]))})
+time.sleep(600)
+"""
+
+
+def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is_followed(caplog):
+    caplog.set_level(logging.INFO)
+    port = free_port()
+
+    def start(version):
+        return subprocess.Popen([sys.executable, "-c", PUBLISH, str(port), str(version)])
+
+    class KillsDuringFetch:
+        """Passes on to a real channel, and kills the publisher with -9 as soon as the fetch is under way."""
+
+        def __init__(self, inner, process):
+            self.endpoint, self.inner, self.process, self.cut = inner.endpoint, inner, process, False
+
+        async def newer_than(self, version):
+            return await self.inner.newer_than(version)
+
+        async def fetch(self, manifest):
+            fetching = asyncio.create_task(self.inner.fetch(manifest))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            self.process.kill()
+            self.cut = not fetching.done()
+            return await fetching
+
+        def reset(self):
+            self.inner.reset()
+
+    async def run():
+        expected = {"a": (2_000_000,)}
+        engine = HoldingEngine(version=1)
+        async with channel(f"tcp://127.0.0.1:{port}", credits=2, timeout_s=1.5) as link:
+            first = start(2)
+            killing = KillsDuringFetch(link, first)
+            async with following(killing, engine, expected) as receiver:
+                await until(lambda: first.poll() is not None)
+                await until(lambda: "waiting for the learner" in caplog.text)
+                assert killing.cut
+                assert (engine.version, receiver.updates) == (1, 0)
+            second = start(3)
+            try:
+                async with following(link, engine, expected):
+                    await until(lambda: engine.version == 3)
+                assert bool((engine.tensors["a"] == 3).all())
+            finally:
+                second.kill()
+                second.wait()
+
+    asyncio.run(run())
+
+
+def test_a_receiver_says_whom_it_waits_for(caplog):
+    async def run():
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
+        async with channel(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine()):
+            await until(lambda: "waiting for the learner: the weight publisher at tcp://127.0.0.1" in caplog.text)
+
+    asyncio.run(run())
+
+
+def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(context):
+    nonsense = [
+        [b""],
+        [b"junk", b"more junk"],
+        [b"\x00" * 1000],
+        encode(Message("launch-missiles")),
+        encode(Message("manifest", 1, {"holds": "everything"})),
+        encode(Message("chunk", 1, {"version": 0, "tensor": 0, "start": 0, "stop": 1 << 60})),
+    ]
+
+    async def run():
+        engine = HoldingEngine()
+        with publisher(context) as source, context.socket(zmq.DEALER) as stranger:
+            stranger.connect(source.endpoint)
+            source.publish(0, some_tensors(0))
+            for frames in nonsense:
+                stranger.send_multipart(frames)
+                assert stranger.poll(10_000), "a refusal says so"
+                reply = decode(stranger.recv_multipart())
+                assert reply.kind == "refused"
+                assert reply.body["reason"]
+            assert source.refused == len(nonsense)
+            stranger.send(b"x" * (1 << 20))
+            async with channel(source.endpoint) as link, following(link, engine):
+                await until(lambda: engine.version == 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [b"junk"],
+        encode(Message("manifest", 1, {"version": 3})),
+        encode(Message("manifest", 99, {"version": 3, "chunk_bytes": 8, "tensors": []})),
+        encode(Message("manifest", 1, {"version": -5, "chunk_bytes": 8, "tensors": []})),
+        encode(Message("refused", 0, {"reason": "no"})),
+    ],
+)
+def test_nonsense_from_a_publisher_is_a_wire_error(context, answer):
+    async def run():
+        with context.socket(zmq.ROUTER) as impostor:
+            port = impostor.bind_to_random_port("tcp://127.0.0.1")
+            async with channel(f"tcp://127.0.0.1:{port}", timeout_s=10) as link:
+                asking = asyncio.create_task(link.newer_than(-1))
+                await until(lambda: impostor.poll(0) > 0)
+                impostor.send_multipart([impostor.recv_multipart()[0], *answer])
+                with pytest.raises(WireError):
+                    await asking
+
+    asyncio.run(run())
+
+
+def test_a_silent_publisher_is_unavailable(context):
+    async def run():
+        async with channel(f"tcp://127.0.0.1:{free_port()}", timeout_s=0.05) as link:
+            with pytest.raises(UnavailableError, match=r"silent for 0\.05 s"):
+                await link.newer_than(-1)
+
+    asyncio.run(run())
+
+
+def test_an_address_that_others_can_reach_must_be_allowed(context):
+    with pytest.raises(ConfigError, match="insecure"):
+        Publisher("0.0.0.0", 0, context)
+    Publisher("0.0.0.0", 0, context, insecure=True).close()
+
+
+def test_what_cannot_travel_is_refused_at_once(context):
+    with publisher(context) as source:
+        with pytest.raises(WeightsError, match="move it to the CPU"):
+            source.publish(0, {"a": torch.zeros(2, device="meta")})
+        with pytest.raises(WeightsError, match="complex64"):
+            source.publish(0, {"a": torch.zeros(2, dtype=torch.complex64)})
+    with pytest.raises(WeightsError, match="closed"):
+        source.publish(0, some_tensors())
