@@ -1,7 +1,7 @@
 """Tool calls in the hermes form: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number in one turn.
 
-A call that cannot be made as written is a `MalformedCall`, whose error the policy reads. Text in a closed
-`<think>` block makes no calls. What is returned as a call can be sent and stored: see `_check_plain`.
+A call that cannot be made as written is a `MalformedCall`, whose error the policy reads. Thoughts, which end with
+`</think>`, make no calls. What is returned as a call can be sent and stored: see `_check_plain`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from asyncrl.types import ToolCall
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _CLOSING = re.compile(r"\s*" + _CLOSE)
+_MARK = re.compile(f"{_OPEN}|</think>")
 _SPACE = re.compile(r"\s*")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
@@ -42,13 +43,15 @@ def parse_tool_calls(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> tup
 
     Arguments are checked for presence, type and enum; what is nested deeper is the tool's to check.
     """
-    thought, closed, answer = text.partition("</think>")
-    text = answer if closed else thought
     calls: list[ToolCall | MalformedCall] = []
     position = 0
-    while (start := text.find(_OPEN, position)) >= 0:
-        call, position = _read_call(text, start + len(_OPEN), schemas)
-        calls.append(call)
+    while mark := _MARK.search(text, position):
+        position = mark.end()
+        if mark.group() == _OPEN:
+            call, position = _read_call(text, position, schemas)
+            calls.append(call)
+        else:
+            calls.clear()
     return tuple(calls)
 
 
@@ -60,17 +63,11 @@ def _read_call(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]]) 
         _check_plain(value)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        return MalformedCall(f"Error: the tool call is not valid JSON: {reason}."), _skip(text, start)
+        return MalformedCall(f"Error: the tool call is not valid JSON: {reason}."), start
     closing = _CLOSING.match(text, end)
     if closing is None:
-        return MalformedCall(f"Error: {_CLOSE} must follow the JSON object of a tool call."), _skip(text, end)
+        return MalformedCall(f"Error: {_CLOSE} must follow the JSON object of a tool call."), end
     return _checked(value, schemas), closing.end()
-
-
-def _skip(text: str, start: int) -> int:
-    """Behind the broken call that starts at `start`: after its closing mark, else before the next call."""
-    ends = [end for end in (text.find(_CLOSE, start), text.find(_OPEN, start)) if end >= 0]
-    return min(ends, default=len(text))
 
 
 def _checked(value: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall | MalformedCall:

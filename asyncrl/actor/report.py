@@ -1,4 +1,4 @@
-"""What an actor measures, told every few seconds. Counters run since the start, lists and means since the last report."""
+"""What an actor measures, told every few seconds: counters from the start, lists and means since the last report."""
 
 from __future__ import annotations
 

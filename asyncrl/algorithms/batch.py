@@ -1,11 +1,17 @@
-"""What the algorithms are given: the episodes of the global batch, and packed tokens of some of them."""
+"""What the algorithms are given: the episodes of the global batch, and packed tokens of some of them.
+
+Shapes and dtypes are checked on construction (InvariantError names the field), so nothing is broadcast by accident.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 
+import torch
 from torch import Tensor
+
+from asyncrl.errors import InvariantError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -15,7 +21,8 @@ class Episodes:
     group int64[S], dense index of the sequence's group; reward float32[S], the shaped scalar; outcome float32[S], the
     verifier's own; lengths int64[S], policy tokens; step_scores float32[K], step_sequence int64[K], step_end int64[K]:
     the K process scores of the batch, whose sequence each is, and the exclusive end of its span among that sequence's
-    tokens (K = 0 without a process model); extra holds named scores float32[S].
+    tokens (K = 0 without a process model), a sequence's steps in order; extra holds named scores float32[S]. greedy
+    bool[S] marks the members that were sampled greedily as a baseline; version is the learner's policy version.
     """
 
     group: Tensor
@@ -26,15 +33,35 @@ class Episodes:
     step_sequence: Tensor
     step_end: Tensor
     extra: Mapping[str, Tensor]
+    greedy: Tensor | None = None
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_shapes(self, "group", ("reward", "outcome", "lengths", "greedy"))
+        _check_shapes(self, "step_scores", ("step_sequence", "step_end"))
+        _check_dtypes(self, torch.int64, ("group", "lengths", "step_sequence", "step_end"))
+        _check_dtypes(self, torch.bool, ("greedy",))
+        for name, scores in self.extra.items():
+            _require(scores.shape == self.group.shape, f"extra[{name!r}]", scores, f"{list(self.group.shape)} (group)")
+
+    @property
+    def count(self) -> int:
+        """S, the sequences of the global batch."""
+        return self.group.numel()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
     """N packed tokens. The tensors [N] line up: entry t speaks of token t as predicted from those before it.
 
-    sequence int64[N]; position int64[N], the token's index in its own sequence; mask bool[N]; behaviour float32[N], the
-    log-prob when sampled; versions int64[N]. Filled in as training goes on: proximal float32[N], log-prob at the start
-    of the learner step; reference float32[N] or None; advantages float32[N].
+    sequence int64[N]; position int64[N], the token's index in its own sequence, counting up by one; mask bool[N];
+    behaviour float32[N], the log-prob when sampled; versions int64[N]. Filled in as training goes on: proximal
+    float32[N], log-prob at the start of the learner step; reference float32[N]; values float32[N], the critic's value
+    of the state before token t; implicit float32[N], log(pi_phi / pi_ref) of an implicit process model.
+
+    `Algorithm.prepare` adds advantages float32[N]; returns float32[N], the critic's target; weights float32[N],
+    importance weights; rejected int32[N], bit k set where the k-th correction drops the token; selected bool[N], the
+    tokens that the loss singles out; lag int64[N], the learner's version minus the token's.
     """
 
     sequence: Tensor
@@ -45,6 +72,29 @@ class Tokens:
     proximal: Tensor | None = None
     reference: Tensor | None = None
     advantages: Tensor | None = None
+    values: Tensor | None = None
+    implicit: Tensor | None = None
+    returns: Tensor | None = None
+    weights: Tensor | None = None
+    rejected: Tensor | None = None
+    selected: Tensor | None = None
+    lag: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_shapes(self, "sequence", [name for name, _ in self.tensors()])
+        _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "lag"))
+        _check_dtypes(self, torch.bool, ("mask", "selected"))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors [N] that are there, by name."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                yield field.name, value
+
+    def select(self, index: Tensor) -> Tokens:
+        """The tokens at `index` int64[n], in that order; keep whole sequences together."""
+        return replace(self, **{name: value[index] for name, value in self.tensors()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +104,23 @@ class Totals:
 
     tokens: int
     sequences: int
+
+
+def _check_shapes(owner: Episodes | Tokens, first: str, names: tuple[str, ...] | list[str]) -> None:
+    shape = getattr(owner, first).shape
+    _require(len(shape) == 1, first, getattr(owner, first), "one dimension")
+    for name in names:
+        value = getattr(owner, name)
+        _require(value is None or value.shape == shape, name, value, f"{list(shape)}, as {first} has")
+
+
+def _check_dtypes(owner: Episodes | Tokens, dtype: torch.dtype, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and value.dtype != dtype:
+            raise InvariantError(f"{name} is {value.dtype}; it must be {dtype}")
+
+
+def _require(condition: bool, name: str, value: Tensor, needed: str) -> None:
+    if not condition:
+        raise InvariantError(f"{name} has shape {list(value.shape)}; it must have {needed}")

@@ -2,11 +2,13 @@
 
 A role that ends with status 0 is done, with status 2 cannot be configured (the run ends with its last lines), otherwise
 it is restarted, at most `max_restarts` times. Whatever happens to this process, its children are asked to stop.
+`processes.json` in the run folder has the process id of each role.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
 import signal
@@ -51,7 +53,9 @@ class Supervisor:
         self._environment = environment
         self._max_restarts = max_restarts
         self._until = until
+        self._processes = run_dir / "processes.json"
         self._children = {role.name: Child(role, self._start(role)) for role in roles}
+        self._write_processes()
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -108,6 +112,10 @@ class Supervisor:
         log.warning("%s ended with status %d; starting it again", child.role.name, status)
         child.process = self._start(child.role)
         child.starts += 1
+        self._write_processes()
+
+    def _write_processes(self) -> None:
+        self._processes.write_text(json.dumps(self.pids))
 
     def last_lines(self, name: str, count: int = 15) -> str:
         """The end of a role's log."""

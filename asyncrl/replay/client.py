@@ -132,10 +132,10 @@ class ReplayClient:
         """Have the held-out tasks run greedily with `version` or newer; asking twice does nothing more."""
         self._call("evaluate", version=version)
 
-    def evaluation(self, version: int) -> Mapping[str, Any] | None:
-        """The result of an evaluation: accuracy, mean_reward, count, failed; waits about a second, then None."""
-        reply = self._call("evaluation", version=version)
-        return reply.body["result"] if reply.body else None
+    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
+        """The result of an evaluation: accuracy, mean_reward, count, failed. None while it is not complete; `wait`
+        waits about a second before it says so."""
+        return self._call("evaluation", version=version, wait=wait).body.get("result")
 
     def status(self) -> dict[str, Any]:
         """Counters and depths."""

@@ -153,7 +153,7 @@ class Service:
 
     def _evaluation(self, tx: Transaction, request: Message) -> Message | None:
         result = report.evaluation(tx, int(request.body["version"]))
-        return None if result is None else _reply(request, result=result)
+        return None if result is None and request.body["wait"] else _reply(request, result=result)
 
     def _status(self, tx: Transaction, request: Message) -> Message:
         status = report.status(tx, self._rules)

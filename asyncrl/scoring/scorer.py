@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +24,6 @@ from asyncrl.types import Labels, Task, Trajectory
 
 logger = logging.getLogger(__name__)
 
-Episode = tuple[Task, Trajectory]
 Scores = NDArray[np.float32]
 T = TypeVar("T")
 
@@ -39,25 +39,53 @@ class Scorer:
         self._verifier = verifier
         self._prm = prm
 
-    def score(self, episodes: Sequence[Episode]) -> Iterator[Labels | ScoringError]:
+    def score(self, episodes: Sequence[tuple[Task, Trajectory]]) -> Iterator[Labels | ScoringError]:
         """The labels of each episode, in order, as they become ready; or why it has none."""
         step_scores = self._score_steps([trajectory for _, trajectory in episodes])
         for (task, trajectory), scores in zip(episodes, step_scores, strict=True):
             if isinstance(scores, ScoringError):
                 yield scores
             else:
-                yield _attempt(lambda t=task, e=trajectory, s=scores: self._label(t, e, s))  # type: ignore[misc]
+                yield _attempt(partial(self._label, task, trajectory, scores))
+
+    def _score_steps(self, trajectories: Sequence[Trajectory]) -> list[Scores | ScoringError]:
+        together = _attempt(partial(self._read_steps, trajectories))
+        if not isinstance(together, ScoringError):
+            return [*together]
+        if len(trajectories) == 1:
+            return [together]
+        return [self._score_steps([trajectory])[0] for trajectory in trajectories]
+
+    def _read_steps(self, trajectories: Sequence[Trajectory]) -> list[Scores]:
+        if self._prm is None:
+            return [np.zeros(0, np.float32)] * len(trajectories)
+        scores = self._prm.score([transcript(trajectory, self._tokenizer) for trajectory in trajectories])
+        found, wanted = [each.shape for each in scores], [(len(trajectory.steps),) for trajectory in trajectories]
+        if found != wanted:
+            raise ScoringError(f"{self._prm.name} gave scores of shapes {found} for steps of shapes {wanted}")
+        return scores
 
     def _label(self, task: Task, trajectory: Trajectory, scores: Scores) -> Labels:
         verdict = self._verifier.verify(task, answer_text(trajectory, self._tokenizer), trajectory)
         shaped = shape(verdict.outcome, scores, trajectory.rewards, self._config.shaping)
         rule = self._config.rules.get(task.data_source, self._config.rule)
+        ends = [step.end for step in trajectory.steps] if self._prm else []
         return Labels(
             trajectory_id=trajectory.id,
             reward=shaped.reward,
             outcome=verdict.outcome,
             scorer=f"{rule}+{self._prm.name}" if self._prm else rule,
             step_scores=scores,
-            step_ends=np.array([step.end for step in trajectory.steps[: len(scores)]], np.int32),
+            step_ends=np.array(ends, np.int32),
             extra={**shaped.parts, **{f"rule/{name}": value for name, value in verdict.extra.items()}},
         )
+
+
+def _attempt(work: Callable[[], T]) -> T | ScoringError:
+    try:
+        return work()
+    except AsyncrlError as error:
+        return ScoringError(str(error))
+    except Exception as error:
+        logger.exception("scoring failed")
+        return ScoringError(f"{type(error).__name__}: {error}")

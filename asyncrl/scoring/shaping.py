@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from asyncrl.config.schema import ShapingConfig
 from asyncrl.errors import ScoringError
 
-_AGGREGATIONS = {"mean": np.mean, "min": np.min, "product": np.prod, "last": lambda scores: scores[-1]}
+_AGGREGATIONS: Mapping[str, Callable[[NDArray[np.float32]], np.float32]] = {
+    "mean": np.mean,
+    "min": np.min,
+    "product": np.prod,
+    "last": lambda scores: scores[-1],
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Judging by rule, in a process of its own that is killed when a rule overruns.
 
 A rule is somebody's code: it may loop for ever, hold the interpreter in a regular expression, or crash. None of that
-may stop the scorer or become a reward, so only a process will do. Messages pass a pipe in the wire format.
+may stop the scorer or become a reward, so only a process will do. The process ends itself when a rule overruns, and
+tells on stderr where; this side only makes sure. Messages pass a pipe in the wire format.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Pipe
 
@@ -21,6 +23,9 @@ from asyncrl.wire import Message, decode, encode, join, split, task_body, trajec
 START_TIMEOUT_S = 120.0
 """For the start of the process and the imports of its rules."""
 
+GRACE_S = 2.0
+"""For the process to end itself."""
+
 
 class Verifier:
     """Judges with the rules that the configuration names; one verification may take `timeout_s`.
@@ -29,7 +34,7 @@ class Verifier:
     """
 
     def __init__(self, rule: str, rules: Mapping[str, str], timeout_s: float) -> None:
-        self._arguments = [rule, json.dumps(dict(rules))]
+        self._arguments = [str(timeout_s), rule, json.dumps(dict(rules))]
         self._timeout_s = timeout_s
         self._process: _RuleProcess | None = self._start()
 
@@ -38,12 +43,13 @@ class Verifier:
         message = trajectory_message(trajectory)
         body = {**message.body, "row": task_body(task), "answer": answer}
         self._process = self._process or self._start()
+        started = time.monotonic()
         try:
             self._process.send(Message("verify", body=body, arrays=message.arrays))
-            reply = self._process.receive(self._timeout_s)
-        except (TimeoutError, EOFError, OSError) as error:
+            reply = self._process.receive(self._timeout_s + GRACE_S)
+        except (EOFError, OSError) as error:
             self.close()
-            if isinstance(error, TimeoutError):
+            if time.monotonic() - started >= self._timeout_s:
                 raise ScoringError(f"the rule took longer than scoring.timeout_s={self._timeout_s:g}") from error
             raise ScoringError("the rule took its process down") from error
         if reply.kind == "failed":
@@ -60,7 +66,7 @@ class Verifier:
         process = _RuleProcess(self._arguments)
         try:
             reply = process.receive(START_TIMEOUT_S)
-        except (TimeoutError, EOFError, OSError) as error:
+        except (EOFError, OSError) as error:
             process.kill()
             raise ConfigError("the process that runs the rules did not start; its output says why") from error
         if reply.kind == "failed":

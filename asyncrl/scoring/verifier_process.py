@@ -1,11 +1,13 @@
 """The process in which rules run: answers each episode from its pipe with a verdict, and ends with the pipe.
 
-`verifier.py` alone starts it: `python -m asyncrl.scoring.verifier_process FD RULE RULES_BY_DATA_SOURCE_AS_JSON`.
+`verifier.py` alone starts it, with the arguments FD TIMEOUT_S RULE RULES_BY_DATA_SOURCE_AS_JSON. A rule that overruns
+ends the process, with its traceback on stderr, even if the parent is no longer there to see to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
 import signal
@@ -20,7 +22,7 @@ from asyncrl.wire import Buffer, Message, decode, encode, join, read_task, read_
 logger = logging.getLogger(__name__)
 
 
-def main(fd: int, rule: str, rules: Mapping[str, str]) -> None:
+def main(fd: int, timeout_s: float, rule: str, rules: Mapping[str, str]) -> None:
     # Ctrl-C reaches the whole process group; this process ends when its parent does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Connection(fd)
@@ -32,7 +34,11 @@ def main(fd: int, rule: str, rules: Mapping[str, str]) -> None:
     _send(pipe, Message("ready"))
     with contextlib.suppress(EOFError):
         while True:
-            _send(pipe, _judge(book, pipe.recv_bytes()))
+            request = pipe.recv_bytes()
+            faulthandler.dump_traceback_later(timeout_s, exit=True)
+            reply = _judge(book, request)
+            faulthandler.cancel_dump_traceback_later()
+            _send(pipe, reply)
 
 
 def _judge(book: RuleBook, request: Buffer) -> Message:
@@ -57,4 +63,4 @@ def _send(pipe: Connection, message: Message) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))

@@ -67,12 +67,12 @@ class EmbeddedEngine:
         self._version = initial_version
         self._cache = SlotCache(model.config, config.slots, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
-        self._scheduler = Scheduler(config.slots, prefill_tokens or (512 if self._device.type == "cpu" else 8192))
+        self._scheduler = Scheduler(config.slots, prefill_tokens or (256 if self._device.type == "cpu" else 8192))
         self._waiters: list[tuple[int, Future[None]]] = []
         self._sampled = 0
         self._clock = clock
         self._started = clock()
-        self._idle: tuple[float, float | None] = (0.0, self._started)
+        self._idle: tuple[float, float | None] = (0.0, None)  # seconds until the last wait, and when the wait began
         self._closed = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
@@ -91,7 +91,7 @@ class EmbeddedEngine:
     ) -> Self:
         """An engine over the Hugging Face model at `path`, on the GPU where there is one; `options` as above."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         )
         return cls(model.to(device), config, **options)
@@ -108,7 +108,7 @@ class EmbeddedEngine:
         self._check(tokens)
         limit = min(sampling.max_new_tokens, self._max_length - len(tokens))
         key = request_key(self._seed, session)
-        request = Request(session, tokens, sampling.temperature, limit, frozenset(stop), key)
+        request = Request(session, tokens.copy(), sampling.temperature, limit, frozenset(stop), key)
         self._send(partial(self._submit, request))
         try:
             return await asyncio.wrap_future(request.future)
@@ -161,16 +161,121 @@ class EmbeddedEngine:
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise EngineError(f"token ids must be from 0 to {vocabulary - 1}; got {tokens.min()} to {tokens.max()}")
 
-    # The methods below run in the engine's own thread.
+    def _check_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if wrong := sorted(self._parameters.keys() ^ tensors.keys()):
+            raise WeightsError(
+                f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send every parameter"
+            )
+        for name, parameter in self._parameters.items():
+            if tensors[name].shape != parameter.shape or not tensors[name].is_floating_point():
+                raise WeightsError(
+                    f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; "
+                    f"the model has {parameter.dtype} {tuple(parameter.shape)}"
+                )
+
+    def _stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All that can fail or takes long, before the switch: the tensors on the device in the model's dtype."""
+        return {name: tensors[name].to(parameter) for name, parameter in self._parameters.items()}
+
+    # What follows runs in the engine's own thread.
 
     def _run(self) -> None:
         with torch.inference_mode():
             while not self._closed:
                 self._take_commands()
                 if self._ready:
-                    try:
-                        self._step()
-                    except Exception as error:
-                        logger.exception("a pass failed; its requests end with an error")
-                        self._scheduler.fail_running(EngineError(f"a forward pass failed: {error!r}"))
-   ...
+                    self._guarded_step()
+        while not self._commands.empty():
+            self._commands.get()()
+        closed = EngineError("the engine was closed")
+        self._scheduler.fail_all(closed)
+        for _, waiter in self._waiters:
+            _settle(waiter, closed)
+
+    @property
+    def _ready(self) -> bool:
+        return self._version != NO_VERSION and self._scheduler.busy
+
+    def _take_commands(self) -> None:
+        if not self._ready:
+            idle, since = self._idle[0], self._clock()
+            self._idle = (idle, since)
+            command = self._commands.get()
+            self._idle = (idle + self._clock() - since, None)
+            command()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _submit(self, request: Request) -> None:
+        try:
+            self._scheduler.submit(request)
+        except EngineError as error:
+            request.fail(error)
+
+    def _wait(self, version: int, done: Future[None]) -> None:
+        self._waiters.append((version, done))
+        self._wake()
+
+    def _wake(self) -> None:
+        for version, waiter in self._waiters:
+            if version <= self._version:
+                _settle(waiter)
+        self._waiters = [(version, waiter) for version, waiter in self._waiters if version > self._version]
+
+    def _switch(self, version: int, staged: Mapping[str, torch.Tensor], done: Future[None]) -> None:
+        if version <= self._version or version < 0:
+            _settle(done, WeightsError(f"version {version} is not newer than {self._version}, which is served"))
+            return
+        for name, tensor in staged.items():
+            self._parameters[name].copy_(tensor)
+        self._version = version
+        self._scheduler.forget()
+        _settle(done)
+        self._wake()
+
+    def _guarded_step(self) -> None:
+        try:
+            self._step()
+        except Exception as error:
+            logger.exception("a forward pass failed; the requests in it end with an error")
+            self._scheduler.fail_running(EngineError(f"a forward pass failed: {error!r}"))
+
+    def _step(self) -> None:
+        work = self._scheduler.plan()
+        complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
+        tokens, logprobs = self._forward(work, complete)
+        for slot, chunk in work:
+            slot.cached = chunk.end
+        for index, token, logprob in zip(complete, tokens, logprobs, strict=True):
+            slot = work[index][0]
+            if math.isfinite(logprob):
+                self._scheduler.append(slot, token, logprob, self._version)
+                self._sampled += 1
+            else:
+                self._cache.wipe(slot.index)
+                self._scheduler.fail(slot, EngineError(f"version {self._version} gives logits that are not finite"))
+
+    def _forward(self, work: Sequence[tuple[Slot, Chunk]], complete: Sequence[int]) -> tuple[list[int], list[float]]:
+        """One pass over `work`; a token and its log-prob for each chunk that completes its sequence."""
+        layout = Layout(self._cache, [chunk for _, chunk in work])
+        ids = [token for slot, chunk in work for token in slot.tokens[chunk.start : chunk.end]]
+        logits = self._model(
+            input_ids=torch.tensor(ids, device=self._device)[None],
+            position_ids=layout.positions,
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(layout.last[complete]).to(self._device),
+            layout=layout,
+        ).logits[0]
+        slots = [work[index][0] for index in complete]
+        temperature = torch.tensor([slot.request.temperature for slot in slots], device=self._device)
+        noise = uniforms([slot.request.key for slot in slots], [len(slot.tokens) for slot in slots])
+        tokens, logprobs = sample(logits, temperature, torch.from_numpy(noise).to(self._device))
+        return tokens.tolist(), logprobs.tolist()
+
+
+def _settle(future: Future[None], error: Exception | None = None) -> None:
+    if future.set_running_or_notify_cancel():
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)

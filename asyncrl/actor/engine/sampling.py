@@ -32,14 +32,15 @@ def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float6
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
-    return ((state >> np.uint64(16)).astype(np.float64) + 0.5) / 2.0**48
+    numbers: NDArray[np.float64] = ((state >> np.uint64(16)) + 0.5) * 2.0**-48
+    return numbers
 
 
 def sample(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row: logits [B, V], temperature float32[B], uniform float64[B] to tokens int64[B], logprobs float32[B].
+    """Tokens int64[B] and their logprobs float32[B], from logits [B, V], temperature float32[B], uniform float64[B].
 
-    Temperature 0 takes the largest logit. Log-probs are float32 and those of logits / temperature (of the logits
-    themselves at temperature 0).
+    Temperature 0 takes the largest logit. Log-probs are those of logits / temperature, and at temperature 0 those of
+    the logits themselves.
     """
     greedy = temperature == 0
     logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)

@@ -2,7 +2,7 @@
 
 What holds:
 - a session has at most one request at a time, and a slot at most one session;
-- requests get slots in the order they came; where no slot is free, the session that has been idle longest loses its own;
+- requests get slots in the order they came; where none is free, the session that has been idle longest loses its own;
 - the slot of an idle session stays as it is: the next request computes only what follows the longest common prefix;
 - a pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
   first: however long a prompt is, it slows the others by a bounded amount;
@@ -96,7 +96,8 @@ class Scheduler:
     def plan(self) -> list[tuple[Slot, Chunk]]:
         """What the next pass computes, chunks of one token first."""
         self._admit()
-        single, longer = [], []
+        single: list[tuple[Slot, Chunk]] = []
+        longer: list[tuple[Slot, Chunk]] = []
         budget = self._prefill_tokens
         for slot in self._running.values():
             count = len(slot.tokens) - slot.cached

@@ -19,7 +19,7 @@ from typing import IO, Any, ClassVar
 
 from asyncrl.actor.tools.base import Tool
 
-_CHILD = Path(__file__).with_name("sandbox_child.py")
+CHILD = Path(__file__).with_name("sandbox_child.py")
 _MAX_FILE_BYTES = 1 << 20
 _KILLED = 128 + signal.SIGKILL
 
@@ -58,7 +58,7 @@ class PythonSandbox(Tool):
         """The exit status, or None where the time was over. Whatever happens, the process group is killed."""
         limits = (self._cpu_s, self._memory_mb << 20, _MAX_FILE_BYTES)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_CHILD), *map(str, limits)),
+            *(sys.executable, "-I", "-S", str(CHILD), *map(str, limits)),
             stdin=program,
             stdout=output,
             stderr=output,

@@ -1,7 +1,7 @@
-"""Process reward models with a value head, as Skywork-o1-Open-PRM: step score = sigmoid(value at the step's last token).
+"""Process reward models with a value head, as Skywork-o1-Open-PRM: a step's score is sigmoid(value at its last token).
 
-The folder holds a backbone for `AutoModel` with its tokenizer, and `value_head.safetensors` with `weight` float[1, H] and
-`bias` float[1]. The model reads the transcript as it is, special tokens included, through its own tokenizer.
+The folder holds a backbone for `AutoModel` with its tokenizer, and `value_head.safetensors` with `weight` float[1, H]
+and `bias` float[1]. The model reads the transcript as it is, special tokens included, through its own tokenizer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ValueHeadModel:
     """
 
     def __init__(
-        self, backbone: torch.nn.Module, tokenizer: Any, weight: Tensor, bias: Tensor, name: str, micro_tokens: int
+        self, backbone: Any, tokenizer: Any, weight: Tensor, bias: Tensor, name: str, micro_tokens: int
     ) -> None:
         self._backbone = backbone.eval()
         self._tokenizer = tokenizer

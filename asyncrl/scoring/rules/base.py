@@ -31,7 +31,10 @@ class Verdict:
 
 
 def read_verdict(result: object) -> Verdict:
-    """The verdict in what a rule returned. Raises ScoringError: it is no finite number, or a mapping without `score`."""
+    """The verdict in what a rule returned.
+
+    Raises ScoringError: it is neither a finite number nor a mapping of names to such numbers with a `score`.
+    """
     if not isinstance(result, Mapping):
         return Verdict(_number("result", result))
     if "score" not in result:

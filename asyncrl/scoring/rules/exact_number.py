@@ -1,8 +1,8 @@
 """The number that the answer ends with is the number of the ground truth, compared exactly.
 
-The answer's number is the first after the last `####` mark where there is one, else the last in the text. Read are signs,
-thousands separators, decimals and fractions: `-1,234.50`, `.5`, `3/4`. A minus behind a digit or a closing bracket is an
-operator.
+The answer's number is the first after the last `####` mark where there is one, else the last in the text. Read are
+signs, thousands separators, decimals and fractions: `-1,234.50`, `.5`, `3/4`. A minus behind a digit or a closing
+bracket is an operator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from asyncrl.errors import ScoringError
 from asyncrl.types import Task, Trajectory
 
 _MARK = "####"
-_UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+_UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(rf"(?:(?<![0-9)\]])[-+])?(?:{_UNSIGNED})(?:/[0-9]+)?")
 _MAX_DIGITS = 1000
 """No true answer is longer, and reading a number takes time quadratic in its length."""

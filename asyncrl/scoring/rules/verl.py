@@ -1,7 +1,7 @@
 """Reward functions written for verl, used as they are.
 
-verl calls `compute_score(data_source, solution_str, ground_truth, extra_info)` with the text of the whole response; here
-`solution_str` is the text of the last assistant turn, which is where an answer stands.
+verl calls `compute_score(data_source, solution_str, ground_truth, extra_info)` with the text of the whole response;
+here `solution_str` is the text of the last assistant turn, which is where an answer stands.
 """
 
 from __future__ import annotations

@@ -1,0 +1,134 @@
+"""What every advantage estimator is given, and the two shapes that most of them have.
+
+Estimators see the M policy tokens of this rank's share (`view`) and the S episodes of the global batch. A statistic over
+tokens goes through `reduce`, so that every rank uses the same number.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.parts import Part, param
+from asyncrl.algorithms.scan import linear_scan
+from asyncrl.algorithms.steps import step_lengths, step_places
+from asyncrl.algorithms.view import View
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollouts:
+    """What an estimator reads.
+
+    episodes.reward [S] is the whole reward, token penalties included; final [S] is the part that arrives with the last
+    policy token, penalty [M] what each token costs (a KL in the reward), or None. values [M] are the critic's,
+    log_ratio [M] is log pi_prox - log mu, clamped; None where nobody gives them.
+    """
+
+    episodes: Episodes
+    tokens: Tokens
+    view: View
+    final: Tensor
+    penalty: Tensor | None
+    values: Tensor | None
+    log_ratio: Tensor | None
+    reduce: Reduce
+
+    @property
+    def groups(self) -> Groups:
+        return Groups.of(self.episodes.group)
+
+    def rewards(self, step_weight: float) -> Tensor:
+        """float[M]: the reward of each token: the final one, weighted step scores on their steps' last tokens, penalties."""
+        rewards = self.zeros()
+        present = self.view.sequences.lengths > 0
+        rewards[self.view.sequences.last] = self.final[self.view.owner][present].to(rewards.dtype)
+        if step_weight:
+            rewards += step_weight * self.at_steps(self.episodes.step_scores)
+        return rewards if self.penalty is None else rewards - self.penalty
+
+    def at_steps(self, scores: Tensor) -> Tensor:
+        """[K] to [M]: each step's score on its last policy token, 0 elsewhere."""
+        step, place = step_places(self.episodes, self.tokens, self.view)
+        return self.zeros().index_add_(0, place, scores[step].to(self.dtype))
+
+    def after(self, scores: Tensor) -> Tensor:
+        """[K] to [M]: at each token the sum of the scores of the steps that end at or after it."""
+        placed = self.at_steps(scores)
+        return linear_scan(self.view.decay(1.0, placed), placed)
+
+    def step_lengths(self) -> Tensor:
+        """float64[K]: the policy tokens of each step; 0 for steps of sequences that are not here."""
+        return step_lengths(self.episodes, self.tokens, self.view)
+
+    def whiten(self, values: Tensor) -> Tensor:
+        """[M]: to mean 0 and standard deviation 1 over the policy tokens of the global batch."""
+        count, total = self.reduce(_pair(values.numel(), values.sum(dtype=torch.float64)))
+        centred = values.double() - total / count.clamp(min=1)
+        (squares,) = self.reduce(centred.square().sum().reshape(1))
+        return centred / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-8)
+
+    def zeros(self) -> Tensor:
+        """float[M]."""
+        return torch.zeros(self.view.index.numel(), dtype=self.dtype, device=self.view.index.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.tokens.behaviour.dtype, torch.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimate:
+    """advantages float[M], and the critic's targets float[M] where the estimator has any."""
+
+    advantages: Tensor
+    returns: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantage(Part):
+    """Base of the estimators. The flags say what a composition must offer, and are checked when the config is read."""
+
+    kind: ClassVar[str] = "advantage"
+    needs_critic: ClassVar[bool] = False
+    needs_steps: ClassVar[bool] = False
+    needs_greedy: ClassVar[bool] = False
+    needs_group: ClassVar[bool] = False
+    uses_ratio: ClassVar[bool] = False
+    uses_reward: ClassVar[bool] = True
+
+    @abstractmethod
+    def __call__(self, rollouts: Rollouts) -> Estimate:
+        """The advantage of every policy token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceAdvantage(Advantage):
+    """An estimator that gives all tokens of a sequence the same advantage."""
+
+    @abstractmethod
+    def scores(self, episodes: Episodes) -> Tensor:
+        """float64[S]: one advantage a sequence."""
+
+    def __call__(self, rollouts: Rollouts) -> Estimate:
+        return Estimate(rollouts.view.by_sequence(self.scores(rollouts.episodes)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenAdvantage(Advantage):
+    """An estimator over rewards that arrive token by token."""
+
+    step_weight: float = param(0.0, "weight of the step scores, as rewards at the ends of their steps")
+    gamma: float = param(1.0, "discount a policy token", "[0, 1]")
+
+
+def _pair(count: int, total: Tensor) -> Tensor:
+    return torch.stack([total.new_tensor(count), total])

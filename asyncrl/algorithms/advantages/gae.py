@@ -1,0 +1,35 @@
+"""Generalised advantage estimation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asyncrl.algorithms.advantages.base import Estimate, Rollouts, TokenAdvantage
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.scan import linear_scan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gae(TokenAdvantage):
+    """Exponentially weighted temporal differences of a critic's values.
+
+    Formula: delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}, over policy tokens only; R_t = A_t + V_t
+    Use: with a critic; long episodes with rewards on the way
+    Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2015
+    Caveat: t + 1 is the next policy token: tool tokens neither decay nor discount. The value after the last token is 0, also
+    where the episode was cut.
+    """
+
+    name: ClassVar[str] = "gae"
+    needs_critic: ClassVar[bool] = True
+
+    lam: float = param(0.95, "lambda: 0 is one temporal difference, 1 the whole return", "[0, 1]")
+    whiten: bool = param(False, "whiten the advantages over the batch's policy tokens")
+
+    def __call__(self, rollouts: Rollouts) -> Estimate:
+        values = rollouts.values
+        assert values is not None
+        delta = rollouts.rewards(self.step_weight) + self.gamma * rollouts.view.shift(values) - values
+        advantages = linear_scan(rollouts.view.decay(self.gamma * self.lam, delta), delta)
+        return Estimate(rollouts.whiten(advantages) if self.whiten else advantages, advantages + values)

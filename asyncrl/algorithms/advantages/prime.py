@@ -1,0 +1,62 @@
+"""Process reinforcement through implicit rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts
+from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.scan import linear_scan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prime(Advantage):
+    """Token rewards of an implicit process model and the outcome, each against the group's other members.
+
+    Formula: r_t = beta log(pi_phi / pi_ref); A = whiten(sum_{s>=t} gamma^(s-t) (r_s - others' mean r) + outcome - others' mean)
+    Use: dense rewards without step labels: pi_phi is trained online on outcomes (losses/implicit.py)
+    Source: Process Reinforcement through Implicit Rewards, 2025
+    Caveat: reads Tokens.implicit where the learner runs pi_phi; otherwise the labels' step scores, which then are the
+    rewards r_s themselves (a scorer that labels every token is the same thing).
+    """
+
+    name: ClassVar[str] = "prime"
+    needs_steps: ClassVar[bool] = True
+    needs_group: ClassVar[bool] = True
+    uses_reward: ClassVar[bool] = False
+
+    beta: float = param(0.05, "scale of the implicit reward", "(0, inf)")
+    gamma: float = param(1.0, "discount a policy token", "[0, 1]")
+    outcome_weight: float = param(1.0, "weight of the outcome", "[0, inf)")
+
+    def __call__(self, rollouts: Rollouts) -> Estimate:
+        rewards = self._token_rewards(rollouts) if rollouts.tokens.implicit is not None else self._step_rewards(rollouts)
+        returns = linear_scan(rollouts.view.decay(self.gamma, rewards), rewards)
+        outcome = self.outcome_weight * rollouts.groups.leave_one_out(rollouts.episodes.outcome)
+        return Estimate(rollouts.whiten(returns + rollouts.view.by_sequence(outcome)), returns)
+
+    def _token_rewards(self, rollouts: Rollouts) -> Tensor:
+        """float[M]: every policy token's reward, minus the others' mean reward a token."""
+        assert rollouts.tokens.implicit is not None
+        view, count = rollouts.view, rollouts.episodes.count
+        rewards = self.beta * view.take(rollouts.tokens.implicit)
+        mean = torch.zeros(count, dtype=torch.float64, device=rewards.device)
+        mean = rollouts.reduce(mean.index_copy_(0, view.owner, view.sequences.mean(rewards)))
+        return rewards - view.by_sequence(_others(rollouts.groups, mean)).to(rewards.dtype)
+
+    def _step_rewards(self, rollouts: Rollouts) -> Tensor:
+        """float[M]: every step's score minus the others' mean score a step, on its last token."""
+        episodes = rollouts.episodes
+        steps = Groups(episodes.step_sequence, episodes.count)
+        mean = steps.total(episodes.step_scores) / steps.total(torch.ones_like(episodes.step_scores)).clamp(min=1)
+        return rollouts.at_steps(episodes.step_scores - _others(rollouts.groups, mean)[episodes.step_sequence])
+
+
+def _others(groups: Groups, values: Tensor) -> Tensor:
+    """float64[S]: the mean of the group's other members, 0 for a member alone."""
+    return (groups.sum(values) - values) / (groups.size() - 1).clamp(min=1)

@@ -1,0 +1,32 @@
+"""GRPO on process rewards: every step is compared with all steps of its group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts
+from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.parts import param
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessGrpo(Advantage):
+    """Normalised step scores, summed over the steps still to come.
+
+    Formula: s_k normalised over all steps of the group; A_t = sum of s_k over the steps that end at or after t
+    Use: a process model that tells right steps from wrong ones
+    Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024 (process supervision)
+    Caveat: a sum over steps rewards having more good steps; `pure` and `grpo_turns` do not.
+    """
+
+    name: ClassVar[str] = "process_grpo"
+    needs_steps: ClassVar[bool] = True
+    uses_reward: ClassVar[bool] = False
+
+    normalise_std: bool = param(True, "divide by the standard deviation over the group's steps")
+
+    def __call__(self, rollouts: Rollouts) -> Estimate:
+        episodes = rollouts.episodes
+        steps = Groups(episodes.group[episodes.step_sequence], rollouts.groups.count)
+        return Estimate(rollouts.after(steps.normalise(episodes.step_scores, self.normalise_std)))

@@ -1,0 +1,58 @@
+"""Process rewards credited by their minimum instead of their sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts
+from asyncrl.algorithms.batch import Episodes
+from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.parts import param
+from asyncrl.errors import InvariantError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pure(Advantage):
+    """Nearly all of an episode's process reward is that of its worst step.
+
+    Formula: r*_k = softmax_k(-r_k / T) r_k; b = the others' sum of r* / their policy tokens; A_t = sum over the steps that end
+    at or after t of r*_k - b (policy tokens of step k)
+    Use: learned step scores in [-1, 1], which a sum would let the policy farm with many harmless steps
+    Source: Stop Summation: Min-Form Credit Assignment Is All Process Reward Model Needs for Reasoning, 2025
+    Caveat: keep a tenth or more of verifiable outcome reward in the mix, or the policy ends in one very long step.
+    """
+
+    name: ClassVar[str] = "pure"
+    needs_steps: ClassVar[bool] = True
+    uses_reward: ClassVar[bool] = False
+
+    temperature: float = param(0.1, "T: towards 0 only the worst step counts", "(0, inf)")
+    outcome_weight: float = param(0.0, "weight of the leave-one-out outcome, added to every token", "[0, inf)")
+
+    def __call__(self, rollouts: Rollouts) -> Estimate:
+        episodes, groups = rollouts.episodes, rollouts.groups
+        rewards = min_form(episodes, self.temperature)
+        own = Groups(episodes.step_sequence, episodes.count).total(rewards)
+        others = (groups.sum(episodes.lengths) - episodes.lengths).clamp(min=1)
+        rate = (groups.sum(own) - own) / others
+        advantages = rollouts.after(rewards - rate[episodes.step_sequence] * rollouts.step_lengths())
+        if self.outcome_weight:
+            outcome = groups.leave_one_out(episodes.outcome)
+            advantages = advantages + self.outcome_weight * rollouts.view.by_sequence(outcome)
+        return Estimate(advantages)
+
+
+def min_form(episodes: Episodes, temperature: float) -> Tensor:
+    """r* float64[K]: each step's score times its softmax weight among its sequence's steps, the lowest weighing most.
+
+    Raises InvariantError: a score lies outside [-1, 1].
+    """
+    scores = episodes.step_scores.double()
+    if scores.numel() and float(scores.abs().max()) > 1:
+        raise InvariantError(f"step_scores reach {float(scores.abs().max())}: pure needs scores in [-1, 1]")
+    steps = Groups(episodes.step_sequence, episodes.count)
+    weights = ((steps.least(scores) - scores) / temperature).exp()
+    return weights / steps.sum(weights) * scores

@@ -1,0 +1,41 @@
+"""REINFORCE against the reward of the greedy sibling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.advantages.base import SequenceAdvantage
+from asyncrl.algorithms.batch import Episodes
+from asyncrl.algorithms.groups import Groups
+from asyncrl.errors import InvariantError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remax(SequenceAdvantage):
+    """The reward against that of the group's greedily sampled member.
+
+    Formula: A = R - R(greedy sibling); the greedy member itself gets 0
+    Use: a baseline that costs one greedy sample a task; set algorithm.greedy_sibling=true
+    Source: ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models, 2023
+    Caveat: the greedy sample is as old as its siblings, and is generated but not trained on.
+    """
+
+    name: ClassVar[str] = "remax"
+    needs_greedy: ClassVar[bool] = True
+    needs_group: ClassVar[bool] = True
+
+    def scores(self, episodes: Episodes) -> Tensor:
+        """Raises InvariantError: a group has no greedy member."""
+        if episodes.greedy is None:
+            raise InvariantError("greedy is missing: remax needs one greedily sampled member in every group")
+        groups, reward = Groups.of(episodes.group), episodes.reward.double()
+        siblings = groups.sum(episodes.greedy)
+        if not bool((siblings > 0).all()):
+            group = int(episodes.group[siblings == 0][0])
+            raise InvariantError(f"group {group} has no greedy member: remax needs one in every group")
+        baseline = groups.sum(torch.where(episodes.greedy, reward, 0.0)) / siblings
+        return torch.where(episodes.greedy, 0.0, reward - baseline)

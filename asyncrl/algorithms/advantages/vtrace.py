@@ -1,0 +1,43 @@
+"""V-trace: values and advantages corrected for the age of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asyncrl.algorithms.advantages.base import Estimate, Rollouts, TokenAdvantage
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.scan import linear_scan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vtrace(TokenAdvantage):
+    """Off-policy returns whose importance ratios are cut at 1.
+
+    Formula: rho = min(rho_bar, w), c = lam min(c_bar, w); delta_t = rho_t (r_t + gamma V_{t+1} - V_t);
+    v_t - V_t = delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t); R_t = v_t
+    Use: with a critic and data of several versions; the loss is then plain (gpg), with no further correction
+    Source: IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures, 2018
+    Caveat: rho_bar sets which policy the values belong to, c_bar only how fast they get there.
+    """
+
+    name: ClassVar[str] = "vtrace"
+    needs_critic: ClassVar[bool] = True
+    uses_ratio: ClassVar[bool] = True
+
+    lam: float = param(1.0, "lambda on the traces", "[0, 1]")
+    rho_bar: float = param(1.0, "cap of the ratio on temporal differences", "(0, inf]")
+    c_bar: float = param(1.0, "cap of the ratio on traces", "(0, inf]")
+    rho_pg_bar: float = param(1.0, "cap of the ratio on advantages", "(0, inf]")
+
+    def __call__(self, rollouts: Rollouts) -> Estimate:
+        values, log_ratio, view = rollouts.values, rollouts.log_ratio, rollouts.view
+        assert values is not None
+        assert log_ratio is not None
+        ratio = log_ratio.exp()
+        rewards = rollouts.rewards(self.step_weight)
+        delta = ratio.clamp(max=self.rho_bar) * (rewards + self.gamma * view.shift(values) - values)
+        trace = view.decay(self.gamma * self.lam, delta) * ratio.clamp(max=self.c_bar)
+        targets = values + linear_scan(trace, delta)
+        advantages = ratio.clamp(max=self.rho_pg_bar) * (rewards + self.gamma * view.shift(targets) - values)
+        return Estimate(advantages, targets)

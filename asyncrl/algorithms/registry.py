@@ -1,0 +1,85 @@
+"""Parts by kind and name. A built-in part is found because its file lies in the kind's folder (or module); a part of
+yours is named by its dotted path, such as my_package.losses.MyLoss.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from asyncrl.algorithms.parts import Part
+from asyncrl.errors import ConfigError
+
+HOMES = {
+    "advantage": "advantages",
+    "loss": "losses",
+    "correction": "corrections",
+    "kl": "kl",
+    "aggregation": "aggregation",
+    "reward": "rewards",
+    "value": "value",
+}
+"""Where the parts of each kind live, under asyncrl.algorithms; the kinds are the keys of the `algorithm` section."""
+
+
+@cache
+def parts(kind: str) -> Mapping[str, type[Part]]:
+    """The built-in parts of a kind by name, in alphabetical order."""
+    home = importlib.import_module(f"asyncrl.algorithms.{HOMES[kind]}")
+    found = {part.name: part for module in _modules(home) for part in _declared(module, kind)}
+    return dict(sorted(found.items()))
+
+
+def find(kind: str, name: str) -> type[Part]:
+    """The part of that kind and name. Raises ConfigError, which lists the names or says what is wrong with a path."""
+    built_in = parts(kind)
+    if name in built_in:
+        return built_in[name]
+    if "." in name:
+        return _imported(kind, name)
+    near = difflib.get_close_matches(name, built_in, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ConfigError(
+        f"algorithm.{kind}={name}: {hint}use one of {', '.join(built_in)}, or the dotted path of a class of yours"
+    )
+
+
+def build(kind: str, name: str, params: Mapping[str, Any]) -> Part:
+    """The part, with its parameters checked. Raises ConfigError."""
+    return find(kind, name).build(params)
+
+
+def _modules(home: ModuleType) -> Iterator[ModuleType]:
+    yield home
+    for entry in pkgutil.iter_modules(getattr(home, "__path__", [])):
+        yield importlib.import_module(f"{home.__name__}.{entry.name}")
+
+
+def _declared(module: ModuleType, kind: str) -> Iterator[type[Part]]:
+    for value in vars(module).values():
+        if _is_part(value, kind) and value.__module__ == module.__name__:
+            yield value
+
+
+def _is_part(value: Any, kind: str) -> bool:
+    return isinstance(value, type) and issubclass(value, Part) and "name" in vars(value) and value.kind == kind
+
+
+def _imported(kind: str, path: str) -> type[Part]:
+    module, _, attribute = path.rpartition(".")
+    try:
+        value = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise ConfigError(
+            f"algorithm.{kind}={path} cannot be imported ({type(error).__name__}: {error}); give module.Class, with the "
+            "module's folder on PYTHONPATH"
+        ) from error
+    if not _is_part(value, kind):
+        raise ConfigError(f"algorithm.{kind}={path} is no part of kind {kind}: see docs/algorithms.md, 'A part of yours'")
+    part: type[Part] = value
+    return part

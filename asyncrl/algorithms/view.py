@@ -1,0 +1,110 @@
+"""The policy tokens of a packed batch, picked out, and which of them belong together.
+
+Everything that is computed runs on [M] policy tokens; `scatter` puts results back among zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Tokens
+from asyncrl.errors import InvariantError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """R consecutive segments, of lengths int64[R] (0 is allowed), that together are M tokens."""
+
+    lengths: Tensor
+    size: int
+
+    def sum(self, values: Tensor) -> Tensor:
+        """float64[R]; differentiable. A value that is not finite stays in its own segment."""
+        return torch.segment_reduce(values.double(), "sum", lengths=self.lengths, unsafe=True)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """float64[R], 0 where the segment is empty; differentiable."""
+        return self.sum(values) / self.lengths.clamp(min=1)
+
+    def max(self, values: Tensor) -> Tensor:
+        """float64[R], -inf where the segment is empty."""
+        return torch.segment_reduce(values.double(), "max", lengths=self.lengths, unsafe=True)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[R] to [M]: each segment's value on all of its tokens."""
+        return values.repeat_interleave(self.lengths, output_size=self.size)
+
+    @property
+    def last(self) -> Tensor:
+        """int64, the place of the last token of every segment that has any."""
+        return self.lengths.cumsum(0)[self.lengths > 0] - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """M chosen tokens of N packed ones, in order: index int64[M] says where they lie.
+
+    sequences: their segments by sequence; owner int64[R]: the sequences' indices into the global batch; starts int64[R]:
+    where among the N tokens each sequence begins.
+    """
+
+    index: Tensor
+    sequences: Segments
+    owner: Tensor
+    starts: Tensor
+    packed: int
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> View:
+        """The policy tokens. Raises InvariantError: the tokens of a sequence do not lie together."""
+        index = tokens.mask.nonzero().squeeze(1)
+        sequence, count = tokens.sequence, tokens.sequence.numel()
+        breaks = (sequence[1:] != sequence[:-1]).nonzero().squeeze(1) + 1
+        edge = breaks.new_tensor([0]) if count else breaks.new_empty(0)
+        starts = torch.cat([edge, breaks])
+        owner = sequence[starts]
+        if owner.unique().numel() != owner.numel():
+            raise InvariantError("sequence: the tokens of one sequence must lie together; some lie in two places")
+        first = torch.searchsorted(index, torch.cat([starts, breaks.new_tensor([count])]))
+        return cls(index, Segments(first.diff(), index.numel()), owner, starts, count)
+
+    def narrow(self, keep: Tensor) -> View:
+        """Those of its tokens where `keep` bool[M] holds; the sequences stay, some perhaps empty."""
+        kept = torch.segment_reduce(keep.double(), "sum", lengths=self.sequences.lengths, unsafe=True).long()
+        index = self.index[keep]
+        return View(index, Segments(kept, index.numel()), self.owner, self.starts, self.packed)
+
+    def take(self, values: Tensor) -> Tensor:
+        """[N] to [M]; half precision becomes float32. Differentiable: other tokens get a gradient of exactly 0."""
+        taken = values.index_select(0, self.index)
+        return taken.float() if taken.dtype in (torch.bfloat16, torch.float16) else taken
+
+    def scatter(self, values: Tensor) -> Tensor:
+        """[M] to [N], 0 on all other tokens."""
+        return values.new_zeros(self.packed).index_copy_(0, self.index, values)
+
+    def by_sequence(self, values: Tensor) -> Tensor:
+        """[S] to [M]: each sequence's value on all of its tokens."""
+        return self.sequences.spread(values[self.owner])
+
+    def turns(self) -> Segments:
+        """Its tokens by assistant turn: an unbroken run of policy tokens."""
+        starts = torch.ones(self.index.numel(), dtype=torch.bool, device=self.index.device)
+        starts[1:] = self.index.diff() != 1
+        starts[self.sequences.last[:-1] + 1] = True
+        first = starts.nonzero().squeeze(1)
+        return Segments(torch.diff(first, append=first.new_tensor([starts.numel()])), starts.numel())
+
+    def shift(self, values: Tensor) -> Tensor:
+        """[M]: at each token the value of the sequence's next policy token, 0 at its last."""
+        shifted = torch.zeros_like(values)
+        shifted[:-1] = values[1:]
+        shifted[self.sequences.last] = 0
+        return shifted
+
+    def decay(self, rate: float, like: Tensor) -> Tensor:
+        """[M] filled with `rate`, 0 at each sequence's last token: a recursion ends where its sequence does."""
+        return torch.full_like(like, rate).index_fill_(0, self.sequences.last, 0.0)

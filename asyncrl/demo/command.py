@@ -1,0 +1,55 @@
+"""`asyncrl demo`: prepare, train, show what happened. Takes KEY=VALUE like `asyncrl train`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from rich.console import Console
+
+from asyncrl import process
+from asyncrl.config.load import role_main
+from asyncrl.config.schema import TrainConfig
+from asyncrl.demo.prepare import Prepared, prepare
+from asyncrl.demo.report import draw, summarise, table
+from asyncrl.launch.local import train
+
+CACHE = Path(".cache/demo")
+SEED = 0
+
+
+def prepared_overrides(prepared: Prepared) -> list[str]:
+    """The command line that trains on what was prepared."""
+    return [
+        "experiment=demo",
+        f"model.path={prepared.model}",
+        f"data.train={prepared.train}",
+        f"data.eval={prepared.held_out}",
+        f"scoring.prm={prepared.step_scorer}",
+    ]
+
+
+def run(config: TrainConfig) -> None:
+    """Train and report: the picture and the table for people, the last line for programs."""
+    console = Console(stderr=True)
+    run_dir = process.run_dir(config.run)
+    started = time.monotonic()
+    if not train(config, list(HydraConfig.get().overrides.task)):
+        sys.exit(130)
+    summary = summarise(config, run_dir, time.monotonic() - started)
+    draw(run_dir, run_dir / "curve.png")
+    console.print(table(summary))
+    console.print(f"the curves are in {run_dir / 'curve.png'}, the trained policy in {run_dir / 'model'}")
+    sys.stdout.write(json.dumps(summary) + "\n")
+
+
+def main() -> None:
+    """The entry of the command line."""
+    if not {"--help", "-h", "--cfg", "-c"} & set(sys.argv):
+        console = Console(stderr=True)
+        prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
+        sys.argv[1:] = [*prepared_overrides(prepared), *sys.argv[1:]]
+    role_main(run)

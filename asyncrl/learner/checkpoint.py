@@ -1,0 +1,160 @@
+"""Checkpoints with torch.distributed.checkpoint: any number of ranks may read what any other number wrote.
+
+One is written aside under a name that nobody looks for, renamed, and only then marked complete; without the mark it
+does not exist. Besides weights and optimiser it holds the progress; random numbers need no state, since every learner
+step seeds them anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+from asyncrl.errors import CheckpointError
+from asyncrl.learner.ranks import Ranks
+from asyncrl.types import BatchPlan
+
+logger = logging.getLogger(__name__)
+
+Parts = Mapping[str, tuple[nn.Module, Optimizer]]
+
+COMPLETE = "complete"
+PROGRESS = "progress.json"
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run has done: finished steps, running totals, and evaluations asked for (version by step) that have not
+    been answered."""
+
+    step: int = 0
+    trajectories: int = 0
+    tokens: int = 0
+    updates_skipped: int = 0
+    updates_empty: int = 0
+    evaluations: dict[int, int] = field(default_factory=dict)
+
+    def add(self, plan: BatchPlan, skipped: int, empty: int) -> None:
+        """One more step is finished."""
+        self.step += 1
+        self.trajectories += len(plan.ids)
+        self.tokens += sum(plan.tokens)
+        self.updates_skipped += skipped
+        self.updates_empty += empty
+
+
+class Checkpoints:
+    """The checkpoints under `folder`, of which the newest `keep` stay. Every method is called by all ranks alike."""
+
+    def __init__(self, folder: Path, keep: int, ranks: Ranks) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._ranks = ranks
+
+    def complete(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted(mark.parent for mark in self._folder.glob(f"step-*/{COMPLETE}"))
+
+    def save(self, progress: Progress, parts: Parts) -> None:
+        """Write a checkpoint of modules with their optimisers, by name; once this returns it is complete."""
+        final = self._folder / f"step-{progress.step:06d}"
+        aside = self._folder / f".tmp-{final.name}"
+        if self._ranks.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+        self._ranks.barrier()
+        dcp.save(_state(parts), checkpoint_id=aside)
+        if self._ranks.rank == 0:
+            text = json.dumps({**asdict(progress), "fingerprint": _fingerprint(parts)})
+            _write_durably(aside / PROGRESS, text)
+            shutil.rmtree(final, ignore_errors=True)
+            aside.rename(final)
+            _sync(self._folder)
+            _write_durably(final / COMPLETE, "")
+            self._clean()
+        self._ranks.barrier()
+
+    def restore(self, parts: Parts) -> Progress | None:
+        """Load the newest complete checkpoint into `parts`; None, and nothing done, where there is none.
+
+        Raises CheckpointError: it is of another model, or cannot be read.
+        """
+        complete = self.complete()
+        if not complete:
+            return None
+        newest = complete[-1]
+        progress = _read_progress(newest, parts)
+        state = _state(parts)
+        try:
+            dcp.load(state, checkpoint_id=newest)
+        except Exception as error:
+            raise CheckpointError(
+                f"{newest} cannot be read: {error}; remove that folder to resume from an older checkpoint"
+            ) from error
+        for name, (module, optimizer) in parts.items():
+            loaded = state[name]
+            set_state_dict(module, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+        logger.info("resumed after step %d from %s", progress.step, newest)
+        return progress
+
+    def _clean(self) -> None:
+        keep = self.complete()[-self._keep :]
+        for folder in [*self._folder.glob("step-*"), *self._folder.glob(".tmp-*")]:
+            if folder not in keep:
+                shutil.rmtree(folder)
+
+
+def _state(parts: Parts) -> dict[str, Any]:
+    states = {name: get_state_dict(module, optimizer) for name, (module, optimizer) in parts.items()}
+    return {name: {"model": weights, "optimizer": moments} for name, (weights, moments) in states.items()}
+
+
+def _read_progress(folder: Path, parts: Parts) -> Progress:
+    try:
+        values = json.loads((folder / PROGRESS).read_text())
+        fingerprint = values.pop("fingerprint")
+        values["evaluations"] = {int(step): version for step, version in values["evaluations"].items()}
+        progress = Progress(**values)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / PROGRESS} cannot be read: {error!r}; remove {folder}") from error
+    if fingerprint != _fingerprint(parts):
+        raise CheckpointError(
+            f"{folder} is a checkpoint of another model than model.path now names; choose another run.name"
+        )
+    return progress
+
+
+def _fingerprint(parts: Parts) -> str:
+    """What tells one architecture from another: names and shapes of the parameters."""
+    layout = {
+        name: [(key, list(parameter.shape)) for key, parameter in module.named_parameters()]
+        for name, (module, _) in parts.items()
+    }
+    return hashlib.sha256(json.dumps(layout).encode()).hexdigest()
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

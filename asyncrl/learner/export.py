@@ -1,0 +1,26 @@
+"""The trained policy as a Hugging Face folder, with its tokenizer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from asyncrl.config.schema import ModelConfig
+from asyncrl.learner.policy import DTYPES, Policy, full_tensors
+from asyncrl.learner.ranks import Ranks
+
+
+def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks) -> None:
+    """Write `folder` anew, in the compute dtype; it appears whole, under its name, or not at all."""
+    tensors = full_tensors(policy.model, DTYPES[config.dtype], ranks)
+    if ranks.rank == 0:
+        aside = folder.with_name(f".tmp-{folder.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        policy.model.save_pretrained(aside, state_dict=tensors)
+        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+        tokenizer.save_pretrained(aside)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+    ranks.barrier()

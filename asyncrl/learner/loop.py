@@ -1,0 +1,164 @@
+"""The learner's loop: the whole of training in one screen.
+
+Step k trains plan k under policy version k // publish_every; version 0 is published before step 0. What a step does
+depends on its plan, the weights before it and the run's seed alone, so a learner that resumes from a checkpoint, and is
+handed the recorded plans again, repeats what the lost one did.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Totals
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import StoppedError
+from asyncrl.learner.checkpoint import Checkpoints, Progress
+from asyncrl.learner.evaluation import Evaluations
+from asyncrl.learner.packing import Passes, schedule
+from asyncrl.learner.policy import DTYPES, full_tensors
+from asyncrl.learner.ports import Publisher, Replay
+from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.report import LAG, Phases, lag_counts, step_values
+from asyncrl.learner.share import Share, build_episodes, build_share
+from asyncrl.learner.trainer import Minibatch, Result, Trainer
+from asyncrl.observe.metrics import Metrics
+from asyncrl.types import BatchPlan
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Learner:
+    """One rank's part in training. Rank 0 alone publishes (the others have no `publisher`), evaluates and logs."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        ranks: Ranks,
+        trainer: Trainer,
+        checkpoints: Checkpoints,
+        replay: Replay,
+        publisher: Publisher | None,
+        metrics: Metrics,
+        stop: threading.Event,
+    ) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._trainer = trainer
+        self._checkpoints = checkpoints
+        self._replay = replay
+        self._publisher = publisher
+        self._metrics = metrics
+        self._stop = stop
+        self._progress = checkpoints.restore(trainer.parts) or Progress()
+        self._evaluations = Evaluations(replay, metrics, self._progress.evaluations, stop)
+
+    def train(self) -> None:
+        """Train to the last step, and have the weights measured on the way and at both ends.
+
+        Raises StoppedError: asked to stop. The newest checkpoint is whole; what came after it will be done again.
+        """
+        config, progress = self._config.learner, self._progress
+        self._publish(self._version(progress.step))
+        for step in range(progress.step, config.steps):
+            self._together(self._evaluate, step)
+            phases = Phases()
+            with phases("wait"):
+                plan = self._together(self._plan, step)
+            minibatches = self._minibatches(plan)
+            with phases("fetch"):
+                episodes, share = self._together(self._fetch, plan, minibatches)
+            torch.manual_seed((self._config.run.seed << 32) + step)
+            with phases("proximal"):
+                share = self._trainer.prepare(share, episodes, minibatches)
+            with phases("train"):
+                result = self._trainer.learn(step, share, minibatches)
+            progress.add(plan, result.skipped, result.empty)
+            with phases("publish"):
+                if self._version(step + 1) > self._version(step):
+                    self._publish(self._version(step + 1))
+            with phases("checkpoint"):
+                if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
+                    self._checkpoint(step + 1)
+            self._report(plan, episodes, share, result, phases.values(sum(plan.tokens)))
+        self._together(self._evaluate, config.steps)
+
+    def _together(self, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What other rooms answer to this rank. Raises StoppedError on every rank if one was stopped meanwhile."""
+        answers: list[T] = []
+        with suppress(StoppedError):
+            answers.append(ask(*args, **kwargs))
+        self._ranks.leave_if(not answers or self._stop.is_set())
+        return answers[0]
+
+    def _version(self, step: int) -> int:
+        """The version of the weights that are served after `step` steps; the last weights always have their own."""
+        every = self._config.learner.publish_every
+        return -(-step // every) if step == self._config.learner.steps else step // every
+
+    def _plan(self, step: int) -> BatchPlan:
+        while (plan := self._replay.plan(step)) is None:
+            if self._stop.is_set():
+                raise StoppedError("stopped while waiting for a batch")
+        return plan
+
+    def _minibatches(self, plan: BatchPlan) -> list[Minibatch]:
+        config = self._config.learner
+        parts = schedule(plan.tokens, self._ranks.size, config.minibatches, config.micro_tokens)
+        return [Minibatch(ranks[self._ranks.rank], _totals(plan, ranks)) for ranks in parts]
+
+    def _fetch(self, plan: BatchPlan, minibatches: Sequence[Minibatch]) -> tuple[Episodes, Share]:
+        members = sorted(member for each in minibatches for passed in each.passes for member in passed)
+        labels = self._replay.labels(plan.ids)
+        trajectories = self._replay.fetch([plan.ids[member] for member in members])
+        device = self._ranks.device
+        return build_episodes(plan, labels, device), build_share(members, trajectories, device)
+
+    def _publish(self, version: int) -> None:
+        dtype = DTYPES[self._config.model.dtype]
+        tensors = full_tensors(self._trainer.policy.model, dtype, self._ranks)
+        self._together(self._offer, version, tensors)
+
+    def _offer(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(version, tensors)
+            self._replay.published(version)
+
+    def _checkpoint(self, step: int) -> None:
+        self._checkpoints.save(self._progress, self._trainer.parts)
+        self._together(self._release, step)
+
+    def _release(self, steps: int) -> None:
+        if self._ranks.rank == 0:
+            self._replay.checkpointed(steps)
+
+    def _evaluate(self, step: int) -> None:
+        """Ask for an evaluation where one is due; wait for those of the first and the last weights."""
+        every = self._config.learner.eval_every
+        if not every or self._ranks.rank != 0:
+            return
+        ends = (0, self._config.learner.steps)
+        if step % every == 0 or step in ends:
+            self._evaluations.ask(step, self._version(step))
+        self._evaluations.collect(wait=step in ends)
+
+    def _report(
+        self, plan: BatchPlan, episodes: Episodes, share: Share, result: Result, seconds: Mapping[str, float]
+    ) -> None:
+        lag = lag_counts(share.tokens, plan.version, self._config.replay.max_lag)
+        sums = self._ranks.merge({**result.sums, LAG: lag})
+        if self._ranks.rank == 0:
+            values = step_values(plan, episodes, result, sums, self._progress)
+            lr = self._trainer.learning_rate(plan.step)
+            self._metrics.log(plan.step, {**values, **self._trainer.summary(sums), "lr": lr, **seconds})
+
+
+def _totals(plan: BatchPlan, ranks: Sequence[Passes]) -> Totals:
+    members = [member for passes in ranks for members in passes for member in members]
+    return Totals(sum(plan.sampled[member] for member in members), len(members))

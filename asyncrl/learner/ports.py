@@ -1,0 +1,54 @@
+"""What the learner asks of other rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Tokens, Totals
+from asyncrl.types import BatchPlan, Labels, Trajectory
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+class Replay(Protocol):
+    """Where batches come from; `asyncrl.replay.client.ReplayClient` is one. Calls wait until the replay answers, and
+    raise StoppedError when this process is asked to stop meanwhile."""
+
+    def plan(self, step: int) -> BatchPlan | None: ...
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]: ...
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]: ...
+
+    def published(self, version: int) -> None: ...
+
+    def checkpointed(self, steps: int) -> None: ...
+
+    def evaluate(self, version: int) -> None: ...
+
+    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None: ...
+
+
+class Publisher(Protocol):
+    """Where weights go; `asyncrl.weights.publisher.Publisher` is one."""
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None: ...
+
+
+class Algorithm(Protocol):
+    """What is optimised; `asyncrl.algorithms.compose.Algorithm` is one."""
+
+    needs_proximal: bool
+    needs_reference: bool
+    needs_entropy: bool
+
+    def prepare(self, episodes: Episodes, tokens: Tokens, reduce: Reduce) -> Tokens: ...
+
+    def loss(
+        self, logprobs: Tensor, tokens: Tokens, totals: Totals, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+    def summary(self, sums: Mapping[str, Tensor]) -> dict[str, float]: ...

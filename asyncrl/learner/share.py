@@ -1,0 +1,83 @@
+"""From trajectories and labels to tensors: the episodes of the whole batch, and this rank's share of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.learner.policy import Packed
+from asyncrl.types import BatchPlan, Labels, Trajectory
+
+
+def build_episodes(plan: BatchPlan, labels: Sequence[Labels], device: torch.device) -> Episodes:
+    """The S sequences of the plan. `extra` holds the named scores that every trajectory has."""
+    order = {group: index for index, group in enumerate(dict.fromkeys(plan.group_ids))}
+    names = set(labels[0].extra).intersection(*(each.extra for each in labels))
+    steps = [len(each.step_scores) for each in labels]
+    return Episodes(
+        group=torch.tensor([order[group] for group in plan.group_ids], device=device),
+        reward=_scores([each.reward for each in labels], device),
+        outcome=_scores([each.outcome for each in labels], device),
+        lengths=torch.tensor(plan.sampled, device=device),
+        step_scores=_joined([each.step_scores for each in labels], torch.float32, device),
+        step_sequence=torch.repeat_interleave(torch.tensor(steps)).to(device),
+        step_end=_joined([each.step_ends for each in labels], torch.int64, device),
+        extra={name: _scores([each.extra[name] for each in labels], device) for name in sorted(names)},
+        version=plan.version,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """The sequences of the plan that this rank trains, packed in plan order.
+
+    ids int64[N] are the token ids that `tokens` speaks of; `lengths` gives the tokens of each sequence by its index in
+    the plan.
+    """
+
+    ids: Tensor
+    tokens: Tokens
+    lengths: dict[int, int]
+
+    def rows(self, members: Sequence[int]) -> Tensor:
+        """Where among the N tokens those of `members` are, int64."""
+        return torch.isin(self.tokens.sequence, torch.tensor(members, device=self.ids.device)).nonzero()[:, 0]
+
+    def packed(self, members: Sequence[int], rows: Tensor) -> Packed:
+        """The tokens of `members` (ascending) at `rows`, for one forward pass; a dummy where there are none."""
+        if not members:
+            return Packed.of([self.ids.new_zeros(2)])
+        tokens = self.tokens
+        wanted = tokens.mask[rows] & (tokens.position[rows] > 0)
+        return Packed(self.ids[rows], tokens.position[rows], wanted, [self.lengths[each] for each in members])
+
+
+def build_share(members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device) -> Share:
+    """The share of `trajectories`, whose indices in the plan are `members`, ascending."""
+    lengths = [len(each) for each in trajectories]
+    positions = [np.arange(length) for length in lengths]
+    tokens = Tokens(
+        sequence=torch.repeat_interleave(
+            torch.tensor(members, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
+        ).to(device),
+        position=_joined(positions, torch.int64, device),
+        mask=_joined([each.loss_mask for each in trajectories], torch.bool, device),
+        behaviour=_joined([each.logprobs for each in trajectories], torch.float32, device),
+        versions=_joined([each.versions for each in trajectories], torch.int64, device),
+    )
+    ids = _joined([each.tokens for each in trajectories], torch.int64, device)
+    return Share(ids, tokens, dict(zip(members, lengths, strict=True)))
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:
+    joined = np.concatenate(arrays) if arrays else np.zeros(0)
+    return torch.from_numpy(joined).to(device, dtype)
+
+
+def _scores(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)

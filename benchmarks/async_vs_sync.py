@@ -1,0 +1,77 @@
+"""How much faster is asynchronous than synchronous training when tools are slow now and then?
+
+The demo's task and policy, with a calculator whose delays are heavy-tailed (Pareto), at several age bounds. `max_lag = 0`
+is synchronous training with the same code, and the baseline of every ratio.
+
+    python benchmarks/async_vs_sync.py --steps 30 --max-lag 0 1 2 4 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from asyncrl.demo.command import CACHE, SEED, prepared_overrides
+from asyncrl.demo.prepare import prepare
+from asyncrl.observe.sinks import read_lines
+from benchmarks.record import write_result
+
+RUNS = Path("runs/async_vs_sync")
+
+
+def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
+    """Train `steps` steps at one age bound; the first two are left out of every figure."""
+    name = f"lag-{max_lag}"
+    shutil.rmtree(RUNS / name, ignore_errors=True)
+    command = [
+        *(sys.executable, "-m", "asyncrl", "train", *overrides),
+        *(f"run.dir={RUNS}", f"run.name={name}", f"replay.max_lag={max_lag}", f"learner.steps={steps}"),
+        *("learner.eval_every=0", "actor.tools=[slow_calculator]", "network.replay_port=0", "network.weights_port=0"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    learner = [line for line in read_lines(RUNS / name / "metrics" / "learner.jsonl") if "reward/mean" in line]
+    actors = read_lines(RUNS / name / "metrics" / "actor-0.jsonl")
+    steady = learner[2:]
+    seconds = learner[-1]["time"] - learner[1]["time"]
+    histogram: dict[int, float] = {}
+    for line in steady:
+        for lag, count in enumerate(line["lag/histogram"]):
+            histogram[lag] = histogram.get(lag, 0.0) + count
+    total = sum(histogram.values())
+    return {
+        "max_lag": max_lag,
+        "samples_per_s": (learner[-1]["trajectories_trained"] - learner[1]["trajectories_trained"]) / seconds,
+        "learner_idle": statistics.mean(line["idle"] for line in steady),
+        "rollout_idle": actors[-1]["idle_seconds"] / actors[-1]["seconds"],
+        "max_lag_seen": max(line["lag/max"] for line in steady),
+        "lag_histogram": {lag: count / total for lag, count in histogram.items() if count},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--max-lag", type=int, nargs="+", default=[0, 1, 2, 4, 8])
+    arguments = parser.parse_args()
+    overrides = prepared_overrides(prepare(CACHE, SEED, lambda text: print(text, file=sys.stderr)))
+    rows = []
+    for max_lag in arguments.max_lag:
+        rows.append(run(max_lag, arguments.steps, overrides))
+        row = rows[-1]
+        row["ratio_to_first"] = row["samples_per_s"] / rows[0]["samples_per_s"]
+        print(
+            f"max_lag {max_lag}: {row['samples_per_s']:6.1f} samples/s ({row['ratio_to_first']:.2f}x)  "
+            f"learner idle {row['learner_idle']:.0%}  rollout idle {row['rollout_idle']:.0%}  "
+            f"lag {json.dumps({k: round(v, 2) for k, v in row['lag_histogram'].items()})}"
+        )
+    print(f"written to {write_result('async_vs_sync', rows)}")
+
+
+if __name__ == "__main__":
+    main()

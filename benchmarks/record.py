@@ -1,0 +1,31 @@
+"""Where benchmark results go: benchmarks/results/NAME.json, with the date and the machine."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> str:
+    """The machine in words: processor, cores, and the GPU where there is one."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
+
+
+def write_result(name: str, result: Any, device: str | None = None) -> Path:
+    """Write a result; returns the file."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    record = {"date": datetime.date.today().isoformat(), "machine": device or machine(), "result": result}
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    return path

@@ -1,0 +1,241 @@
+"""A small tokenizer with real chat templates, a scripted engine, and tools whose every step is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from asyncrl.actor.engine.base import EngineStats, Generation
+from asyncrl.actor.tools.base import Tool
+from asyncrl.types import Purpose, Sampling, Ticket
+from tests.helpers import make_task
+
+END = "<|im_end|>"
+
+_SYSTEM = """\
+{%- set first = messages[0] %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n' + (first.content + '\\n\\n' if first.role == 'system' else '') }}
+    {{- '# Tools\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- elif first.role == 'system' %}
+    {{- '<|im_start|>system\\n' + first.content + '<|im_end|>\\n' }}
+{%- endif %}
+"""
+_MESSAGES = """\
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        %ASSISTANT%
+        {%- for call in message.tool_calls or [] %}
+            {%- if not loop.first or content %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+"""
+_PLAIN = """\
+{%- set content = message.content %}
+        {{- '<|im_start|>assistant\\n' + content }}"""
+_THINKING = """\
+{%- set content, thought = message.content, '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {%- if loop.index0 > query.last and (loop.last or thought) %}
+            {{- '<|im_start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>assistant\\n' + content }}
+        {%- endif %}"""
+_LAST_QUERY = """\
+{%- set query = namespace(last=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{%- set query.last = loop.index0 %}{%- endif %}
+{%- endfor %}
+"""
+
+CHATML = _SYSTEM + _MESSAGES.replace("%ASSISTANT%", _PLAIN)
+QWEN3 = _SYSTEM + _LAST_QUERY + _MESSAGES.replace("%ASSISTANT%", _THINKING)
+"""As Qwen3's: thoughts stay only behind the last question, and the last turn gets an empty one where it has none."""
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CORPUS = ["system user assistant tool calculator 5*3 = 15\n\n", '{"name": "echo", "arguments": {"text": "hello"}}'] * 9
+
+
+@cache
+def _backend() -> Tokenizer:
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
+    backend.train_from_iterator(_CORPUS, trainer)
+    specials = ("<|endoftext|>", "<|im_start|>", END)
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in specials])
+    marks = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+    backend.add_tokens([AddedToken(text, normalized=False) for text in marks])
+    return backend
+
+
+def make_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with Qwen's splitting and marks; few merges, so that many tokens hold a part of a character."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_backend(), eos_token=END, pad_token="<|endoftext|>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def ids(tokenizer: PreTrainedTokenizerFast, text: str) -> NDArray[np.int32]:
+    return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A turn that the engine ends for want of tokens."""
+
+    text: str
+
+
+class ScriptedEngine:
+    """Says the script's turns in order, in every session anew; every token has a log-prob and version of its own."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, script: Sequence[str | Cut | Generation], version: int = 3
+    ) -> None:
+        self.version = version
+        self.released: list[str] = []
+        self.requests: list[tuple[NDArray[np.int32], Sampling, Sequence[int], str]] = []
+        self.sampled: list[Generation] = []
+        self._tokenizer = tokenizer
+        self._script = script
+        self._turns: dict[str, int] = {}
+        self._newer = asyncio.Condition()
+
+    async def generate(
+        self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
+    ) -> Generation:
+        self.requests.append((tokens.copy(), sampling, stop, session))
+        index = self._turns.get(session, 0)
+        self._turns[session] = index + 1
+        await asyncio.sleep(0)
+        generation = self._say(self._script[index], sampling.max_new_tokens)
+        self.sampled.append(generation)
+        return generation
+
+    def _say(self, turn: str | Cut | Generation, room: int) -> Generation:
+        if isinstance(turn, Generation):
+            return turn
+        cut = isinstance(turn, Cut)
+        tokens = ids(self._tokenizer, turn.text if isinstance(turn, Cut) else turn + END)
+        finish = "length" if cut or len(tokens) > room else "stop"
+        tokens = tokens[:room]
+        count = np.arange(len(tokens), dtype=np.float32)
+        versions = self.version + np.arange(len(tokens), dtype=np.int32) // 2
+        return Generation(tokens, -0.5 - count / 100, versions, finish)
+
+    def release(self, session: str) -> None:
+        self.released.append(session)
+
+    async def serve(self, version: int) -> None:
+        async with self._newer:
+            self.version = version
+            self._newer.notify_all()
+
+    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        await self.serve(version)
+
+    async def wait_for_version(self, version: int) -> None:
+        async with self._newer:
+            await self._newer.wait_for(lambda: self.version >= version)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(tokens=7, seconds=2.0, idle_seconds=0.5, running=0)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Log:
+    """What happened to the tools of one class."""
+
+    created: list[dict[str, Any]] = field(default_factory=list)
+    executed: list[str] = field(default_factory=list)
+    released: int = 0
+
+
+def make_tool(
+    answer: Callable[[str], Awaitable[str]] | None = None,
+    name: str = "echo",
+    reward: float = 0.0,
+    fail_create: bool = False,
+    fail_release: bool = False,
+) -> tuple[type[Tool], Log]:
+    """A tool class with one argument `text`, which `answer` answers, and the log of its instances."""
+    log = Log()
+
+    class Echo(Tool):
+        schema = {  # noqa: RUF012
+            "name": name,
+            "description": "Says it again.",
+            "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        }
+
+        async def create(self, **kwargs: Any) -> None:
+            log.created.append(kwargs)
+            if fail_create:
+                raise OSError("no room")
+
+        async def execute(self, arguments: Mapping[str, Any]) -> str:
+            log.executed.append(arguments["text"])
+            return await answer(arguments["text"]) if answer else arguments["text"]
+
+        async def reward(self) -> float:
+            return reward
+
+        async def release(self) -> None:
+            log.released += 1
+            if fail_release:
+                raise OSError("stuck")
+
+    return Echo, log
+
+
+def make_ticket(name: str = "t1", purpose: Purpose = Purpose.TRAIN, min_version: int = 0, **task: Any) -> Ticket:
+    return Ticket(name, make_task(**task), "g1", 0, purpose, 1.0, min_version)
+
+
+def call(text: str, name: str = "echo") -> str:
+    """A canonical tool call; `text` must need no JSON escapes."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"text": "{text}"}}}}\n</tool_call>'

@@ -1,0 +1,136 @@
+"""Tool calls in the hermes form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
+from asyncrl.types import ToolCall
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "echo": {
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string"},
+                "times": {"type": "integer"},
+                "mood": {"enum": ["glad", "sad"]},
+                "scale": {"type": ["number", "null"]},
+            },
+            "required": ["text"],
+        }
+    },
+    "free": {"parameters": {"type": "object", "additionalProperties": True}},
+    "bare": {},
+}
+
+
+def wrapped(body: str) -> str:
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def made(arguments: Any, name: str = "echo") -> str:
+    return wrapped(json.dumps({"name": name, "arguments": arguments}))
+
+
+def errors(text: str) -> list[str]:
+    return [call.error for call in parse_tool_calls(text, SCHEMAS) if isinstance(call, MalformedCall)]
+
+
+def test_a_turn_without_calls_is_an_answer():
+    assert parse_tool_calls("The answer is 15.", SCHEMAS) == ()
+
+
+def test_calls_are_read_in_order_whatever_stands_between_them():
+    text = (
+        "First\n" + made({"text": "a"}) + "then " + made({}, "bare") + wrapped("oops") + made({"text": "é", "times": 2})
+    )
+    first, second, third, fourth = parse_tool_calls(text, SCHEMAS)
+    assert first == ToolCall("echo", {"text": "a"})
+    assert second == ToolCall("bare", {})
+    assert isinstance(third, MalformedCall)
+    assert fourth == ToolCall("echo", {"text": "é", "times": 2})
+
+
+def test_marks_within_a_string_are_text():
+    code = 'print("</tool_call><tool_call></think>")'
+    assert parse_tool_calls(made({"text": code}), SCHEMAS) == (ToolCall("echo", {"text": code}),)
+
+
+def test_thoughts_make_no_calls():
+    text = "<think>\nmaybe " + made({"text": "a"}) + "or <tool_call></think>\n" + made({"text": "b"})
+    assert parse_tool_calls(text, SCHEMAS) == (ToolCall("echo", {"text": "b"}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (wrapped('{"name": "echo", "arguments": {"text": "a"}'), "not valid JSON"),
+        (wrapped(""), "not valid JSON"),
+        ("<tool_call>", "not valid JSON"),
+        ('<tool_call>{"name": "bare", "arguments": {}}', "</tool_call> must follow"),
+        (wrapped('{"name": "bare", "arguments": {}} {}'), "</tool_call> must follow"),
+        (wrapped('["bare"]'), "must be {"),
+        (wrapped('{"name": "bare"}'), "must be {"),
+        (wrapped('{"name": "bare", "arguments": "{}"}'), "must be {"),
+        (wrapped('{"name": "bare", "arguments": {}, "id": 1}'), "must be {"),
+        (made({}, "other"), "there is no tool 'other'; there are: echo, free, bare"),
+        (made({}), "argument 'text' is missing"),
+        (made({"text": 5}), "'text' must be of type string"),
+        (made({"text": "a", "times": True}), "'times' must be of type integer"),
+        (made({"text": "a", "times": 1.5}), "'times' must be of type integer"),
+        (made({"text": "a", "scale": "x"}), "'scale' must be of type number or null"),
+        (made({"text": "a", "mood": "odd"}), "'mood' must be one of"),
+        (made({"text": "a", "texts": "b"}), "there is no argument 'texts'; there are: text, times"),
+        (made({"any": 1}, "bare"), "there are: none"),
+        (made({"x": 2**64}, "free"), "more than 64 bits"),
+        (wrapped('{"name": "free", "arguments": {"x": ' + "9" * 5000 + "}}"), "not valid JSON"),
+        (wrapped('{"name": "free", "arguments": {"x": NaN}}'), "NaN is not JSON"),
+        (made({"x": "\ud800"}, "free"), "half of a surrogate pair"),
+        (made({"\ud800": 1}, "free"), "half of a surrogate pair"),
+        (wrapped('{"name": "free", "arguments": {"x": ' + "[" * 40 + "]" * 40 + "}}"), "nested too deeply"),
+        (wrapped("[" * 100_000), "not valid JSON"),
+    ],
+)
+def test_a_malformed_call_says_what_is_wrong(text: str, error: str):
+    (found,) = errors(text)
+    assert found.startswith("Error: ")
+    assert error in found
+    assert len(found) < 250
+
+
+def test_an_unclosed_call_does_not_hide_the_next_one():
+    broken, good = parse_tool_calls('<tool_call>{"name": ' + made({"text": "a"}), SCHEMAS)
+    assert isinstance(broken, MalformedCall)
+    assert good == ToolCall("echo", {"text": "a"})
+
+
+@given(
+    st.text()
+    | st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "\n", "a"])).map(
+        "".join
+    )
+)
+def test_any_text_is_taken_without_an_exception(text: str):
+    assert len(parse_tool_calls(text, SCHEMAS)) == len(errors(text))
+
+
+KEYS = st.text(st.characters(), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | KEYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=3))
+def test_whatever_is_taken_as_a_call_can_be_sent(arguments: dict[str, Any]):
+    for found in parse_tool_calls(made(arguments, "free"), SCHEMAS):
+        if isinstance(found, ToolCall):
+            assert msgpack.unpackb(msgpack.packb(found.arguments)) == found.arguments == arguments

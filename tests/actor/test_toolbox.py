@@ -1,0 +1,196 @@
+"""The tools of an episode: limits, retries, refusals, release."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from asyncrl.actor.parsing import MalformedCall
+from asyncrl.actor.toolbox import OpenTools, Toolbox, ToolLimits, cut
+from asyncrl.actor.tools.base import Tool, ToolRefusal
+from asyncrl.errors import ToolError
+from asyncrl.types import ToolCall
+from tests.actor.fakes import make_ticket, make_tool
+
+LIMITS = ToolLimits(timeout_s=5.0, retries=2, max_chars=100)
+
+
+def echo(text: str, name: str = "echo") -> ToolCall:
+    return ToolCall(name, {"text": text})
+
+
+def use(
+    classes: type[Tool] | list[type[Tool]],
+    act: Callable[[OpenTools], Awaitable[Any]],
+    limits: ToolLimits = LIMITS,
+    **task: Any,
+) -> tuple[Any, Toolbox]:
+    """What `act` returns, with the tools open."""
+    listed = classes if isinstance(classes, list) else [classes]
+    toolbox = Toolbox({str(cls.schema["name"]): cls for cls in listed}, limits)
+
+    async def main() -> Any:
+        async with toolbox.open(make_ticket(**task)) as tools:
+            return await act(tools)
+
+    return asyncio.run(main()), toolbox
+
+
+def failing(times: int, error: BaseException) -> Callable[[str], Awaitable[str]]:
+    """Fails so many times, then answers."""
+    left = [error] * times
+
+    async def answer(text: str) -> str:
+        if left:
+            raise left.pop()
+        return text
+
+    return answer
+
+
+def test_a_failing_tool_is_tried_again():
+    cls, log = make_tool(failing(2, OSError("down")))
+    answers, toolbox = use(cls, lambda tools: tools.answer([echo("a")]))
+    assert answers == ["a"]
+    assert log.executed == ["a"] * 3
+    assert (toolbox.counts.calls, toolbox.counts.failures) == (1, 2)
+
+
+def test_a_tool_that_fails_too_often_fails_the_episode_and_is_released_once():
+    cls, log = make_tool(failing(3, OSError("down")))
+    with pytest.raises(ToolError, match="tool echo failed to execute 3 times, at last with OSError: down"):
+        use(cls, lambda tools: tools.answer([echo("a")]))
+    assert log.released == 1
+
+
+def test_a_call_that_takes_too_long_is_a_failure_of_the_tool():
+    async def never(text: str) -> str:
+        await asyncio.Event().wait()
+        return text
+
+    cls, log = make_tool(never)
+    with pytest.raises(ToolError, match="2 times, at last with TimeoutError"):
+        use(cls, lambda tools: tools.answer([echo("a")]), ToolLimits(0.01, 1, 100))
+    assert (len(log.executed), log.released) == (2, 1)
+
+
+def test_a_refusal_and_a_malformed_call_are_texts_for_the_policy():
+    cls, log = make_tool(failing(1, ToolRefusal("Error: not so.")))
+    answers, toolbox = use(cls, lambda tools: tools.answer([echo("a"), MalformedCall("Error: no JSON.")]))
+    assert answers == ["Error: not so.", "Error: no JSON."]
+    assert log.executed == ["a"]
+    assert (toolbox.counts.calls, toolbox.counts.refused, toolbox.counts.malformed) == (2, 1, 1)
+
+
+def test_calls_run_at_the_same_time_and_are_answered_in_their_order():
+    async def main() -> None:
+        everyone, running = asyncio.Event(), 0
+
+        async def answer(text: str) -> str:
+            nonlocal running
+            running += 1
+            if running == 3:
+                everyone.set()
+            await everyone.wait()
+            return text
+
+        toolbox = Toolbox({"echo": make_tool(answer)[0]}, LIMITS)
+        async with toolbox.open(make_ticket()) as tools:
+            assert await tools.answer([echo("c"), echo("a"), echo("b")]) == ["c", "a", "b"]
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_no_text_is_a_failure():
+    async def number(text: str) -> str:
+        return 5  # type: ignore[return-value]
+
+    with pytest.raises(ToolError, match="answered with int"):
+        use(make_tool(number)[0], lambda tools: tools.answer([echo("a")]))
+
+
+def test_a_long_result_keeps_its_head_and_tail_and_says_what_is_gone():
+    assert cut("abcdefghij", 10) == "abcdefghij"
+    assert cut("abcdefghij", 5) == "abc\n[5 characters cut]\nij"
+    assert cut("abcdefghij", 1) == "a\n[9 characters cut]\n"
+    cls, _ = make_tool()
+    answers, _ = use(cls, lambda tools: tools.answer([echo("x" * 1000)]))
+    assert answers[0].count("x") == 100
+
+
+def test_half_a_surrogate_pair_in_a_result_reaches_no_tokenizer():
+    assert cut("a\ud800", 10) == "a?"
+
+
+def test_each_tool_is_created_with_its_own_kwargs():
+    (plain, first), (verl, second), (none, third) = make_tool(), make_tool(name="verl"), make_tool(name="none")
+    kwargs = {"echo": {"a": 1}, "verl": {"create_kwargs": {"b": 2}}, "none": None, "other": {"c": 3}}
+
+    async def nothing(tools: OpenTools) -> None: ...
+
+    use([plain, verl, none], nothing, tools_kwargs=kwargs)
+    assert (first.created, second.created, third.created) == ([{"a": 1}], [{"b": 2}], [{}])
+
+
+def test_every_tool_is_released_once_where_one_cannot_be_created_or_released():
+    (bad, bad_log), (good, good_log) = make_tool(fail_create=True), make_tool(name="good", fail_release=True)
+    with pytest.raises(ToolError, match="failed to create 3 times"):
+        use([good, bad], lambda tools: tools.answer([]))
+    assert (bad_log.released, good_log.released) == (1, 1)
+
+
+def test_tools_are_released_to_the_end_when_the_episode_is_cancelled():
+    async def main() -> None:
+        begun, may_end, ended = asyncio.Event(), asyncio.Event(), False
+
+        class Slow(make_tool()[0]):  # type: ignore[misc]
+            async def release(self) -> None:
+                nonlocal ended
+                begun.set()
+                await may_end.wait()
+                ended = True
+
+        async def episode() -> None:
+            async with Toolbox({"echo": Slow}, LIMITS).open(make_ticket()):
+                pass
+
+        task = asyncio.create_task(episode())
+        await begun.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended
+
+    asyncio.run(main())
+
+
+def test_rewards_are_those_of_the_tools_that_were_used():
+    (used, _), (unused, _) = make_tool(reward=0.5), make_tool(name="unused", reward=1.0)
+
+    async def act(tools: OpenTools) -> dict[str, float]:
+        await tools.answer([echo("a"), echo("b")])
+        return await tools.rewards()
+
+    assert use([used, unused], act)[0] == {"echo": 0.5}
+    with pytest.raises(ToolError, match="the reward of tool echo is nan"):
+        use(make_tool(reward=math.nan)[0], act)
+
+
+def test_a_task_may_bring_its_own_schemas_and_so_choose_the_tools():
+    (echo_cls, _), (other, other_log) = make_tool(), make_tool(name="other")
+    own = {"name": "echo", "description": "in this task's words", "parameters": {}}
+
+    async def shown(tools: OpenTools) -> Any:
+        return tools.shown
+
+    for schema in (own, {"type": "function", "function": own}):
+        assert use([echo_cls, other], shown, tools=[schema])[0] == [{"type": "function", "function": own}]
+    assert other_log.created == []
+    with pytest.raises(ToolError, match=r"offers search; add it to actor\.tools"):
+        use(echo_cls, shown, tools=[{"name": "search"}])

@@ -1,0 +1,43 @@
+"""Tools by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrl.actor.tools.base import Tool
+from asyncrl.actor.tools.calculator import Calculator
+from asyncrl.actor.tools.delayed import SlowCalculator
+from asyncrl.actor.tools.registry import BUILT_IN, tool_classes
+from asyncrl.errors import ConfigError
+
+
+class NoSchema(Tool):
+    async def execute(self, arguments: object) -> str:
+        return ""
+
+
+def test_every_built_in_tool_loads():
+    for name in BUILT_IN:
+        (cls,) = tool_classes([name]).values()
+        assert {"name", "description", "parameters"} == set(cls.schema)
+
+
+def test_tools_are_keyed_by_the_name_that_the_policy_calls():
+    assert tool_classes(["calculator"]) == {"calculator": Calculator}
+    assert tool_classes(["asyncrl.actor.tools.delayed.SlowCalculator"]) == {"calculator": SlowCalculator}
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["abacus"], "there is no tool 'abacus'; use one of calculator, python"),
+        (["no_such_module.Tool"], "cannot load"),
+        (["asyncrl.actor.tools.base.Missing"], "cannot load"),
+        (["asyncrl.types.Task"], "no subclass"),
+        ([f"{__name__}.NoSchema"], "needs a `schema`"),
+        (["calculator", "slow_calculator"], "both called 'calculator'"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_refused_with_the_fix(names: list[str], reason: str):
+    with pytest.raises(ConfigError, match=reason):
+        tool_classes(names)

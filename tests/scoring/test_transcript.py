@@ -1,0 +1,32 @@
+from asyncrl.scoring.transcript import Segment, answer_text, transcript
+from asyncrl.types import Step
+from tests.scoring.fakes import CharTokenizer, answered, episode
+
+TURNS = [("prompt", "Q"), ("assistant", "call"), ("tool", "ok"), ("assistant", "it is 5"), ("tool", "after")]
+
+
+def test_the_answer_is_the_last_assistant_turn_without_special_tokens():
+    _, trajectory = episode(*TURNS)
+    assert answer_text(trajectory, CharTokenizer()) == "it is 5"
+
+
+def test_an_episode_that_ends_in_a_tool_call_has_no_answer():
+    _, trajectory = episode(("prompt", "Q"), ("assistant", "call 72"))
+    assert answer_text(trajectory, CharTokenizer()) == ""
+
+
+def test_a_transcript_is_cut_at_the_bounds_of_the_steps_and_ends_with_the_last():
+    _, trajectory = episode(*TURNS)
+    assert transcript(trajectory, CharTokenizer()) == [
+        Segment("Q", False),
+        Segment("call<end>", True),
+        Segment("ok", False),
+        Segment("it is 5<end>", True),
+    ]
+
+
+def test_steps_within_a_turn_follow_each_other():
+    _, trajectory = answered("72", steps=(Step(5, 7), Step(7, 10), Step(12, 15)))
+    segments = transcript(trajectory, CharTokenizer())
+    assert [segment.text for segment in segments if segment.is_step] == ["ca", "ll<end>", "72<end>"]
+    assert [segment.is_step for segment in segments] == [False, True, True, False, True]
