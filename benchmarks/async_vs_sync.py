@@ -1,6 +1,6 @@
 """How much faster is asynchronous than synchronous training when tools are slow now and then?
 
-The demo's task and policy, with a calculator whose delays are heavy-tailed (Pareto), at several age bounds. `max_lag = 0`
+The demo task and policy, with a calculator whose delays are heavy-tailed (Pareto), at several age bounds; `max_lag = 0`
 is synchronous training with the same code, and the baseline of every ratio.
 
     python benchmarks/async_vs_sync.py --steps 30 --max-lag 0 1 2 4 8
@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncrl.demo.command import CACHE, SEED, prepared_overrides
 from asyncrl.demo.prepare import prepare
+
+from asyncrl.demo.command import CACHE, SEED, prepared_overrides
 from asyncrl.observe.sinks import read_lines
 from benchmarks.record import write_result
 

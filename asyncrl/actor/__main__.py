@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from asyncrl import process
@@ -37,11 +38,16 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.weights.channels.zmq import ZmqChannel
     from asyncrl.weights.receiver import Receiver
 
+    # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.actor.concurrency))
     actor, name, life = config.actor, process.worker_name("actor"), process.incarnation()
-    tools = Toolbox(
-        tool_classes(actor.tools), ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
-    )
+    classes = tool_classes(actor.tools)
+    tools = Toolbox(classes, ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars))
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    chat = Chat(tokenizer, actor.template_kwargs)
+    if classes:
+        # A template that cannot show tool results is found out now, not at the first call.
+        chat.suffix([{"role": "tool", "name": name, "content": ""} for name in classes], [])
     engine = EmbeddedEngine.load(
         config.model.path,
         config.engine,
@@ -55,7 +61,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         partial(
             run_episode,
             engine=engine,
-            chat=Chat(tokenizer),
+            chat=chat,
             toolbox=tools,
             limits=Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens),
             step_split=actor.step_split,

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from asyncrl.actor.episode import EpisodeFailed
 from asyncrl.actor.report import Report
@@ -22,6 +23,8 @@ from asyncrl.types import Purpose, Ticket, Trajectory
 log = logging.getLogger(__name__)
 
 RENEW_S = 2.0
+
+T = TypeVar("T")
 
 
 class TicketSource(Protocol):
@@ -70,6 +73,7 @@ class Worker:
         self._sink = sink
         self._concurrency = concurrency
         self._report = report
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._holding: set[str] = set()
         self._active = 0
         self._freed = asyncio.Event()
@@ -77,7 +81,8 @@ class Worker:
         self._finished: asyncio.Queue[Trajectory | Failure] = asyncio.Queue(maxsize=concurrency)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; running episodes are then cancelled, which releases their tools, and abandoned.
+        """Work until `stop`; running episodes are then cancelled, which releases their tools, and abandoned. No call of
+        source or sink is at work any more when it returns.
 
         Raises what source, sink or report raise: without them there is no work. StoppedError is a stop.
         """
@@ -90,6 +95,7 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._threads.shutdown()
         for task in done:
             with suppress(StoppedError):
                 task.result()
@@ -99,7 +105,7 @@ class Worker:
         while True:
             self._freed.clear()
             want = max(0, self._concurrency - self._active)
-            for ticket in await asyncio.to_thread(self._source.tickets, tuple(self._holding), want):
+            for ticket in await self._in_thread(self._source.tickets, tuple(self._holding), want):
                 if ticket.id not in self._holding:
                     self._holding.add(ticket.id)
                     self._active += 1
@@ -131,10 +137,11 @@ class Worker:
         while True:
             outcome = await self._finished.get()
             try:
-                await asyncio.to_thread(self._send, outcome)
+                await self._in_thread(self._send, outcome)
             except RefusedError as error:
                 log.error("the outcome of %s was refused: %s", outcome.id, error)
                 self._report.refused()
+                await self._in_thread(self._sink.fail, outcome.id, f"refused: {error}")
             else:
                 self._count(outcome)
             self._holding.discard(outcome.id)
@@ -144,6 +151,10 @@ class Worker:
             self._sink.fail(outcome.id, outcome.reason)
         else:
             self._sink.put(outcome)
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+        """In a thread of our own: tools may keep the shared ones busy for longer than a lease lasts."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     def _count(self, outcome: Trajectory | Failure) -> None:
         if isinstance(outcome, Failure):

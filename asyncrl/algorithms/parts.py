@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import types
 import typing
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Self
@@ -23,13 +24,11 @@ def param(default: Any, meaning: str, within: str = "", choices: Sequence[str] =
     metadata = {"meaning": meaning, "within": within, "choices": tuple(choices)}
     if default is ...:
         return field(metadata=metadata)
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(ABC):
     """Base of all parts. Subclasses are frozen, keyword-only dataclasses whose fields are made by `param`.
 
     Construction raises ConfigError: a parameter has a wrong type, lies outside its range, or conflicts with another.
@@ -114,8 +113,7 @@ def _parameter(declared: Field[Any], hint: Any) -> Parameter:
     optional = isinstance(hint, types.UnionType)
     if optional:
         hint = next(option for option in typing.get_args(hint) if option is not types.NoneType)
-    default = declared.default if declared.default_factory is MISSING else declared.default_factory()
-    return Parameter(declared.name, typing.get_origin(hint) or hint, optional, default, **declared.metadata)
+    return Parameter(declared.name, typing.get_origin(hint) or hint, optional, declared.default, **declared.metadata)
 
 
 def _is_number(value: Any, wanted: type) -> bool:

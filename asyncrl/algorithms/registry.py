@@ -22,7 +22,7 @@ HOMES = {
     "kl": "kl",
     "aggregation": "aggregation",
     "reward": "rewards",
-    "value": "value",
+    "value": "losses.value",
 }
 """Where the parts of each kind live, under asyncrl.algorithms; the kinds are the keys of the `algorithm` section."""
 
@@ -76,10 +76,12 @@ def _imported(kind: str, path: str) -> type[Part]:
         value = getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise ConfigError(
-            f"algorithm.{kind}={path} cannot be imported ({type(error).__name__}: {error}); give module.Class, with the "
-            "module's folder on PYTHONPATH"
+            f"algorithm.{kind}={path} cannot be imported ({type(error).__name__}: {error}); give module.Class, with "
+            "the module's folder on PYTHONPATH"
         ) from error
     if not _is_part(value, kind):
-        raise ConfigError(f"algorithm.{kind}={path} is no part of kind {kind}: see docs/algorithms.md, 'A part of yours'")
+        raise ConfigError(
+            f"algorithm.{kind}={path} is no part of kind {kind}: see docs/algorithms.md, 'A part of yours'"
+        )
     part: type[Part] = value
     return part

@@ -28,14 +28,14 @@ def step_places(episodes: Episodes, tokens: Tokens, view: View) -> tuple[Tensor,
     if not bool(inside.all()):
         bad = int((~inside).nonzero()[0])
         raise InvariantError(
-            f"step_end={int(end[bad])} of sequence {int(sequence[bad])}: a step must end inside its sequence, at or after "
-            "its first policy token, and positions must count up by one"
+            f"step_end={int(end[bad])} of sequence {int(sequence[bad])}: a step must end inside its sequence, at or "
+            "after its first policy token, and positions must count up by one"
         )
     return step, place
 
 
 def step_lengths(episodes: Episodes, tokens: Tokens, view: View) -> Tensor:
-    """float64[K]: the policy tokens of each step, counted from the previous step's end; 0 for steps that are not here."""
+    """float64[K]: the policy tokens of each step, from the previous step's end on; 0 for steps that are not here."""
     step, place = step_places(episodes, tokens, view)
     _, first = _starts(episodes, view)
     sequence = episodes.step_sequence[step]

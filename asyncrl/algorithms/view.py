@@ -47,8 +47,8 @@ class Segments:
 class View:
     """M chosen tokens of N packed ones, in order: index int64[M] says where they lie.
 
-    sequences: their segments by sequence; owner int64[R]: the sequences' indices into the global batch; starts int64[R]:
-    where among the N tokens each sequence begins.
+    sequences: their segments by sequence; owner int64[R]: the sequences' indices into the global batch; starts
+    int64[R]: where among the N tokens each sequence begins.
     """
 
     index: Tensor

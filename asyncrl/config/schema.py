@@ -141,7 +141,9 @@ class Choice:
 class AlgorithmConfig:
     """The composition of the algorithm: see `asyncrl algorithms`."""
 
+    reward: list[Choice] = option([], "changes of the reward before advantages, applied in order")
     advantage: Choice = field(default_factory=lambda: Choice("grpo"))
+    greedy_sibling: bool = option(False, "sample one member of every group greedily, as a baseline (advantage remax)")
     loss: Choice = field(default_factory=lambda: Choice("ppo"))
     correction: list[Choice] = field(
         default_factory=lambda: [Choice("truncate", {"level": "token", "cap": 2.0})],
@@ -151,6 +153,7 @@ class AlgorithmConfig:
     kl: Choice = field(default_factory=lambda: Choice("none"))
     aggregation: Choice = field(default_factory=lambda: Choice("token-mean"))
     entropy_weight: float = option(0.0, "weight of the entropy bonus")
+    value: Choice = field(default_factory=lambda: Choice("clipped"))
 
 
 @dataclass

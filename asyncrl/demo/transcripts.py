@@ -34,7 +34,7 @@ def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
     messages: list[Message] = [*opening(expression)]
     while expression.operators:
         index = rng.randrange(len(expression.operators))
-        messages.append(call_turn(expression.marked(index), expression.operation(index)))
+        messages.append(call_turn(f"{expression.operators[index]}:{expression.marked(index)}", expression.operation(index)))
         messages.append({"role": "tool", "content": str(expression.result(index))})
         expression = expression.replaced(index)
     return [*messages, {"role": "assistant", "content": str(expression)}]

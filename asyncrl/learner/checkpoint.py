@@ -19,6 +19,7 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
@@ -36,8 +37,8 @@ PROGRESS = "progress.json"
 
 @dataclass(slots=True)
 class Progress:
-    """What a run has done: finished steps, running totals, and evaluations asked for (version by step) that have not
-    been answered."""
+    """What a run has done: finished steps, running totals, evaluations asked for (version by step) that have not been
+    answered, and what the algorithm keeps from step to step."""
 
     step: int = 0
     trajectories: int = 0
@@ -45,6 +46,7 @@ class Progress:
     updates_skipped: int = 0
     updates_empty: int = 0
     evaluations: dict[int, int] = field(default_factory=dict)
+    algorithm: dict[str, float] = field(default_factory=dict)
 
     def add(self, plan: BatchPlan, skipped: int, empty: int) -> None:
         """One more step is finished."""
@@ -98,9 +100,10 @@ class Checkpoints:
         state = _state(parts)
         try:
             dcp.load(state, checkpoint_id=newest)
-        except Exception as error:
+        except CheckpointException as error:
+            reason = next(iter(error.failures.values()))[0]
             raise CheckpointError(
-                f"{newest} cannot be read: {error}; remove that folder to resume from an older checkpoint"
+                f"{newest} cannot be read: {reason}; remove that folder to resume from an older checkpoint"
             ) from error
         for name, (module, optimizer) in parts.items():
             loaded = state[name]

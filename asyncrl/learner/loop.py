@@ -24,7 +24,7 @@ from asyncrl.learner.packing import Passes, schedule
 from asyncrl.learner.policy import DTYPES, full_tensors
 from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.report import LAG, Phases, lag_counts, step_values
+from asyncrl.learner.report import Phases, lag_counts, step_values
 from asyncrl.learner.share import Share, build_episodes, build_share
 from asyncrl.learner.trainer import Minibatch, Result, Trainer
 from asyncrl.observe.metrics import Metrics
@@ -57,6 +57,8 @@ class Learner:
         self._metrics = metrics
         self._stop = stop
         self._progress = checkpoints.restore(trainer.parts) or Progress()
+        if self._progress.algorithm:
+            trainer.algorithm.restore(self._progress.algorithm)
         self._evaluations = Evaluations(replay, metrics, self._progress.evaluations, stop)
 
     def train(self) -> None:
@@ -131,6 +133,7 @@ class Learner:
             self._replay.published(version)
 
     def _checkpoint(self, step: int) -> None:
+        self._progress.algorithm = self._trainer.algorithm.state()
         self._checkpoints.save(self._progress, self._trainer.parts)
         self._together(self._release, step)
 
@@ -151,12 +154,10 @@ class Learner:
     def _report(
         self, plan: BatchPlan, episodes: Episodes, share: Share, result: Result, seconds: Mapping[str, float]
     ) -> None:
-        lag = lag_counts(share.tokens, plan.version, self._config.replay.max_lag)
-        sums = self._ranks.merge({**result.sums, LAG: lag})
+        lags = self._ranks.sum(lag_counts(share.tokens, plan.version, self._config.replay.max_lag))
         if self._ranks.rank == 0:
-            values = step_values(plan, episodes, result, sums, self._progress)
-            lr = self._trainer.learning_rate(plan.step)
-            self._metrics.log(plan.step, {**values, **self._trainer.summary(sums), "lr": lr, **seconds})
+            values = step_values(plan, episodes, lags, result, self._progress)
+            self._metrics.log(plan.step, {**values, "lr": self._trainer.learning_rate(plan.step), **seconds})
 
 
 def _totals(plan: BatchPlan, ranks: Sequence[Passes]) -> Totals:

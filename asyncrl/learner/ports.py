@@ -41,9 +41,21 @@ class Publisher(Protocol):
 class Algorithm(Protocol):
     """What is optimised; `asyncrl.algorithms.compose.Algorithm` is one."""
 
-    needs_proximal: bool
-    needs_reference: bool
-    needs_entropy: bool
+    @property
+    def needs_proximal(self) -> bool: ...
+
+    @property
+    def needs_reference(self) -> bool: ...
+
+    @property
+    def needs_entropy(self) -> bool: ...
+
+    @property
+    def needs_critic(self) -> bool: ...
+
+    def state(self) -> dict[str, float]: ...
+
+    def restore(self, state: Mapping[str, float]) -> None: ...
 
     def prepare(self, episodes: Episodes, tokens: Tokens, reduce: Reduce) -> Tokens: ...
 

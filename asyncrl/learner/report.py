@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,15 +12,12 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.learner.checkpoint import Progress
-from asyncrl.learner.trainer import LOSS, Result
+from asyncrl.learner.trainer import Result
 from asyncrl.observe.metrics import Value
 from asyncrl.types import BatchPlan
 
 WAITING = ("wait", "fetch")
 """The phases in which the learner has nothing to compute."""
-
-LAG = "learner/lag"
-"""Sum over ranks: trajectories by lag."""
 
 
 class Phases:
@@ -64,12 +61,12 @@ def lag_values(counts: Tensor) -> dict[str, Value]:
 
 
 def step_values(
-    plan: BatchPlan, episodes: Episodes, result: Result, sums: Mapping[str, Tensor], progress: Progress
+    plan: BatchPlan, episodes: Episodes, lags: Tensor, result: Result, progress: Progress
 ) -> dict[str, Value]:
-    """What one step learned and from what; `sums` are those of all ranks."""
+    """What one step learned and from what; `lags` are `lag_counts` over all ranks."""
     finite = [norm for norm in result.norms if math.isfinite(norm)]
     return {
-        "loss": float(sums[LOSS]) / len(result.norms),
+        "loss": result.loss,
         "grad_norm": sum(finite) / max(1, len(finite)),
         "reward/mean": float(episodes.reward.mean()),
         "outcome/mean": float(episodes.outcome.mean()),
@@ -79,5 +76,6 @@ def step_values(
         "trajectories_trained": float(progress.trajectories),
         "updates_skipped": float(progress.updates_skipped),
         "updates_empty": float(progress.updates_empty),
-        **lag_values(sums[LAG]),
+        **lag_values(lags),
+        **result.summary,
     }

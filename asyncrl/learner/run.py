@@ -40,7 +40,8 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         endpoint = f"tcp://{network.host}:{network.replay_port}"
         worker = f"learner-{ranks.rank}"
         replay = stack.enter_context(closing(ReplayClient(endpoint, worker, uuid.uuid4().hex, stop, context=context)))
-        publisher, metrics = None, Fanout([])
+        publisher: WeightPublisher | None = None
+        metrics: Metrics = Fanout([])
         if ranks.rank == 0:
             publisher = WeightPublisher(network.host, network.weights_port, context, insecure=network.insecure)
             stack.callback(publisher.close)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
@@ -59,22 +61,20 @@ class Share:
 
 def build_share(members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device) -> Share:
     """The share of `trajectories`, whose indices in the plan are `members`, ascending."""
-    lengths = [len(each) for each in trajectories]
-    positions = [np.arange(length) for length in lengths]
+    owners = [np.full(len(each), member) for member, each in zip(members, trajectories, strict=True)]
     tokens = Tokens(
-        sequence=torch.repeat_interleave(
-            torch.tensor(members, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
-        ).to(device),
-        position=_joined(positions, torch.int64, device),
+        sequence=_joined(owners, torch.int64, device),
+        position=_joined([np.arange(len(each)) for each in trajectories], torch.int64, device),
         mask=_joined([each.loss_mask for each in trajectories], torch.bool, device),
         behaviour=_joined([each.logprobs for each in trajectories], torch.float32, device),
         versions=_joined([each.versions for each in trajectories], torch.int64, device),
     )
     ids = _joined([each.tokens for each in trajectories], torch.int64, device)
-    return Share(ids, tokens, dict(zip(members, lengths, strict=True)))
+    lengths = {member: len(each) for member, each in zip(members, trajectories, strict=True)}
+    return Share(ids, tokens, lengths)
 
 
-def _joined(arrays: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _joined(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> Tensor:
     joined = np.concatenate(arrays) if arrays else np.zeros(0)
     return torch.from_numpy(joined).to(device, dtype)
 

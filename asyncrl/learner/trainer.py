@@ -41,18 +41,26 @@ class Minibatch:
 
 @dataclass(slots=True)
 class Result:
-    """What one learner step did: sums over this rank's passes, the gradient norm of each update, and how many updates
-    were left out because the gradient was not finite, or nothing was left to learn from."""
+    """What one learner step did, the same on every rank: the loss and gradient norm of each update, how many updates
+    were left out because the gradient was not finite or nothing was left to learn from, and the algorithm's numbers."""
 
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    loss: float = 0.0
     norms: list[float] = field(default_factory=list)
     skipped: int = 0
     empty: int = 0
+    summary: dict[str, float] = field(default_factory=dict)
 
-    def add(self, sums: Mapping[str, Tensor]) -> None:
-        for name, value in sums.items():
+
+class Sums:
+    """Running totals of named tensors."""
+
+    def __init__(self) -> None:
+        self.total: dict[str, Tensor] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
             value = value.detach().double()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            self.total[name] = self.total[name] + value if name in self.total else value
 
 
 class Trainer:
@@ -77,7 +85,7 @@ class Trainer:
         )
         self._config = config
         self._ranks = ranks
-        self._algorithm = algorithm
+        self.algorithm = algorithm
         self._reference = reference
         self._stop = stop
 
@@ -85,10 +93,6 @@ class Trainer:
     def parts(self) -> dict[str, tuple[nn.Module, Optimizer]]:
         """What is trained: modules with their optimisers, by name."""
         return {"policy": (self.policy, self.optimizer)}
-
-    def summary(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """The algorithm's own numbers from the sums of all ranks."""
-        return self._algorithm.summary(sums)
 
     def learning_rate(self, step: int) -> float:
         """That of a learner step: linear warm-up, then constant."""
@@ -98,11 +102,11 @@ class Trainer:
     def prepare(self, share: Share, episodes: Episodes, minibatches: Sequence[Minibatch]) -> Share:
         """The share with everything that is fixed for the step: proximal and reference log-probs, advantages."""
         tokens = share.tokens
-        if self._algorithm.needs_proximal:
+        if self.algorithm.needs_proximal:
             tokens = replace(tokens, proximal=self._logprobs(self.policy, share, minibatches))
         if self._reference is not None:
             tokens = replace(tokens, reference=self._logprobs(self._reference, share, minibatches))
-        return replace(share, tokens=self._algorithm.prepare(episodes, tokens, self._ranks.sum))
+        return replace(share, tokens=self.algorithm.prepare(episodes, tokens, self._ranks.sum))
 
     @torch.no_grad()
     def _logprobs(self, policy: Policy, share: Share, minibatches: Sequence[Minibatch]) -> Tensor:
@@ -117,23 +121,26 @@ class Trainer:
 
     def learn(self, step: int, share: Share, minibatches: Sequence[Minibatch]) -> Result:
         """One update for each minibatch. Raises StoppedError between two passes when asked to stop."""
-        result = Result()
+        result, sums = Result(), Sums()
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
         for minibatch in minibatches:
             for members in minibatch.passes:
                 self._ranks.leave_if(self._stop.is_set())
-                result.add(self._backward(share, members, minibatch.totals))
+                sums.add(self._backward(share, members, minibatch.totals))
             self._update(result)
+        total = self._ranks.merge(sums.total)
+        result.loss = float(total.pop(LOSS)) / len(minibatches)
+        result.summary = self.algorithm.summary(total)
         return result
 
     def _backward(self, share: Share, members: Sequence[int], totals: Totals) -> dict[str, Tensor]:
         rows = share.rows(members)
-        logprobs, entropy = self.policy(share.packed(members, rows), self._algorithm.needs_entropy)
+        logprobs, entropy = self.policy(share.packed(members, rows), self.algorithm.needs_entropy)
         if not members:
             (logprobs.sum() * 0).backward()
             return {}
-        loss, sums = self._algorithm.loss(logprobs, share.tokens.select(rows), totals, entropy)
+        loss, sums = self.algorithm.loss(logprobs, share.tokens.select(rows), totals, entropy)
         (loss * self._ranks.size).backward()
         return {**sums, LOSS: loss}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncrl.types import Role, Trajectory
 
@@ -16,7 +16,7 @@ from asyncrl.types import Role, Trajectory
 class Decoder(Protocol):
     """The policy's tokenizer, as far as it is needed here."""
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str: ...
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False, **kwargs: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,20 @@ def answer_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
     last = next(turn for turn in reversed(trajectory.turns) if turn.role is Role.ASSISTANT)
     if last.tool_calls:
         return ""
-    tokens = trajectory.tokens[last.start : last.end].tolist()
-    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return _text(trajectory, last.start, last.end, tokenizer, skip_special=True)
 
 
 def transcript(trajectory: Trajectory, tokenizer: Decoder) -> list[Segment]:
     """The text up to the end of the last step, special tokens included, cut at the bounds of the steps."""
     return [
-        Segment(
-            tokenizer.decode(
-                trajectory.tokens[start:end].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            ),
-            is_step,
-        )
+        Segment(_text(trajectory, start, end, tokenizer, skip_special=False), is_step)
         for start, end, is_step in _spans(trajectory)
     ]
+
+
+def _text(trajectory: Trajectory, start: int, end: int, tokenizer: Decoder, skip_special: bool) -> str:
+    tokens = trajectory.tokens[start:end].tolist()
+    return str(tokenizer.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
 
 def _spans(trajectory: Trajectory) -> Iterator[tuple[int, int, bool]]:

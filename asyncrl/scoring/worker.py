@@ -64,10 +64,13 @@ class Worker:
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set; what is then unfinished, the replay gives to others."""
-        while not stop.is_set():
-            self.work(stop)
-            if self._tally.age(self._clock()) >= REPORT_S:
-                self._metrics.log(self._tally.labelled, self._tally.report(self._clock()))
+        try:
+            while not stop.is_set():
+                self.work(stop)
+                if self._tally.age(self._clock()) >= REPORT_S:
+                    self._report()
+        finally:
+            self._report()
 
     def work(self, stop: threading.Event) -> None:
         """Lease once, and score what there is."""
@@ -82,6 +85,9 @@ class Worker:
             if self._clock() - self._renewed > self._renew_s:
                 self._client.renew()
                 self._renewed = self._clock()
+
+    def _report(self) -> None:
+        self._metrics.log(self._tally.labelled, self._tally.report(self._clock()))
 
     def _deliver(self, trajectory: Trajectory, result: Labels | ScoringError) -> None:
         if isinstance(result, Labels):

@@ -179,4 +179,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
+TestMachine.settings = settings(max_examples=100, stateful_step_count=20)

@@ -71,7 +71,7 @@ def canonical(template: str, message: dict[str, Any]) -> str:
     return message["content"] + ("\n" if visible and calls else "") + wrapped
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(template=st.sampled_from([CHATML, QWEN3]), turns=TURNS, answer=SAID, cut=st.booleans(), system=st.none() | TEXT)
 def test_random_conversations_equal_the_templates_rendering_and_train_what_was_sampled(
     template: str, turns: list[tuple[str, list[tuple[str, str]]]], answer: str, cut: bool, system: str | None

@@ -196,12 +196,13 @@ def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_on():
     asyncio.run(main())
 
 
-def test_a_refused_trajectory_is_counted_and_its_ticket_let_go():
+def test_a_refused_trajectory_is_counted_and_its_ticket_given_back_as_failed():
     async def main() -> None:
         replay = Replay(tickets(2))
         replay.refuses = {"t0"}
-        metrics = await at_work(replay, well, lambda: until(lambda: replay.stored and replay.asked[-1][0] == ()))
+        metrics = await at_work(replay, well, lambda: until(lambda: replay.done == 2))
         assert replay.stored == ["t1"]
+        assert "not mine" in dict(replay.failed)["t0"]
         assert metrics.rows[-1][1]["refused"] == 1
 
     asyncio.run(main())
@@ -260,6 +261,25 @@ def test_a_stop_cancels_what_runs_and_reports_nothing_of_it():
         assert replay.done == 0
         assert sorted(replay.leased) == ["t0", "t1", "t2"]
         assert len(metrics.rows) == 1
+
+    asyncio.run(main())
+
+
+def test_no_client_call_is_at_work_after_a_stop():
+    async def main() -> None:
+        class Slow(Replay):
+            at_work = False
+
+            def put(self, trajectory: Trajectory) -> str:
+                self.at_work = True
+                self.may_store.wait(0.2)
+                self.at_work = False
+                return "stored"
+
+        replay = Slow(tickets(1))
+        replay.may_store.clear()
+        await at_work(replay, well, lambda: until(lambda: replay.at_work))
+        assert not replay.at_work
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ END = 0x10FFFF
 class CharTokenizer:
     """Token ids are code points; END is special and reads <end>."""
 
-    def decode(self, token_ids, *, skip_special_tokens, clean_up_tokenization_spaces):
+    def decode(self, token_ids, skip_special_tokens=False, *, clean_up_tokenization_spaces):
         assert not clean_up_tokenization_spaces
         special = "" if skip_special_tokens else "<end>"
         return "".join(special if token == END else chr(token) for token in token_ids)

@@ -69,7 +69,7 @@ def test_metrics_tell_counts_rates_and_agreement(verifier):
     replay = FakeReplay([answered("72", 0), answered("5", 1)], [answered("72", 2), answered("bad", 3)])
     worker(verifier, replay, Clock(tick=0.25), log).run(stop)
     assert len(replay.labels) == 3
-    ((step, values),) = log.rows
+    (step, values), (_, last) = log.rows
     assert step == values["labelled"] == 3
     assert values["failed"] == 1
     assert values["outcome_mean"] == values["reward_mean"] == pytest.approx(2 / 3)
@@ -77,6 +77,8 @@ def test_metrics_tell_counts_rates_and_agreement(verifier):
     assert values["prm_agreement"] == pytest.approx(2 / 3)
     assert values["tokens_per_s"] > 0
     assert 0 < values["idle"] < 1
+    assert last["labelled"] == 3, "what came after the last report is told at the end"
+    assert "reward_mean" not in last
 
 
 def test_labels_that_the_replay_refuses_are_a_failure_and_the_worker_goes_on(verifier):

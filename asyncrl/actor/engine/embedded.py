@@ -72,7 +72,8 @@ class EmbeddedEngine:
         self._sampled = 0
         self._clock = clock
         self._started = clock()
-        self._idle: tuple[float, float | None] = (0.0, None)  # seconds until the last wait, and when the wait began
+        # Seconds without requests before, and since when there is none now: one object, for another thread reads it.
+        self._idle: tuple[float, float | None] = (0.0, self._started)
         self._closed = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
@@ -99,6 +100,11 @@ class EmbeddedEngine:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors that a weight update must have."""
+        return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
 
     async def generate(
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
@@ -180,11 +186,17 @@ class EmbeddedEngine:
     # What follows runs in the engine's own thread.
 
     def _run(self) -> None:
-        with torch.inference_mode():
-            while not self._closed:
-                self._take_commands()
-                if self._ready:
-                    self._guarded_step()
+        try:
+            with torch.inference_mode():
+                while not self._closed:
+                    self._take_commands()
+                    if self._ready:
+                        self._guarded_step()
+        finally:
+            self._closed = True
+            self._fail_outstanding()
+
+    def _fail_outstanding(self) -> None:
         while not self._commands.empty():
             self._commands.get()()
         closed = EngineError("the engine was closed")
@@ -198,7 +210,8 @@ class EmbeddedEngine:
 
     def _take_commands(self) -> None:
         if not self._ready:
-            idle, since = self._idle[0], self._clock()
+            idle, since = self._idle
+            since = self._clock() if since is None else since
             self._idle = (idle, since)
             command = self._commands.get()
             self._idle = (idle + self._clock() - since, None)
@@ -223,7 +236,9 @@ class EmbeddedEngine:
         self._waiters = [(version, waiter) for version, waiter in self._waiters if version > self._version]
 
     def _switch(self, version: int, staged: Mapping[str, torch.Tensor], done: Future[None]) -> None:
-        if version <= self._version or version < 0:
+        if done.cancelled():
+            return
+        if version <= self._version:
             _settle(done, WeightsError(f"version {version} is not newer than {self._version}, which is served"))
             return
         for name, tensor in staged.items():
@@ -249,11 +264,13 @@ class EmbeddedEngine:
         for index, token, logprob in zip(complete, tokens, logprobs, strict=True):
             slot = work[index][0]
             if math.isfinite(logprob):
-                self._scheduler.append(slot, token, logprob, self._version)
                 self._sampled += 1
+                self._scheduler.append(slot, token, logprob, self._version)
             else:
                 self._cache.wipe(slot.index)
-                self._scheduler.fail(slot, EngineError(f"version {self._version} gives logits that are not finite"))
+                self._scheduler.fail(
+                    slot.request, EngineError(f"version {self._version} gives logits that are not finite")
+                )
 
     def _forward(self, work: Sequence[tuple[Slot, Chunk]], complete: Sequence[int]) -> tuple[list[int], list[float]]:
         """One pass over `work`; a token and its log-prob for each chunk that completes its sequence."""

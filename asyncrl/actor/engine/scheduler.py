@@ -89,7 +89,7 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises EngineError where its session has one already."""
-        if request.session in self._running or request.session in self._waiting:
+        if self._request(request.session):
             raise EngineError(f"session {request.session!r} is generating already; await it or release it first")
         self._waiting[request.session] = request
 
@@ -123,40 +123,46 @@ class Scheduler:
 
     def release(self, session: str) -> None:
         """Forget a session; its request, if there is one, ends with what there is so far."""
-        if session in self._waiting:
-            self._waiting.pop(session).finish("abort")
-        if slot := self._running.pop(session, None):
-            slot.request.finish("abort")
-            heapq.heappush(self._free, slot.index)
-        if slot := self._idle.pop(session, None):
-            heapq.heappush(self._free, slot.index)
+        if request := self._drop(session):
+            request.finish("abort")
 
     def cancel(self, request: Request) -> None:
-        """Release the request's session, unless it has moved on to another request."""
-        running = self._running.get(request.session)
-        if self._waiting.get(request.session) is request or (running is not None and running.request is request):
+        """Release the request's session, unless that has gone on to another request."""
+        if self._request(request.session) is request:
             self.release(request.session)
+
+    def fail(self, request: Request, error: EngineError) -> None:
+        """Forget a session, whose request ends with an error."""
+        self._drop(request.session)
+        request.fail(error)
+
+    def fail_running(self, error: EngineError) -> None:
+        for slot in list(self._running.values()):
+            self.fail(slot.request, error)
+
+    def fail_all(self, error: EngineError) -> None:
+        self.fail_running(error)
+        for request in list(self._waiting.values()):
+            self.fail(request, error)
 
     def forget(self) -> None:
         """Nothing in the cache is valid any more: running sequences are computed anew, idle ones lose their slots."""
         for slot in self._running.values():
             slot.cached = 0
-        for session in list(self._idle):
-            self.release(session)
+        while self._idle:
+            self._evict()
 
-    def fail(self, slot: Slot, error: EngineError) -> None:
-        """End one running request with an error."""
-        slot.request.fail(error)
-        self.release(slot.request.session)
+    def _request(self, session: str) -> Request | None:
+        slot = self._running.get(session)
+        return slot.request if slot else self._waiting.get(session)
 
-    def fail_running(self, error: EngineError) -> None:
-        for slot in list(self._running.values()):
-            self.fail(slot, error)
-
-    def fail_all(self, error: EngineError) -> None:
-        self.fail_running(error)
-        while self._waiting:
-            self._waiting.popitem()[1].fail(error)
+    def _drop(self, session: str) -> Request | None:
+        """Take a session out, whatever it does (it may wait and have an idle slot); returns its request if any."""
+        request = self._request(session)
+        self._waiting.pop(session, None)
+        if slot := self._running.pop(session, None) or self._idle.pop(session, None):
+            heapq.heappush(self._free, slot.index)
+        return request
 
     def _admit(self) -> None:
         while self._waiting and (self._free or self._idle):
@@ -167,12 +173,16 @@ class Scheduler:
         slot = self._idle.pop(session, None)
         if slot is None:
             if not self._free:
-                self.release(next(iter(self._idle)))
+                self._evict()
             slot = Slot(heapq.heappop(self._free), request)
         # At least one token is left to compute, since it gives the distribution of the next.
         shared = min(_common_prefix(slot.tokens[: slot.cached], request.prompt), len(request.prompt) - 1)
         slot.request, slot.tokens, slot.cached = request, request.prompt.tolist(), shared
         return slot
+
+    def _evict(self) -> None:
+        _, slot = self._idle.popitem(last=False)
+        heapq.heappush(self._free, slot.index)
 
     def _end(self, slot: Slot, reason: str) -> None:
         session = slot.request.session

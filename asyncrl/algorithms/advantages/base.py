@@ -1,7 +1,7 @@
 """What every advantage estimator is given, and the two shapes that most of them have.
 
-Estimators see the M policy tokens of this rank's share (`view`) and the S episodes of the global batch. A statistic over
-tokens goes through `reduce`, so that every rank uses the same number.
+Estimators see the M policy tokens of this rank's share (`view`) and the S episodes of the global batch. A statistic
+over tokens goes through `reduce`, so that every rank uses the same number.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import Part, param
+from asyncrl.algorithms.ratios import clamp_log
 from asyncrl.algorithms.scan import linear_scan
 from asyncrl.algorithms.steps import step_lengths, step_places
 from asyncrl.algorithms.view import View
@@ -29,8 +30,8 @@ class Rollouts:
     """What an estimator reads.
 
     episodes.reward [S] is the whole reward, token penalties included; final [S] is the part that arrives with the last
-    policy token, penalty [M] what each token costs (a KL in the reward), or None. values [M] are the critic's,
-    log_ratio [M] is log pi_prox - log mu, clamped; None where nobody gives them.
+    policy token, penalty [M] what each token costs (a KL in the reward), or None. values [M] are the critic's, None
+    where there is none.
     """
 
     episodes: Episodes
@@ -39,15 +40,22 @@ class Rollouts:
     final: Tensor
     penalty: Tensor | None
     values: Tensor | None
-    log_ratio: Tensor | None
     reduce: Reduce
+
+    @property
+    def ratio(self) -> Tensor:
+        """float[M]: pi_prox / mu, its log clamped."""
+        assert self.tokens.proximal is not None
+        return clamp_log(self.view.take(self.tokens.proximal) - self.view.take(self.tokens.behaviour)).exp()
 
     @property
     def groups(self) -> Groups:
         return Groups.of(self.episodes.group)
 
     def rewards(self, step_weight: float) -> Tensor:
-        """float[M]: the reward of each token: the final one, weighted step scores on their steps' last tokens, penalties."""
+        """float[M]: the reward of each token: the final one, weighted step scores on their steps' last tokens,
+        penalties.
+        """
         rewards = self.zeros()
         present = self.view.sequences.lengths > 0
         rewards[self.view.sequences.last] = self.final[self.view.owner][present].to(rewards.dtype)
@@ -74,7 +82,8 @@ class Rollouts:
         count, total = self.reduce(_pair(values.numel(), values.sum(dtype=torch.float64)))
         centred = values.double() - total / count.clamp(min=1)
         (squares,) = self.reduce(centred.square().sum().reshape(1))
-        return centred / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-8)
+        whitened: Tensor = centred / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-8)
+        return whitened
 
     def zeros(self) -> Tensor:
         """float[M]."""

@@ -14,11 +14,12 @@ from asyncrl.algorithms.scan import linear_scan
 class Gae(TokenAdvantage):
     """Exponentially weighted temporal differences of a critic's values.
 
-    Formula: delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}, over policy tokens only; R_t = A_t + V_t
+    Formula: delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}, over policy tokens only; R_t = A_t
+    + V_t
     Use: with a critic; long episodes with rewards on the way
     Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2015
-    Caveat: t + 1 is the next policy token: tool tokens neither decay nor discount. The value after the last token is 0, also
-    where the episode was cut.
+    Caveat: t + 1 is the next policy token: tool tokens neither decay nor discount. The value after the last token is
+    0, also where the episode was cut.
     """
 
     name: ClassVar[str] = "gae"

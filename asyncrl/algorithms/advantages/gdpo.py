@@ -28,7 +28,9 @@ class Gdpo(SequenceAdvantage):
     name: ClassVar[str] = "gdpo"
     needs_group: ClassVar[bool] = True
 
-    weights: dict[str, float] = param({}, "weight of each named score (reward, outcome, or an extra); empty: all extras, 1")
+    weights: dict[str, float] | None = param(
+        None, "weight of each named score (reward, outcome, or an extra); null weighs every extra 1"
+    )
 
     def scores(self, episodes: Episodes) -> Tensor:
         """Raises InvariantError: a weighted score is not among the labels' scores."""

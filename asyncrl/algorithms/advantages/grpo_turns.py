@@ -19,8 +19,8 @@ class GrpoTurns(Advantage):
     Formula: A_t = grpo(R) + beta (c_k - mean c) for the tokens of step k, mean over the episode's own steps
     Use: turn-level credit where the policy decides when to stop
     Source: Group-in-Group Policy Optimization for LLM Agent Training, 2025, in a zero-sum form
-    Caveat: the zero sum is over steps, not tokens. A baseline by turn index would be biased, since which turns exist depends
-    on the policy; this one compares an episode only with itself.
+    Caveat: the zero sum is over steps, not tokens. A baseline by turn index would be biased, since which turns exist
+    depends on the policy; this one compares an episode only with itself.
     """
 
     name: ClassVar[str] = "grpo_turns"

@@ -17,7 +17,8 @@ class Opo(SequenceAdvantage):
     """The reward against the group's length-weighted mean.
 
     Formula: A = R - sum(len R) / sum(len) over the group, len in policy tokens
-    Use: when lengths differ much within a group: long members have the larger gradients, so they weigh more in the baseline
+    Use: when lengths differ much within a group: long members have the larger gradients, so they weigh more in the
+    baseline
     Source: On-Policy RL with Optimal Reward Baseline, 2025
     Caveat: the optimality assumes on-policy data and gradients whose squared norm grows with length.
     """

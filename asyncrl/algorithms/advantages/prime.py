@@ -18,7 +18,8 @@ from asyncrl.algorithms.scan import linear_scan
 class Prime(Advantage):
     """Token rewards of an implicit process model and the outcome, each against the group's other members.
 
-    Formula: r_t = beta log(pi_phi / pi_ref); A = whiten(sum_{s>=t} gamma^(s-t) (r_s - others' mean r) + outcome - others' mean)
+    Formula: r_t = beta log(pi_phi / pi_ref); A = whiten(sum_{s>=t} gamma^(s-t) (r_s - others' mean r) + outcome -
+    others' mean)
     Use: dense rewards without step labels: pi_phi is trained online on outcomes (losses/implicit.py)
     Source: Process Reinforcement through Implicit Rewards, 2025
     Caveat: reads Tokens.implicit where the learner runs pi_phi; otherwise the labels' step scores, which then are the
@@ -35,7 +36,9 @@ class Prime(Advantage):
     outcome_weight: float = param(1.0, "weight of the outcome", "[0, inf)")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
-        rewards = self._token_rewards(rollouts) if rollouts.tokens.implicit is not None else self._step_rewards(rollouts)
+        rewards = (
+            self._token_rewards(rollouts) if rollouts.tokens.implicit is not None else self._step_rewards(rollouts)
+        )
         returns = linear_scan(rollouts.view.decay(self.gamma, rewards), rewards)
         outcome = self.outcome_weight * rollouts.groups.leave_one_out(rollouts.episodes.outcome)
         return Estimate(rollouts.whiten(returns + rollouts.view.by_sequence(outcome)), returns)

@@ -16,7 +16,8 @@ class ProcessGrpo(Advantage):
 
     Formula: s_k normalised over all steps of the group; A_t = sum of s_k over the steps that end at or after t
     Use: a process model that tells right steps from wrong ones
-    Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024 (process supervision)
+    Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024 (process
+    supervision)
     Caveat: a sum over steps rewards having more good steps; `pure` and `grpo_turns` do not.
     """
 

@@ -18,8 +18,8 @@ from asyncrl.errors import InvariantError
 class Pure(Advantage):
     """Nearly all of an episode's process reward is that of its worst step.
 
-    Formula: r*_k = softmax_k(-r_k / T) r_k; b = the others' sum of r* / their policy tokens; A_t = sum over the steps that end
-    at or after t of r*_k - b (policy tokens of step k)
+    Formula: r*_k = softmax_k(-r_k / T) r_k; b = the others' sum of r* / their policy tokens; A_t = sum over the steps
+    that end at or after t of r*_k - b (policy tokens of step k)
     Use: learned step scores in [-1, 1], which a sum would let the policy farm with many harmless steps
     Source: Stop Summation: Min-Form Credit Assignment Is All Process Reward Model Needs for Reasoning, 2025
     Caveat: keep a tenth or more of verifiable outcome reward in the mix, or the policy ends in one very long step.

@@ -29,4 +29,4 @@ class ReinforcePpBaseline(SequenceAdvantage):
         return Groups.of(episodes.group).centre(episodes.reward)
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
-        return Estimate(rollouts.whiten(SequenceAdvantage.__call__(self, rollouts).advantages))
+        return Estimate(rollouts.whiten(super().__call__(rollouts).advantages))

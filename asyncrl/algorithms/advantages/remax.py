@@ -20,7 +20,8 @@ class Remax(SequenceAdvantage):
 
     Formula: A = R - R(greedy sibling); the greedy member itself gets 0
     Use: a baseline that costs one greedy sample a task; set algorithm.greedy_sibling=true
-    Source: ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models, 2023
+    Source: ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models,
+    2023
     Caveat: the greedy sample is as old as its siblings, and is generated but not trained on.
     """
 

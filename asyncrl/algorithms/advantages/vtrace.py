@@ -15,7 +15,8 @@ class Vtrace(TokenAdvantage):
     """Off-policy returns whose importance ratios are cut at 1.
 
     Formula: rho = min(rho_bar, w), c = lam min(c_bar, w); delta_t = rho_t (r_t + gamma V_{t+1} - V_t);
-    v_t - V_t = delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t); R_t = v_t
+    v_t - V_t = delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t); R_t =
+    v_t
     Use: with a critic and data of several versions; the loss is then plain (gpg), with no further correction
     Source: IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures, 2018
     Caveat: rho_bar sets which policy the values belong to, c_bar only how fast they get there.
@@ -31,10 +32,8 @@ class Vtrace(TokenAdvantage):
     rho_pg_bar: float = param(1.0, "cap of the ratio on advantages", "(0, inf]")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
-        values, log_ratio, view = rollouts.values, rollouts.log_ratio, rollouts.view
+        values, ratio, view = rollouts.values, rollouts.ratio, rollouts.view
         assert values is not None
-        assert log_ratio is not None
-        ratio = log_ratio.exp()
         rewards = rollouts.rewards(self.step_weight)
         delta = ratio.clamp(max=self.rho_bar) * (rewards + self.gamma * view.shift(values) - values)
         trace = view.decay(self.gamma * self.lam, delta) * ratio.clamp(max=self.c_bar)

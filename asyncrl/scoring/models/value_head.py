@@ -63,8 +63,8 @@ class ValueHeadModel:
         device = self._weight.device
         longest = max(len(ids) for ids, _ in inputs)
         tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in inputs], device=device)
-        mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in inputs], device=device)
-        hidden = self._backbone(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
+        # No attention mask: the backbone is causal, so that nothing sees the padding on the right.
+        hidden = self._backbone(input_ids=tokens, use_cache=False).last_hidden_state
         rows = torch.tensor([row for row, (_, ends) in enumerate(inputs) for _ in ends], device=device)
         columns = torch.tensor([end for _, ends in inputs for end in ends], device=device)
         values = hidden[rows, columns].float() @ self._weight[0].float() + self._bias.float()

@@ -1,0 +1,96 @@
+"""One algorithm, put together from the parts that the configuration names: the learner's only door to this package.
+
+`prepare` runs once a learner step on this rank's share, `loss` once a forward pass on whole sequences, `summary` once a
+step on the sums of all passes and ranks. The scalar that `loss` returns is divided by global counts already: added over
+micro-batches and ranks it is the loss of the global minibatch. The one thing that changes from step to step is the
+coefficient of an adaptive KL (`state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.advantages.base import Reduce
+from asyncrl.algorithms.batch import Episodes, Tokens, Totals
+from asyncrl.algorithms.composition import Composition, check
+from asyncrl.algorithms.forward import forward
+from asyncrl.algorithms.losses.value import value_loss
+from asyncrl.algorithms.metrics import summarise
+from asyncrl.algorithms.prepare import prepare
+from asyncrl.config.schema import AlgorithmConfig
+
+__all__ = ["Algorithm", "Reduce", "check"]
+
+
+class Algorithm:
+    """A composition at work. Build it with `from_config`; `parts` are its parts."""
+
+    def __init__(self, parts: Composition) -> None:
+        self.parts = parts
+        self.kl_weight = parts.kl.weight
+
+    @classmethod
+    def from_config(cls, config: AlgorithmConfig) -> Algorithm:
+        """Raises ConfigError: a name or parameter is wrong, or the parts do not go together."""
+        return cls(Composition.of(config))
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Proximal log-probs must be recomputed at the start of the step (`Tokens.proximal`)."""
+        return self.parts.proximal == "recompute"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Reference log-probs are wanted (`Tokens.reference`)."""
+        return self.parts.has_kl
+
+    @property
+    def needs_critic(self) -> bool:
+        """Values are wanted (`Tokens.values`), and a critic that `value_loss` trains."""
+        return self.parts.advantage.needs_critic
+
+    @property
+    def needs_entropy(self) -> bool:
+        """The entropy of every token is wanted in `loss`."""
+        return self.parts.entropy_weight != 0
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint must keep."""
+        return {"kl_weight": self.kl_weight}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from the `state()` of the same configuration."""
+        self.kl_weight = state["kl_weight"]
+
+    @torch.no_grad()
+    def prepare(self, episodes: Episodes, tokens: Tokens, reduce: Reduce) -> Tokens:
+        """The tokens of this rank's share with advantages, weights, rejections and whatever else the step fixes.
+
+        `reduce` sums a float64 tensor elementwise over the learner's ranks. Raises InvariantError: something that the
+        parts need is missing, or not finite on a policy token.
+        """
+        tokens, self.kl_weight = prepare(self.parts, self.kl_weight, episodes, tokens, reduce)
+        return tokens
+
+    def loss(
+        self, logprobs: Tensor, tokens: Tokens, totals: Totals, entropy: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """This micro-batch's part of the loss, a scalar, and additive float64 sums for `summary`.
+
+        logprobs float[N] with gradient, which is exactly 0 on every token that is masked or dropped; entropy float[N],
+        likewise. `tokens` are whole sequences as `prepare` left them. Raises InvariantError: shapes differ, or
+        something is missing.
+        """
+        return forward(self.parts, self.kl_weight, logprobs, tokens, totals, entropy)
+
+    def value_loss(self, values: Tensor, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
+        """This micro-batch's part of the critic's loss, and additive sums; values float[N] with gradient."""
+        return value_loss(values, tokens, totals, self.parts.value)
+
+    def summary(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """The step's metrics from sums added over micro-batches and ranks."""
+        weight = {"kl_reference/weight": self.kl_weight} if self.needs_reference else {}
+        return summarise(sums, self.parts.rule_names) | weight

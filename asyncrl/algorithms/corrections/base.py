@@ -1,0 +1,105 @@
+"""What every correction is given, the levels at which a ratio is taken.
+
+Log-ratios are clamped to +-20 before exp, at every level. A rule sees the M policy tokens of whole sequences; weights
+never carry gradient. The weight of a token is 1 unless a rule sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes
+from asyncrl.algorithms.parts import Part, param
+from asyncrl.algorithms.ratios import clamp_log
+from asyncrl.algorithms.view import View
+
+LEVELS = ("token", "turn", "sequence", "geometric")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ages:
+    """What a rule reads: log_w float[M], log pi_prox - log mu (clamped); advantages float[M]; and what the rules before
+    it left: weights float[M], None where all are 1; rejected int32[M], bit k set where rule k dropped the token, None
+    where none is dropped.
+
+    log_update float[M], log pi_theta - log pi_prox (clamped), is there for rules that follow the policy as it moves;
+    reduce and episodes for those that look at the whole batch, once before the updates.
+    """
+
+    view: View
+    log_w: Tensor
+    advantages: Tensor
+    weights: Tensor | None = None
+    rejected: Tensor | None = None
+    log_update: Tensor | None = None
+    reduce: Callable[[Tensor], Tensor] | None = None
+    episodes: Episodes | None = None
+
+    def kept(self, values: Tensor) -> Tensor:
+        """values float[M] with 0 in place of those of dropped tokens."""
+        return values if self.rejected is None else torch.where(self.rejected == 0, values, 0.0)
+
+    def after(self, bit: int, rule: Correction) -> Ages:
+        """What the rule leaves. It judges every token, also dropped ones, so that its share stands for itself."""
+        weights, keep = rule.weigh(self), rule.keep(self)
+        rejected = self.rejected
+        if keep is not None:
+            dropped = (~keep).int() << bit
+            rejected = dropped if rejected is None else rejected | dropped
+        return replace(self, weights=self.weights if weights is None else weights, rejected=rejected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction(Part):
+    """Base of the corrections; a rule overrides `weigh`, `keep`, or both.
+
+    weighs: sets w. by_token: treats tokens of one sequence differently, which sequence-level losses refuse.
+    whole_batch: needs the global batch before the updates. follows_policy: is applied anew in every forward pass.
+    """
+
+    kind: ClassVar[str] = "correction"
+    weighs: ClassVar[bool] = False
+    whole_batch: ClassVar[bool] = False
+    follows_policy: ClassVar[bool] = False
+    uses_ratio: ClassVar[bool] = True
+
+    @property
+    def by_token(self) -> bool:
+        return False
+
+    def weigh(self, ages: Ages) -> Tensor | None:
+        """float[M], the new weights, or None to leave them."""
+        return None
+
+    def keep(self, ages: Ages) -> Tensor | None:
+        """bool[M], false on tokens to drop, or None to drop nothing."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelCorrection(Correction):
+    """A correction whose ratio is taken at a level: token, turn and sequence (products), geometric (the mean)."""
+
+    level: str = param("token", "what one ratio spans; geometric is a sequence's mean log-ratio", choices=LEVELS)
+
+    @property
+    def by_token(self) -> bool:
+        return self.level in ("token", "turn")
+
+    def ratio(self, ages: Ages) -> Tensor:
+        """float[M]: w at the level, on each of its tokens."""
+        return at_level(ages.log_w, ages.view, self.level).exp()
+
+
+def at_level(log_ratio: Tensor, view: View, level: str) -> Tensor:
+    """float[M]: token log-ratios gathered over the level's span and clamped."""
+    if level == "token":
+        return log_ratio
+    spans = view.turns() if level == "turn" else view.sequences
+    gathered = spans.mean(log_ratio) if level == "geometric" else spans.sum(log_ratio)
+    return clamp_log(spans.spread(gathered.to(log_ratio.dtype)))

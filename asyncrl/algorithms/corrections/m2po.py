@@ -1,0 +1,38 @@
+"""Second-moment trust policy optimisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncrl.algorithms.corrections.base import Ages, Correction
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.selection import order, threshold
+
+
+@dataclass(frozen=True, kw_only=True)
+class M2po(Correction):
+    """Drops the most outlying tokens until the second moment of the log-ratio is small.
+
+    Formula: drop the largest (log w)^2 until the mean of the rest is < tau, w = pi_prox / mu, over the global batch
+    Use: very old data, where clipping would mask too much
+    Source: Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?, 2025
+    Caveat: equal values are dropped or kept together; the cut is found once a step, before its updates.
+    """
+
+    name: ClassVar[str] = "m2po"
+    whole_batch: ClassVar[bool] = True
+
+    tau: float = param(0.04, "bound on the mean of (log w)^2", "(0, inf)")
+
+    @property
+    def by_token(self) -> bool:
+        return True
+
+    def keep(self, ages: Ages) -> Tensor:
+        assert ages.reduce is not None
+        moments = ages.log_w.square()
+        cut = threshold(moments, lambda count, total: total >= self.tau * count, ages.reduce)
+        return order(moments) < cut

@@ -1,0 +1,41 @@
+"""Masked importance sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncrl.algorithms.corrections.base import Ages, LevelCorrection
+from asyncrl.algorithms.parts import param
+from asyncrl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask(LevelCorrection):
+    """Importance weights inside two bounds; what lies outside is dropped (IcePop, MIS).
+
+    Formula: w = pi_prox / mu if low <= pi_prox / mu <= high, else dropped; the ratio taken at the level
+    Use: when training and inference engines disagree on some tokens, which truncation would keep
+    Source: Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model, 2025
+    Caveat: low=0 with high=inf leaves plain importance sampling.
+    """
+
+    name: ClassVar[str] = "mask"
+    weighs: ClassVar[bool] = True
+
+    low: float = param(0.5, "smallest ratio that is kept", "[0, inf)")
+    high: float = param(5.0, "largest ratio that is kept", "(0, inf]")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low >= self.high:
+            raise ConfigError(f"{self.told('low')}: it must be below high={self.high}")
+
+    def weigh(self, ages: Ages) -> Tensor:
+        return self.ratio(ages)
+
+    def keep(self, ages: Ages) -> Tensor:
+        ratio = self.ratio(ages)
+        return (ratio >= self.low) & (ratio <= self.high)

@@ -1,0 +1,59 @@
+"""Rejection by a divergence between behaviour and proximal policy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncrl.algorithms.corrections.base import Ages, Correction
+from asyncrl.algorithms.parts import param
+from asyncrl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reject(Correction):
+    """Drops tokens, or whole sequences, whose divergence lies outside two bounds; sets no weights.
+
+    Formula: k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 - log w, with w = pi_prox / mu; keep if low <= k <= high
+    Use: trust regions on the data; by a sequence's mean for long episodes
+    Source: Trust Region Masking for Long-Horizon LLM Reinforcement Learning, 2025
+    Caveat: k1 has a sign, so give it both bounds; k2 and k3 are never negative.
+    """
+
+    name: ClassVar[str] = "reject"
+
+    by: str = param("k3", "the divergence of a token", choices=("k1", "k2", "k3"))
+    over: str = param(
+        "sequence_mean",
+        "what is judged: the token, or the sequence by its tokens' sum, mean or maximum",
+        choices=("token", "sequence_sum", "sequence_mean", "sequence_max"),
+    )
+    low: float = param(-math.inf, "smallest divergence that is kept", "[-inf, inf)")
+    high: float = param(..., "largest divergence that is kept", "(-inf, inf]")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low >= self.high:
+            raise ConfigError(f"{self.told('low')}: it must be below high={self.high}")
+
+    @property
+    def by_token(self) -> bool:
+        return self.over == "token"
+
+    def keep(self, ages: Ages) -> Tensor:
+        divergence, spans = self._divergence(ages.log_w), ages.view.sequences
+        if self.over == "token":
+            return self._inside(divergence)
+        gather = {"sequence_sum": spans.sum, "sequence_mean": spans.mean, "sequence_max": spans.max}[self.over]
+        return spans.spread(self._inside(gather(divergence)))
+
+    def _divergence(self, log_w: Tensor) -> Tensor:
+        if self.by == "k1":
+            return -log_w
+        return log_w.square() / 2 if self.by == "k2" else log_w.expm1() - log_w
+
+    def _inside(self, divergence: Tensor) -> Tensor:
+        return (divergence >= self.low) & (divergence <= self.high)

@@ -1,0 +1,162 @@
+"""docs/algorithms.md, generated from the parts themselves: `python -m asyncrl.algorithms.docs FILE`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.algorithms import registry
+from asyncrl.algorithms.listing import shown, table
+
+HEAD = """# Algorithms
+
+One algorithm is one part of each kind, chosen by name in the `algorithm` section; `algorithm=NAME` takes a preset of
+`configs/algorithm/`. Every part of every kind can be combined with every other, except where it makes no sense: that is
+refused when the configuration is read, with the fix in the message. `asyncrl algorithms` prints this page's tables,
+`asyncrl algorithms --json` for programs. This page is generated from the parts' own docstrings; `make docs` writes it
+anew.
+
+Notation: pi_theta the policy being trained; pi_prox the policy at the start of the learner step; mu the behaviour policy
+that sampled the token; pi_ref the reference. r = pi_theta / pi_prox, w = pi_prox / mu, A the advantage, R the reward, N
+and S the policy tokens and the sequences of the global minibatch before any rejection, sg(x) x without gradient.
+Log-ratios are clamped to +-20 before exp (to +-10 in the KL). Only tokens that the policy sampled count: prompt and tool
+tokens are taken out before anything is computed. w never carries gradient.
+
+The loss is aggregate(w loss(r, A)) + weight aggregate(KL) - entropy_weight aggregate(entropy), over the tokens that no
+correction dropped.
+"""
+
+SECTIONS = {
+    "advantage": ("Advantages", "advantage: {name: gae, params: {lam: 0.95}}"),
+    "loss": ("Policy losses", "loss: {name: ppo, params: {clip_high: 0.28}}"),
+    "correction": ("Importance corrections", "correction: [{name: truncate, params: {cap: 2.0}}, {name: veto}]"),
+    "kl": ("KL to the reference", "kl: {name: k3, params: {weight: 0.001, place: loss}}"),
+    "aggregation": ("Aggregation", "aggregation: {name: token-mean}"),
+    "reward": ("Changes of the reward", "reward: [{name: overlong, params: {max_length: 4096, buffer: 512}}]"),
+    "value": ("The critic's loss", "value: {name: clipped, params: {clip: 0.2}}"),
+}
+
+NOTES = {
+    "correction": """
+A correction sets the weight w, drops tokens or sequences, or both; the list is applied in order, and an empty list is
+w = 1. At most one correction sets weights. A level says what one ratio spans: `token`; `turn`, the product over an
+assistant turn; `sequence`, the product over the sequence; `geometric`, the sequence's mean log-ratio.
+
+`algorithm.proximal` says where pi_prox comes from. `recompute`: a forward pass at the start of the step. `interpolate`:
+log pi_prox = log mu + alpha (log pi_theta - log mu), alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1), with v the
+learner's version and v_b the token's, which saves that pass. `behaviour`: pi_prox = mu, so that r is the whole ratio and
+w = 1 (plain PPO).
+""",
+    "kl": """
+`place: loss` adds it to the loss, `place: reward` takes it from the reward, token by token for gae, vtrace and
+reinforce_pp, as the sequence's sum otherwise. With `target` the coefficient adapts: each step it is multiplied by
+1 + clamp(KL / target - 1, -0.2, 0.2) S / horizon.
+""",
+}
+
+METRICS = """
+## What is reported
+The same for any number of ranks and micro-batches. Shares are of all policy tokens.
+
+| metric | meaning |
+| --- | --- |
+| mismatch/ess | effective sample size (sum w)^2 / (N sum w^2) of the raw w |
+| mismatch/kl, mismatch/k3 | KL from behaviour to proximal policy, as k1 and as k3 |
+| mismatch/chi_square | mean w^2 - 1 |
+| mismatch/perplexity_ratio | mean over sequences of exp(mean log mu - mean log pi_prox) |
+| update/kl, update/k3 | KL from proximal to trained policy |
+| weight/mean, weight/ess | of the weights after correction; a dropped token counts as 0 in ess |
+| clip/high, clip/low, clip/... | share of tokens beyond each of the loss's bounds |
+| masked/RULE, masked/any | share of tokens dropped by each correction, and by any |
+| noop | 1 where nothing was left to learn from |
+| token_lag/mean, token_lag/K | mean lag in versions, share of tokens with lag K (the last: 16 and more) |
+| advantage/mean, /std, /positive; return/mean, /std | of the tokens that count; returns where the advantage has any |
+| entropy, kl_reference, kl_reference/weight | where they are computed |
+| loss/policy, loss/kl, loss/entropy | the terms of the loss, mean over the step's minibatches |
+| reward/..., length/..., groups/zero_variance | of the episodes (`metrics.episode_metrics`) |
+"""
+
+OWN = """
+## A part of yours
+One file with one class, named in the configuration by its dotted path:
+
+```python
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
+from asyncrl.algorithms.parts import param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squared(Loss):
+    \"\"\"A policy gradient with a quadratic penalty.
+
+    Formula: -A log pi_theta + weight log^2 r
+    \"\"\"
+
+    name: ClassVar[str] = "squared"
+
+    weight: float = param(0.1, "weight of the penalty", "[0, inf)")
+
+    def __call__(self, updates: Updates) -> TokenLosses:
+        penalty = self.weight * updates.log_ratio().square()
+        return TokenLosses(penalty - updates.advantages * updates.logprobs)
+```
+
+`algorithm.loss.name=my_package.squared.Squared algorithm.loss.params.weight=0.2`. The base classes are
+`advantages.base.SequenceAdvantage` (one number a sequence) and `Advantage` (one a token), `losses.base.Loss`,
+`corrections.base.Correction`, `kl.Kl`, `aggregation.Aggregation`, `rewards.base.Reward` and `losses.value.Value`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "".join(_section(kind) for kind in registry.HOMES) + METRICS + OWN
+
+
+def _section(kind: str) -> str:
+    title, example = SECTIONS[kind]
+    entries = table([kind])
+    rows = "".join(_row(entry) for entry in entries)
+    return (
+        f"\n## {title}\n`algorithm.{kind}`, for instance `{example}`\n{NOTES.get(kind, '')}\n"
+        f"| name | formula | when to use it | source | config line |\n| --- | --- | --- | --- | --- |\n{rows}"
+        f"\n| parameter of | parameter | default | allowed | meaning |\n| --- | --- | --- | --- | --- |\n"
+        f"{''.join(_parameters(entries))}"
+    )
+
+
+def _row(entry: dict[str, Any]) -> str:
+    use = entry["use"] + (f". Caveat: {entry['caveat']}" if "caveat" in entry else "")
+    return _line([f"`{entry['name']}`", entry["formula"], use, entry["source"], f"`{_config(entry)}`"])
+
+
+def _config(entry: dict[str, Any]) -> str:
+    """The line that chooses the part, with a place for what must be given."""
+    needed = ", ".join(f"{each['name']}: ..." for each in entry["parameters"] if "default" not in each)
+    choice = f"{{name: {entry['name']}" + (f", params: {{{needed}}}}}" if needed else "}")
+    is_list = entry["kind"] in ("correction", "reward")
+    return f"{entry['kind']}: [{choice}]" if is_list else f"{entry['kind']}: {choice}"
+
+
+def _parameters(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """One row a parameter; parts that share one with the same default share the row."""
+    owners: dict[tuple[str, ...], list[str]] = {}
+    for entry in entries:
+        for each in entry["parameters"]:
+            default = f"`{shown(each['default'])}`" if "default" in each else "must be given"
+            owners.setdefault((f"`{each['name']}`", default, each["allowed"], each["meaning"]), []).append(
+                entry["name"]
+            )
+    return [_line([", ".join(names), *cells]) for cells, names in owners.items()]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())

@@ -1,0 +1,109 @@
+"""Once a forward pass: the loss of whole sequences, and the sums that become the step's metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Tokens, Totals
+from asyncrl.algorithms.composition import Composition
+from asyncrl.algorithms.corrections.base import Ages
+from asyncrl.algorithms.losses.base import Updates
+from asyncrl.algorithms.metrics import age_sums, return_sums, update_sums
+from asyncrl.algorithms.ratios import clamp_log, interpolated
+from asyncrl.algorithms.view import View
+from asyncrl.errors import InvariantError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pass:
+    """All policy tokens of the pass (`view`), and those that no rule dropped (`updates`, with `weights` or None)."""
+
+    view: View
+    updates: Updates
+    weights: Tensor | None
+    sums: dict[str, Tensor]
+
+
+def forward(
+    parts: Composition, kl_weight: float, logprobs: Tensor, tokens: Tokens, totals: Totals, entropy: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`compose.Algorithm.loss`."""
+    _check(parts, logprobs, tokens, entropy)
+    this = _pass(parts, logprobs, tokens)
+    updates, lengths = this.updates, this.view.sequences.lengths
+    policy = parts.loss(updates)
+    terms = {"policy": policy.losses if this.weights is None else this.weights * policy.losses}
+    sums = this.sums | update_sums(updates.log_ratio(), this.weights, updates.advantages)
+    sums |= {f"clip/{name}": mark.sum(dtype=torch.float64) for name, mark in policy.marks.items()}
+    if parts.has_kl and tokens.reference is not None:
+        divergence = parts.kl(updates.logprobs, updates.view.take(tokens.reference))
+        sums["kl_reference"] = divergence.detach().sum(dtype=torch.float64)
+        terms |= {"kl": kl_weight * divergence} if parts.kl.place == "loss" else {}
+    if entropy is not None:
+        spread = updates.view.take(entropy)
+        sums["entropy"] = spread.detach().sum(dtype=torch.float64)
+        terms |= {"entropy": -parts.entropy_weight * spread} if parts.entropy_weight else {}
+    losses = {
+        name: parts.aggregation(values, updates.view.sequences, lengths, totals) for name, values in terms.items()
+    }
+    sums |= {f"loss/{name}": value.detach() for name, value in losses.items()}
+    sums["minibatches"] = sums["tokens"] / max(1, totals.tokens)
+    loss = torch.stack(list(losses.values())).sum()
+    return loss.to(torch.promote_types(logprobs.dtype, torch.float32)), sums
+
+
+def _check(parts: Composition, logprobs: Tensor, tokens: Tokens, entropy: Tensor | None) -> None:
+    for name, given in (("logprobs", logprobs), ("entropy", entropy)):
+        if given is not None and given.shape != tokens.mask.shape:
+            raise InvariantError(f"{name} has shape {list(given.shape)}; the tokens have {list(tokens.mask.shape)}")
+    if entropy is None and parts.entropy_weight:
+        raise InvariantError(f"entropy is missing: algorithm.entropy_weight={parts.entropy_weight} needs it")
+    if tokens.advantages is None:
+        raise InvariantError("advantages are missing: give the tokens that prepare returned")
+
+
+def _pass(parts: Composition, logprobs: Tensor, tokens: Tokens) -> _Pass:
+    view = View.of(tokens)
+    updates = _updates(logprobs, tokens, view)
+    with torch.no_grad():
+        ages = _ages(parts, updates, tokens)
+        sums = age_sums(view, ages.log_w, tokens) | return_sums(view, tokens)
+    if ages.rejected is None:
+        return _Pass(view, updates, ages.weights, sums)
+    for bit, name in enumerate(parts.rule_names):
+        sums[f"masked/{name}"] = (ages.rejected >> bit & 1).sum(dtype=torch.float64)
+    keep = ages.rejected == 0
+    weights = None if ages.weights is None else ages.weights[keep]
+    return _Pass(view, _updates(logprobs, tokens, view.narrow(keep)), weights, sums)
+
+
+def _updates(logprobs: Tensor, tokens: Tokens, view: View) -> Updates:
+    assert tokens.advantages is not None
+    policy, behaviour = view.take(logprobs), view.take(tokens.behaviour)
+    if tokens.proximal is None:
+        assert tokens.lag is not None
+        proximal = interpolated(behaviour, policy, view.take(tokens.lag))
+    else:
+        proximal = view.take(tokens.proximal)
+    selected = None if tokens.selected is None else view.take(tokens.selected)
+    return Updates(view, policy, proximal, behaviour, view.take(tokens.advantages), selected)
+
+
+def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
+    """The ages that `prepare` left, after the rules that follow the policy."""
+    view = updates.view
+    ages = Ages(
+        view,
+        clamp_log(updates.proximal - updates.behaviour),
+        updates.advantages,
+        weights=None if tokens.weights is None else view.take(tokens.weights),
+        rejected=None if tokens.rejected is None else view.take(tokens.rejected),
+        log_update=updates.log_ratio().detach(),
+    )
+    for bit, rule in enumerate(parts.corrections):
+        if parts.is_live(rule):
+            ages = ages.after(bit, rule)
+    return ages

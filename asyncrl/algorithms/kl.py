@@ -1,0 +1,185 @@
+"""KL forms: estimates of KL(pi_theta || pi_ref) on the sampled tokens, in the reward or in the loss.
+
+d = log pi_theta - log pi_ref, clamped to +-10. A form with "+" has the value of the one it is named after and the
+gradient of k2, which is the unbiased one on on-policy data.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.parts import Part, param
+
+D_LIMIT = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kl(Part):
+    """Base of the forms."""
+
+    kind: ClassVar[str] = "kl"
+
+    weight: float = param(1e-3, "coefficient; where it adapts, the first one", "[0, inf)")
+    place: str = param("loss", "where it is charged", choices=("loss", "reward"))
+    target: float | None = param(
+        None, "KL a token that the coefficient adapts to hold; null keeps it fixed", "(0, inf)"
+    )
+    horizon: int = param(10000, "sequences over which the coefficient adapts", "[1, inf)")
+
+    @abstractmethod
+    def form(self, d: Tensor) -> Tensor:
+        """float[M]: the estimate at d float[M]."""
+
+    def __call__(self, logprobs: Tensor, reference: Tensor) -> Tensor:
+        """float[M]: the estimate for each token; gradient flows through `logprobs`."""
+        return self.form((logprobs - reference).clamp(-D_LIMIT, D_LIMIT))
+
+    def adapted(self, weight: float, current: float, sequences: int) -> float:
+        """The next coefficient, after a batch of that many sequences with KL `current` a token."""
+        if self.target is None:
+            return weight
+        error = max(-0.2, min(0.2, current / self.target - 1))
+        return weight * (1 + error * sequences / self.horizon)
+
+
+@dataclass(frozen=True, kw_only=True)
+class K1(Kl):
+    """The log-ratio itself.
+
+    Formula: d
+    Use: in the reward, where it is unbiased
+    Source: Approximating KL Divergence, 2020
+    Caveat: in the loss its gradient is zero in expectation: use k1+ or k2 there. It can be negative.
+    """
+
+    name: ClassVar[str] = "k1"
+
+    def form(self, d: Tensor) -> Tensor:
+        return d
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abs(Kl):
+    """The size of the log-ratio.
+
+    Formula: |d|
+    Use: a robust penalty in the reward
+    Source: no paper: a common option of RLHF libraries
+    Caveat: no estimate of the KL, only a distance.
+    """
+
+    name: ClassVar[str] = "abs"
+
+    def form(self, d: Tensor) -> Tensor:
+        return d.abs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class K2(Kl):
+    """Half the squared log-ratio.
+
+    Formula: d^2 / 2
+    Use: in the loss: its gradient is that of the KL on on-policy data
+    Source: Approximating KL Divergence, 2020
+    Caveat: its value is biased, little where the policies are close.
+    """
+
+    name: ClassVar[str] = "k2"
+
+    def form(self, d: Tensor) -> Tensor:
+        return d.square() / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class K3(Kl):
+    """The unbiased estimate that is never negative.
+
+    Formula: e^-d + d - 1
+    Use: in the loss, as GRPO has it, and as the number to watch
+    Source: Approximating KL Divergence, 2020
+    Caveat: its gradient is that of the KL in the other direction; k3+ has the right one.
+    """
+
+    name: ClassVar[str] = "k3"
+
+    def form(self, d: Tensor) -> Tensor:
+        return torch.expm1(-d) + d
+
+
+class _K2Gradient(Kl):
+    """Mixed in before a form: its value, the gradient of k2."""
+
+    def __call__(self, logprobs: Tensor, reference: Tensor) -> Tensor:
+        d = (logprobs - reference).clamp(-D_LIMIT, D_LIMIT)
+        k2 = d.square() / 2
+        return self.form(d).detach() + k2 - k2.detach()
+
+
+@dataclass(frozen=True, kw_only=True)
+class K1Plus(_K2Gradient, K1):
+    """The log-ratio, with the gradient of k2.
+
+    Formula: d; gradient of d^2 / 2
+    Use: in the loss, where the number shown should be unbiased
+    Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
+    Caveat: the value can be negative.
+    """
+
+    name: ClassVar[str] = "k1+"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbsPlus(_K2Gradient, Abs):
+    """The size of the log-ratio, with the gradient of k2.
+
+    Formula: |d|; gradient of d^2 / 2
+    Use: for completeness
+    Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
+    Caveat: the value is no estimate of the KL.
+    """
+
+    name: ClassVar[str] = "abs+"
+
+
+@dataclass(frozen=True, kw_only=True)
+class K2Plus(_K2Gradient, K2):
+    """The same as k2, which has its own gradient already.
+
+    Formula: d^2 / 2
+    Use: for completeness
+    Source: Approximating KL Divergence, 2020
+    """
+
+    name: ClassVar[str] = "k2+"
+
+
+@dataclass(frozen=True, kw_only=True)
+class K3Plus(_K2Gradient, K3):
+    """The unbiased, never negative value, with the gradient of k2.
+
+    Formula: e^-d + d - 1; gradient of d^2 / 2
+    Use: the best of both in the loss
+    Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
+    """
+
+    name: ClassVar[str] = "k3+"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoKl(Kl):
+    """No reference policy at all.
+
+    Formula: 0
+    Use: verifiable rewards, where the reference only holds the policy back
+    Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025
+    """
+
+    name: ClassVar[str] = "none"
+
+    def form(self, d: Tensor) -> Tensor:
+        return torch.zeros_like(d)

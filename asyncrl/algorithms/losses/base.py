@@ -1,0 +1,108 @@
+"""What every policy loss is given and gives back.
+
+A loss returns one number a token; the importance weight, the aggregation and the metrics are added by the composition.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.parts import Part, param
+from asyncrl.algorithms.ratios import clamp_log
+from asyncrl.algorithms.view import View
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Updates:
+    """M kept policy tokens of one forward pass.
+
+    logprobs float[M], log pi_theta, with gradient; proximal, behaviour, advantages float[M] without; selected bool[M],
+    the tokens that `Loss.select` chose, or None.
+    """
+
+    view: View
+    logprobs: Tensor
+    proximal: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+    selected: Tensor | None = None
+
+    def log_ratio(self) -> Tensor:
+        """log r float[M] = log pi_theta - log pi_prox, clamped to +-20; with gradient."""
+        return clamp_log(self.logprobs - self.proximal)
+
+    def ratio(self) -> Tensor:
+        """r float[M]; with gradient."""
+        return self.log_ratio().exp()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLosses:
+    """losses float[M], and bool[M] marks whose shares of the tokens are reported under `clip/NAME`."""
+
+    losses: Tensor
+    marks: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """What `Loss.select` chooses from, once a step: all M policy tokens of this rank's share.
+
+    proximal, advantages float[M]; draw float[M], uniform in [0, 1) and the same for a token wherever it is computed.
+    """
+
+    proximal: Tensor
+    advantages: Tensor
+    draw: Tensor
+    reduce: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(Part):
+    """Base of the policy losses.
+
+    sequence_level: one ratio a sequence, so corrections must not treat its tokens differently. corrects: multiplies by
+    pi_theta / mu itself, so no further weight may. selects: singles tokens out before the updates.
+    """
+
+    kind: ClassVar[str] = "loss"
+    sequence_level: ClassVar[bool] = False
+    corrects: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
+
+    @abstractmethod
+    def __call__(self, updates: Updates) -> TokenLosses:
+        """The loss of every token, before weights and aggregation."""
+
+    def select(self, candidates: Candidates) -> Tensor:
+        """bool[M]: the tokens to single out."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedLoss(Loss):
+    """A loss with a clipped ratio: 1 - clip_low to 1 + clip_high, the upper bound apart (clip-higher)."""
+
+    clip_low: float = param(0.2, "how far below 1 the ratio counts", "[0, 1]")
+    clip_high: float = param(0.2, "how far above 1 the ratio counts", "[0, inf]")
+
+    def clip(self, ratio: Tensor) -> Tensor:
+        return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+
+    def marks(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+        """The tokens whose gradient the clip removes, by the bound that they crossed."""
+        return {
+            "high": (ratio > 1 + self.clip_high) & (advantages > 0),
+            "low": (ratio < 1 - self.clip_low) & (advantages < 0),
+        }
+
+
+def surrogate(ratio: Tensor, clipped: Tensor, advantages: Tensor) -> Tensor:
+    """float[M]: -min(r A, clipped A)."""
+    return -torch.minimum(ratio * advantages, clipped * advantages)

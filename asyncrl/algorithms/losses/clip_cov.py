@@ -1,0 +1,52 @@
+"""PPO that takes random high-covariance tokens out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.losses.base import Candidates, TokenLosses, Updates
+from asyncrl.algorithms.losses.covariance import covariance
+from asyncrl.algorithms.losses.ppo import Ppo
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.selection import top
+from asyncrl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipCov(Ppo):
+    """PPO whose gradient is zero on a few random tokens of high covariance, to keep the entropy.
+
+    Formula: ppo, 0 on a random `share` of the tokens, among those with cov_low < (log pi - mean)(A - mean) < cov_high
+    Use: when entropy collapses early
+    Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
+    Caveat: tokens are chosen at the start of the step on the whole batch, not anew for each minibatch; the random draw
+    depends on version, sequence and position only.
+    """
+
+    name: ClassVar[str] = "clip_cov"
+    selects: ClassVar[bool] = True
+
+    share: float = param(2e-4, "share of all policy tokens that are taken out, at least one token", "(0, 1]")
+    cov_low: float = param(1.0, "covariance above which a token may be chosen", "(-inf, inf)")
+    cov_high: float = param(5.0, "covariance below which a token may be chosen", "(-inf, inf]")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cov_low >= self.cov_high:
+            raise ConfigError(f"{self.told('cov_low')}: it must be below cov_high={self.cov_high}")
+
+    def select(self, candidates: Candidates) -> Tensor:
+        cov, count = covariance(candidates)
+        high = (cov > self.cov_low) & (cov < self.cov_high)
+        drawn = top(torch.where(high, candidates.draw, -1.0), max(1, int(self.share * count)), candidates.reduce)
+        return high & drawn
+
+    def __call__(self, updates: Updates) -> TokenLosses:
+        assert updates.selected is not None
+        result = super().__call__(updates)
+        losses = torch.where(updates.selected, 0.0, result.losses)
+        return TokenLosses(losses, {**result.marks, "covariance": updates.selected})

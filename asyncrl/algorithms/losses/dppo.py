@@ -1,0 +1,77 @@
+"""Divergence proximal policy optimisation: a trust region in probabilities, not in ratios."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
+from asyncrl.algorithms.parts import param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dppo(Loss):
+    """Drops the tokens that would move further from the behaviour policy once they are far; base of both forms."""
+
+    cap: float = param(20.0, "largest ratio as a weight", "(0, inf]")
+
+    @abstractmethod
+    def far(self, policy: Tensor, behaviour: Tensor) -> Tensor:
+        """bool[M]: whether probabilities pi float[M] and mu float[M] are far apart."""
+
+    def __call__(self, updates: Updates) -> TokenLosses:
+        policy, behaviour = updates.logprobs.detach().exp(), updates.behaviour.exp()
+        advantages, far = updates.advantages, self.far(policy, behaviour)
+        high = far & (policy > behaviour) & (advantages > 0)
+        low = far & (policy < behaviour) & (advantages <= 0)
+        weights = updates.ratio().detach().clamp(max=self.cap)
+        losses = -weights * advantages * updates.logprobs
+        return TokenLosses(torch.where(high | low, 0.0, losses), {"high": high, "low": low})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DppoTv(Dppo):
+    """A trust region by total variation between policy and behaviour, on the sampled token against all others.
+
+    Formula: -sg(min(r, cap)) A log pi_theta, dropped where A > 0 and pi_theta - mu > delta, or A <= 0 and pi_theta -
+    mu < -delta
+    Use: instead of ppo with large vocabularies: a ratio clips rare tokens too early and frequent ones too late
+    Source: Rethinking the Trust Region in LLM Reinforcement Learning, 2026
+    Caveat: the region is around the behaviour policy, so old data leave less room.
+    """
+
+    name: ClassVar[str] = "dppo_tv"
+
+    delta: float = param(0.15, "largest difference of probabilities", "(0, 1]")
+
+    def far(self, policy: Tensor, behaviour: Tensor) -> Tensor:
+        return (policy - behaviour).abs() > self.delta
+
+
+@dataclass(frozen=True, kw_only=True)
+class DppoKl(Dppo):
+    """A trust region by the KL from behaviour to policy, on the sampled token against all others.
+
+    Formula: as dppo_tv, dropped where mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)) > delta, on the side A
+    pushes to
+    Use: as dppo_tv, more sensitive where a probability comes close to 0 or 1
+    Source: Rethinking the Trust Region in LLM Reinforcement Learning, 2026
+    Caveat: the region is around the behaviour policy, so old data leave less room.
+    """
+
+    name: ClassVar[str] = "dppo_kl"
+
+    delta: float = param(0.05, "largest binary KL", "(0, inf)")
+
+    def far(self, policy: Tensor, behaviour: Tensor) -> Tensor:
+        return binary_kl(behaviour, policy) > self.delta
+
+
+def binary_kl(first: Tensor, second: Tensor) -> Tensor:
+    """float[M]: KL of two coins with P(heads) first and second, both float[M] in [0, 1]; kept off 0 and 1 by 1e-7."""
+    p, q = first.clamp(1e-7, 1 - 1e-7), second.clamp(1e-7, 1 - 1e-7)
+    return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()

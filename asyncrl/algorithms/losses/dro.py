@@ -1,0 +1,28 @@
+"""Direct reward optimisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
+from asyncrl.algorithms.parts import param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dro(Loss):
+    """The policy gradient with a quadratic pull back to the proximal policy.
+
+    Formula: -(A log pi_theta - beta / 2 log^2 r)
+    Use: off-policy and offline data: the pull takes the clip's place
+    Source: Offline Regularised Reinforcement Learning for Large Language Models Alignment, 2024
+    Caveat: with algorithm.proximal=behaviour the pull is to the policy that sampled, as the paper has it.
+    """
+
+    name: ClassVar[str] = "dro"
+
+    beta: float = param(0.05, "strength of the pull", "[0, inf)")
+
+    def __call__(self, updates: Updates) -> TokenLosses:
+        pull = self.beta / 2 * updates.log_ratio().square()
+        return TokenLosses(pull - updates.advantages * updates.logprobs)

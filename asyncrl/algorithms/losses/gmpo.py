@@ -1,0 +1,39 @@
+"""Geometric-mean policy optimisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
+from asyncrl.algorithms.parts import param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gmpo(Loss):
+    """One ratio a sequence, the geometric mean of its tokens' clipped ratios.
+
+    Formula: -exp(mean over the sequence of l) mean A, l = min(log r, clip_high) where A > 0, max(log r, -clip_low) else
+    Use: a sequence-level loss that a few outlying tokens cannot carry away; aggregation seq-mean-token-mean
+    Source: Geometric-Mean Policy Optimization, 2025
+    Caveat: the bounds are on log r. Token advantages are averaged over the sequence. Corrections must be of level
+    sequence or geometric.
+    """
+
+    name: ClassVar[str] = "gmpo"
+    sequence_level: ClassVar[bool] = True
+
+    clip_low: float = param(0.4, "how far below 0 log r counts", "[0, inf]")
+    clip_high: float = param(0.4, "how far above 0 log r counts", "[0, inf]")
+
+    def __call__(self, updates: Updates) -> TokenLosses:
+        spans, log_ratio, advantages = updates.view.sequences, updates.log_ratio(), updates.advantages
+        bounded = torch.where(advantages > 0, log_ratio.clamp(max=self.clip_high), log_ratio.clamp(min=-self.clip_low))
+        losses = -spans.mean(bounded).exp() * spans.mean(advantages)
+        marks = {
+            "high": (log_ratio.detach() > self.clip_high) & (advantages > 0),
+            "low": (log_ratio.detach() < -self.clip_low) & (advantages < 0),
+        }
+        return TokenLosses(spans.spread(losses.to(log_ratio.dtype)), marks)

@@ -1,0 +1,42 @@
+"""The policy gradient with a penalty on the tokens of the highest covariance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.losses.base import Candidates, Loss, TokenLosses, Updates
+from asyncrl.algorithms.losses.covariance import covariance
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.selection import top
+
+
+@dataclass(frozen=True, kw_only=True)
+class KlCov(Loss):
+    """The unclipped surrogate, held to the proximal policy where covariance is highest, to keep the entropy.
+
+    Formula: -r A, plus weight |log r| on the `share` of tokens with the highest (log pi - mean)(A - mean)
+    Use: when entropy collapses early; smoother than clip_cov
+    Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
+    Caveat: tokens are chosen at the start of the step on the whole batch, not anew for each minibatch. No clip
+    elsewhere.
+    """
+
+    name: ClassVar[str] = "kl_cov"
+    selects: ClassVar[bool] = True
+
+    share: float = param(2e-4, "share of all policy tokens that are penalised, at least one token", "(0, 1]")
+    weight: float = param(1.0, "weight of the penalty", "[0, inf)")
+
+    def select(self, candidates: Candidates) -> Tensor:
+        cov, count = covariance(candidates)
+        return top(cov, max(1, int(self.share * count)), candidates.reduce)
+
+    def __call__(self, updates: Updates) -> TokenLosses:
+        assert updates.selected is not None
+        log_ratio = updates.log_ratio()
+        penalty = torch.where(updates.selected, self.weight * log_ratio.abs(), 0.0)
+        return TokenLosses(-log_ratio.exp() * updates.advantages + penalty, {"covariance": updates.selected})

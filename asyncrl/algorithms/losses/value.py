@@ -1,0 +1,75 @@
+"""The critic's losses."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Tokens, Totals
+from asyncrl.algorithms.parts import Part, param
+from asyncrl.algorithms.view import View
+from asyncrl.errors import InvariantError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value(Part):
+    """Base of the value losses."""
+
+    kind: ClassVar[str] = "value"
+
+    @abstractmethod
+    def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+        """float[M] losses of values float[M], and bool[M], where the clip decides; old and returns float[M]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedValue(Value):
+    """The squared error to the return, pessimistic about moves away from the old value.
+
+    Formula: 1/2 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)
+    Use: the critic of gae and vtrace; clip=null is the plain squared error
+    Source: Proximal Policy Optimization Algorithms, 2017 (its reference implementation)
+    Caveat: the clip is in units of the return: widen it where returns are large.
+    """
+
+    name: ClassVar[str] = "clipped"
+
+    clip: float | None = param(0.2, "how far from its old value a value is followed", "(0, inf]")
+
+    def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+        plain = (values - returns).square()
+        if self.clip is None:
+            return plain / 2, torch.zeros_like(plain, dtype=torch.bool)
+        bounded = (values.clamp(old - self.clip, old + self.clip) - returns).square()
+        return torch.maximum(plain, bounded) / 2, bounded.detach() > plain.detach()
+
+
+def value_loss(
+    values: Tensor, tokens: Tokens, totals: Totals, value: Value | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A micro-batch's part of the mean value loss over the global minibatch's policy tokens, and additive sums.
+
+    values float[N] with gradient; tokens.values and tokens.returns float[N], as `prepare` left them; `value` is the
+    form, ClippedValue by default. Tokens that corrections drop still train the critic. Raises InvariantError: shapes
+    differ, or there are no returns.
+    """
+    if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
+        raise InvariantError(
+            f"value_loss needs tokens.values and tokens.returns (from an advantage with a critic), and values "
+            f"{list(tokens.mask.shape)}, not {list(values.shape)}"
+        )
+    view = View.of(tokens)
+    now, old, returns = view.take(values), view.take(tokens.values), view.take(tokens.returns)
+    losses, clipped = (value or ClippedValue())(now, old, returns)
+    error = (returns - now.detach()).double()
+    sums = {
+        "value/tokens": error.new_tensor(error.numel()),
+        "value/error": error.sum(),
+        "value/error_squared": error.square().sum(),
+        "value/clipped": clipped.sum(dtype=torch.float64),
+    }
+    return (losses.double().sum() / max(1, totals.tokens)).to(now.dtype), sums

@@ -1,0 +1,142 @@
+"""What every step reports: additive sums of one forward pass, and the step's numbers from the sums of all of them.
+
+Sums are float64, so that micro-batches and ranks add up to the same numbers however the batch was split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.view import View
+
+LAG_BINS = 17
+"""Token lags 0 to 15 have a bin each; the last holds all above."""
+
+
+def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
+    """Behaviour against proximal policy, over all policy tokens: log_w float[M], log pi_prox - log mu, clamped."""
+    excess = log_w.expm1().double()
+    log_w = log_w.double()
+    spans = view.sequences
+    perplexity = (-spans.mean(log_w)).exp()
+    sums = {
+        "tokens": log_w.new_tensor(log_w.numel()),
+        "sequences": (spans.lengths > 0).sum(dtype=torch.float64),
+        "age/excess": excess.sum(),
+        "age/excess_squared": excess.square().sum(),
+        "age/log": log_w.sum(),
+        "age/k3": (excess - log_w).sum(),
+        "age/perplexity": torch.where(spans.lengths > 0, perplexity, 0.0).sum(),
+    }
+    if tokens.lag is not None:
+        lag = view.take(tokens.lag).clamp(0, LAG_BINS - 1)
+        sums["token_lag"] = torch.bincount(lag, minlength=LAG_BINS).double()
+    return sums
+
+
+def update_sums(log_ratio: Tensor, weights: Tensor | None, advantages: Tensor) -> dict[str, Tensor]:
+    """Proximal policy against the one being trained, over the kept tokens: log_ratio float[M], clamped."""
+    log_ratio, advantages = log_ratio.detach(), advantages.double()
+    count = advantages.new_tensor(advantages.numel())
+    return {
+        "kept": count,
+        "update/log": log_ratio.sum(dtype=torch.float64),
+        "update/k3": (log_ratio.expm1() - log_ratio).sum(dtype=torch.float64),
+        "weight/sum": count if weights is None else weights.sum(dtype=torch.float64),
+        "weight/squared": count if weights is None else weights.double().square().sum(),
+        "advantage/sum": advantages.sum(),
+        "advantage/squared": advantages.square().sum(),
+        "advantage/positive": (advantages > 0).sum(dtype=torch.float64),
+    }
+
+
+def return_sums(view: View, tokens: Tokens) -> dict[str, Tensor]:
+    """The returns of the policy tokens, where the estimator has any."""
+    if tokens.returns is None:
+        return {}
+    returns = view.take(tokens.returns).double()
+    return {"return/sum": returns.sum(), "return/squared": returns.square().sum()}
+
+
+def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, float]:
+    """The step's metrics from the sums of `age_sums`, `update_sums` and the composition; `rules` name the corrections.
+
+    mismatch/ compares behaviour and proximal policy on all policy tokens, update/ proximal and trained policy on those
+    that were kept; shares are of all policy tokens.
+    """
+    get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
+    tokens, kept = max(1.0, get.get("tokens", 0.0)), max(1.0, get.get("kept", 0.0))
+    result = {f"masked/{rule}": get.get(f"masked/{rule}", 0.0) / tokens for rule in rules}
+    result["masked/any"] = 1 - get.get("kept", 0.0) / tokens if get.get("tokens") else 0.0
+    result["noop"] = float(get.get("kept", 0.0) == 0)
+    if get.get("tokens"):
+        result |= _ages(get, tokens)
+    if "token_lag" in sums:
+        result |= _lags(sums["token_lag"].tolist())
+    if get.get("kept"):
+        result |= _updates(get, kept, tokens)
+    for name in ("clip", "loss"):
+        share = tokens if name == "clip" else get.get("minibatches", 0.0) or 1.0
+        result |= {key: value / share for key, value in get.items() if key.startswith(f"{name}/")}
+    result |= {key: get[key] / kept for key in ("entropy", "kl_reference") if key in get}
+    return result
+
+
+def episode_metrics(episodes: Episodes) -> dict[str, float]:
+    """Of the whole batch, once a step: reward and length statistics, and the share of groups without any signal."""
+    reward, lengths, groups = episodes.reward.double(), episodes.lengths.double(), Groups.of(episodes.group)
+    level = groups.total(groups.greatest(reward) == groups.least(reward)) > 0
+    return {
+        "reward/mean": float(reward.mean()),
+        "reward/std": float(reward.std(correction=0)),
+        "reward/min": float(reward.min()),
+        "reward/max": float(reward.max()),
+        "length/mean": float(lengths.mean()),
+        "length/max": float(lengths.max()),
+        "groups/zero_variance": float(level.double().mean()),
+    }
+
+
+def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:
+    excess, squared = get["age/excess"] / tokens, get["age/excess_squared"] / tokens
+    second_moment = squared + 2 * excess + 1
+    result = {
+        "mismatch/ess": (1 + excess) ** 2 / second_moment,
+        "mismatch/kl": -get["age/log"] / tokens,
+        "mismatch/k3": get["age/k3"] / tokens,
+        "mismatch/chi_square": second_moment - 1,
+        "mismatch/perplexity_ratio": get["age/perplexity"] / max(1.0, get["sequences"]),
+    }
+    if "return/sum" in get:
+        result |= _moments("return", get["return/sum"], get["return/squared"], tokens)
+    return result
+
+
+def _updates(get: Mapping[str, float], kept: float, tokens: float) -> dict[str, float]:
+    return {
+        "update/kl": -get["update/log"] / kept,
+        "update/k3": get["update/k3"] / kept,
+        "weight/mean": get["weight/sum"] / kept,
+        "weight/ess": get["weight/sum"] ** 2 / (tokens * get["weight/squared"]) if get["weight/squared"] else 0.0,
+        "advantage/positive": get["advantage/positive"] / kept,
+        **_moments("advantage", get["advantage/sum"], get["advantage/squared"], kept),
+    }
+
+
+def _moments(name: str, total: float, squared: float, count: float) -> dict[str, float]:
+    mean = total / count
+    return {f"{name}/mean": mean, f"{name}/std": max(0.0, squared / count - mean**2) ** 0.5}
+
+
+def _lags(counts: Sequence[float]) -> dict[str, float]:
+    total = sum(counts)
+    if not total:
+        return {}
+    mean = sum(lag * count for lag, count in enumerate(counts)) / total
+    longest = max(lag for lag, count in enumerate(counts) if count)
+    return {"token_lag/mean": mean, **{f"token_lag/{lag}": counts[lag] / total for lag in range(longest + 1)}}

@@ -1,0 +1,121 @@
+"""Once a learner step, before its updates: rewards, advantages, importance weights and rejections of a rank's share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.advantages.base import Reduce, Rollouts
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.composition import Composition
+from asyncrl.algorithms.corrections.base import Ages
+from asyncrl.algorithms.losses.base import Candidates
+from asyncrl.algorithms.ratios import clamp_log
+from asyncrl.algorithms.selection import draw
+from asyncrl.algorithms.view import View
+from asyncrl.errors import InvariantError
+
+
+def prepare(
+    parts: Composition, kl_weight: float, episodes: Episodes, tokens: Tokens, reduce: Reduce
+) -> tuple[Tokens, float]:
+    """The tokens with all that the step fixes, and the KL coefficient of the step. Raises InvariantError."""
+    if parts.proximal == "behaviour":
+        tokens = replace(tokens, proximal=tokens.behaviour)
+    if episodes.version is not None:
+        tokens = replace(tokens, lag=episodes.version - tokens.versions)
+    view = View.of(tokens)
+    _check(parts, episodes, tokens, view)
+    for change in parts.rewards:
+        episodes = replace(episodes, reward=change(episodes))
+    divergence = _divergence(parts, tokens, view)
+    if divergence is not None:
+        kl_weight = _adapted(parts, kl_weight, divergence, episodes, reduce)
+    charge = kl_weight * divergence if divergence is not None and parts.kl.place == "reward" else None
+    tokens = _with_advantages(parts, _rollouts(episodes, tokens, view, charge, reduce))
+    tokens = _with_corrections(parts, episodes, tokens, view, reduce)
+    return (_with_selection(parts, episodes, tokens, view, reduce) if parts.loss.selects else tokens), kl_weight
+
+
+def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: View) -> None:
+    if view.owner.numel() and not 0 <= int(view.owner.min()) <= int(view.owner.max()) < episodes.count:
+        raise InvariantError(
+            f"sequence reaches {int(view.owner.max())}; it must be in [0, {episodes.count}) (episodes)"
+        )
+    needed = {
+        "behaviour": True,
+        "proximal": parts.proximal != "interpolate",
+        "lag": parts.proximal == "interpolate",
+        "reference": parts.has_kl,
+        "values": parts.advantage.needs_critic,
+    }
+    for name in (name for name, is_needed in needed.items() if is_needed):
+        _check_finite(name, getattr(tokens, name), tokens, view)
+
+
+def _check_finite(name: str, values: Tensor | None, tokens: Tokens, view: View) -> None:
+    if values is None:
+        raise InvariantError(f"{name} is missing ({'give Episodes.version' if name == 'lag' else f'Tokens.{name}'})")
+    bad = (~view.take(values).isfinite()).nonzero()
+    if len(bad):
+        place = view.index[bad[0, 0]]
+        raise InvariantError(
+            f"{name} is {float(values[place])} at position {int(tokens.position[place])} of sequence "
+            f"{int(tokens.sequence[place])}; every policy token needs a finite one"
+        )
+
+
+def _divergence(parts: Composition, tokens: Tokens, view: View) -> Tensor | None:
+    """float[M]: the KL form of each policy token at the start of the step, where it is needed."""
+    if not (parts.has_kl and (parts.kl.place == "reward" or parts.kl.target)):
+        return None
+    assert tokens.proximal is not None
+    assert tokens.reference is not None
+    return parts.kl(view.take(tokens.proximal), view.take(tokens.reference))
+
+
+def _adapted(parts: Composition, weight: float, divergence: Tensor, episodes: Episodes, reduce: Reduce) -> float:
+    total = divergence.sum(dtype=torch.float64)
+    total, count = reduce(torch.stack([total, total.new_tensor(divergence.numel())]))
+    return parts.kl.adapted(weight, float(total / count.clamp(min=1)), episodes.count)
+
+
+def _rollouts(episodes: Episodes, tokens: Tokens, view: View, charge: Tensor | None, reduce: Reduce) -> Rollouts:
+    final = episodes.reward
+    if charge is not None:
+        charged = torch.zeros(episodes.count, dtype=torch.float64, device=charge.device)
+        charged = reduce(charged.index_copy_(0, view.owner, view.sequences.sum(charge)))
+        episodes = replace(episodes, reward=final - charged)
+    values = None if tokens.values is None else view.take(tokens.values)
+    return Rollouts(episodes, tokens, view, final, charge, values, reduce)
+
+
+def _with_advantages(parts: Composition, rollouts: Rollouts) -> Tokens:
+    estimate, view = parts.advantage(rollouts), rollouts.view
+    advantages = view.scatter(estimate.advantages.to(rollouts.dtype))
+    returns = None if estimate.returns is None else view.scatter(estimate.returns.to(rollouts.dtype))
+    return replace(rollouts.tokens, advantages=advantages, returns=returns)
+
+
+def _with_corrections(parts: Composition, episodes: Episodes, tokens: Tokens, view: View, reduce: Reduce) -> Tokens:
+    if not parts.corrections:
+        return tokens
+    assert tokens.advantages is not None
+    proximal = tokens.behaviour if tokens.proximal is None else tokens.proximal
+    log_w = clamp_log(view.take(proximal) - view.take(tokens.behaviour))
+    ages = Ages(view, log_w, view.take(tokens.advantages), reduce=reduce, episodes=episodes)
+    for bit, rule in enumerate(parts.corrections):
+        if not parts.is_live(rule):
+            ages = ages.after(bit, rule)
+    weights = None if ages.weights is None else view.scatter(ages.weights)
+    return replace(tokens, weights=weights, rejected=None if ages.rejected is None else view.scatter(ages.rejected))
+
+
+def _with_selection(parts: Composition, episodes: Episodes, tokens: Tokens, view: View, reduce: Reduce) -> Tokens:
+    assert tokens.proximal is not None
+    assert tokens.advantages is not None
+    number = draw(view.take(tokens.sequence), view.take(tokens.position), episodes.version or 0)
+    candidates = Candidates(view.take(tokens.proximal), view.take(tokens.advantages), number, reduce)
+    return replace(tokens, selected=view.scatter(parts.loss.select(candidates)))

@@ -1,0 +1,39 @@
+"""The soft penalty on episodes that come close to the length limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.rewards.base import Reward
+from asyncrl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlong(Reward):
+    """Takes from the reward as the policy's tokens near the limit.
+
+    Formula: R + weight clamp((max_length - buffer - len) / buffer, -1, 0), len in policy tokens
+    Use: where episodes are cut at a limit, so that being cut is not noise
+    Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025
+    Caveat: tool tokens do not count; choose max_length for what the policy itself writes.
+    """
+
+    name: ClassVar[str] = "overlong"
+
+    max_length: int = param(..., "policy tokens at which the whole penalty is due", "[1, inf)")
+    buffer: int = param(..., "tokens before max_length at which it begins", "[1, inf)")
+    weight: float = param(1.0, "the whole penalty", "[0, inf)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buffer > self.max_length:
+            raise ConfigError(f"{self.told('buffer')}: it must be at most max_length={self.max_length}")
+
+    def __call__(self, episodes: Episodes) -> Tensor:
+        room = self.max_length - self.buffer - episodes.lengths.double()
+        return episodes.reward + self.weight * (room / self.buffer).clamp(-1, 0)

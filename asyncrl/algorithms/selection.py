@@ -1,0 +1,62 @@
+"""Cuts through the sorted values of the whole batch, found by counting: exact, and the same for any number of ranks.
+
+float32 values are ranked by their bits: two histograms of 65,536 bins, each summed over the ranks, give the exact value
+where a condition on the smallest values first holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_BINS = 1 << 16
+
+Condition = Callable[[Tensor, Tensor], Tensor]
+"""From the count and the sum of the smallest values, float64[bins] each, to bool[bins]; once true it stays true."""
+
+
+def order(values: Tensor) -> Tensor:
+    """int64[M] keys in [0, 2^32) that rank as the values do (as float32; -0 is 0)."""
+    bits = (values.float() + 0.0).view(torch.int32).long()
+    return torch.where(bits < 0, -1 - bits, bits + (1 << 31))
+
+
+def threshold(values: Tensor, condition: Condition, reduce: Callable[[Tensor], Tensor]) -> int:
+    """The smallest key at which `condition` holds of the count and sum of all values up to it; 2^32 if there is none."""
+    keys = order(values)
+    before = torch.zeros(2, 1, dtype=torch.float64, device=values.device)
+    prefix = 0
+    for shift in (16, 0):
+        inside = slice(None) if shift else (keys >> 16) == prefix
+        chosen = (keys[inside] >> shift) & (_BINS - 1)
+        histogram = torch.stack([_count(chosen), _count(chosen, values[inside])])
+        upto = before + reduce(histogram).cumsum(1)
+        reached = condition(upto[0], upto[1]) & (upto[0] > 0)
+        if not bool(reached[-1]):
+            return 1 << 32
+        bin_ = int(reached.int().argmax())
+        before = upto[:, bin_ - 1 : bin_] if bin_ else before
+        prefix = prefix * _BINS + bin_
+    return prefix
+
+
+def top(values: Tensor, count: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """bool[M]: the `count` largest values of the global batch, with all that equal the last of them."""
+    total = reduce(torch.tensor([values.numel()], dtype=torch.float64, device=values.device))
+    cut = threshold(values, lambda seen, _: seen > total - count, reduce)
+    return order(values) >= cut
+
+
+def draw(sequence: Tensor, position: Tensor, salt: int) -> Tensor:
+    """float32[M], uniform in [0, 1) with 24 bits, from int64[M] indices: a token's number is the same on any rank."""
+    mixed = sequence * 0x3C6EF372 + position * 0x1B873593 + (salt + 1) * 0x2545F491
+    for _ in range(3):
+        mixed = (mixed & 0x7FFFFFFF) * 0x45D9F3B
+        mixed = mixed ^ (mixed >> 17)
+    return (mixed & 0xFFFFFF) / float(1 << 24)
+
+
+def _count(keys: Tensor, values: Tensor | None = None) -> Tensor:
+    return torch.bincount(keys, None if values is None else values.double(), minlength=_BINS).double()

@@ -1,0 +1,70 @@
+"""Tiny models, and the plain forward pass that an engine is held against."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from asyncrl.actor.engine.base import Generation
+
+VOCABULARY = 61
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.25,
+    "tie_word_embeddings": True,
+}
+CONFIGS: dict[str, Any] = {
+    "qwen3": lambda **extra: Qwen3Config(**{**_SIZES, "head_dim": 16, **extra}),
+    "qwen2": lambda **extra: Qwen2Config(**{**_SIZES, **extra}),
+    "llama": lambda **extra: LlamaConfig(**{**_SIZES, "tie_word_embeddings": False, **extra}),
+}
+
+
+def tiny_model(seed: int = 0, family: str = "qwen3", **extra: Any) -> Any:
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(CONFIGS[family](**extra)).eval()
+
+
+def parameters(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def prompt(rng: np.random.Generator, length: int) -> NDArray[np.int32]:
+    return rng.integers(0, VOCABULARY, length).astype(np.int32)
+
+
+def plain_logprobs(model: Any, tokens: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
+    """The log-prob of every token but the first given those before it: float32[T - 1]."""
+    ids = torch.from_numpy(tokens).long()[None]
+    with torch.no_grad():
+        logprobs = (model(ids).logits[0, :-1].float() / (temperature or 1.0)).log_softmax(-1)
+    return logprobs.gather(-1, ids[0, 1:, None])[:, 0].numpy()
+
+
+def assert_exact(models: dict[int, Any], start: NDArray[np.int32], got: Generation, temperature: float) -> None:
+    """Every log-prob in `got` is the plain one under the version recorded for its token, within 1e-4."""
+    whole = np.concatenate([start, got.tokens])
+    for version in np.unique(got.versions):
+        expected = plain_logprobs(models[int(version)], whole, temperature)[len(start) - 1 :]
+        of_version = got.versions == version
+        np.testing.assert_allclose(got.logprobs[of_version], expected[of_version], atol=1e-4)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        await asyncio.sleep(0.001)

@@ -1,0 +1,20 @@
+"""Every role is killed once in mid-run: the policy is learned all the same, and every promise holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.end_to_end.support import Run
+
+
+def test_killing_every_role_once_loses_nothing_and_accuracy_is_reached(tmp_path: Path) -> None:
+    run = Run("demo", tmp_path, "learner.checkpoint_every=3")
+    for step, role in ((2, "actor-0"), (4, "replay"), (6, "scoring-0"), (8, "learner")):
+        run.wait_for_step(step)
+        run.kill(role)
+    summary = run.finish()
+    assert (summary["lost"], summary["trained_twice"]) == (0, 0), run.logs()
+    assert summary["max_lag_seen"] <= 2
+    assert summary["accuracy_before"] < 0.6
+    assert summary["accuracy_after"] >= 0.9
+    assert summary["trajectories_trained"] == summary["steps"] * 64

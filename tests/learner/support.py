@@ -1,0 +1,137 @@
+"""A tiny policy, random trajectories, and stand-ins for the rooms that the learner meets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.config.schema import AlgorithmConfig, Choice, DataConfig, ModelConfig, RunConfig, TrainConfig
+from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.types import BatchPlan, Labels, Trajectory
+from tests.helpers import make_trajectory
+
+VOCABULARY = 280
+
+
+def write_model(folder: Path, layers: int = 2, seed: int = 0) -> Path:
+    """A Qwen3 model of `layers` layers of 32 with its tokenizer. Its weights are large enough to have opinions."""
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen3Config(vocab_size=VOCABULARY, initializer_range=0.2, tie_word_embeddings=True, **shape, **heads)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_config(model: Path, folder: Path, **learner: Any) -> TrainConfig:
+    config = TrainConfig(
+        run=RunConfig(name="run", dir=str(folder), seed=3),
+        model=ModelConfig(path=str(model)),
+        data=DataConfig(train="unused"),
+        algorithm=AlgorithmConfig(advantage=Choice("grpo"), loss=Choice("ppo")),
+    )
+    defaults = {"steps": 4, "batch_size": 8, "group_size": 4, "lr": 1e-3, "micro_tokens": 64, "checkpoint_every": 2}
+    for name, value in {**defaults, **learner}.items():
+        setattr(config.learner, name, value)
+    return config
+
+
+def random_trajectory(name: str, group: str, version: int, rng: np.random.Generator) -> Trajectory:
+    """A prompt, and two turns with a tool's answer between them."""
+    prompt, first, tool, second = rng.integers(3, 9, 4)
+    length = prompt + first + tool + second
+    mask = np.zeros(length, dtype=np.bool_)
+    mask[prompt : prompt + first] = mask[length - second :] = True
+    return make_trajectory(
+        id=name,
+        group_id=group,
+        tokens=rng.integers(0, VOCABULARY, length).astype(np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, -rng.random(length) * 6, 0).astype(np.float32),
+        versions=np.where(mask, version, -1).astype(np.int32),
+        turns=(),
+        steps=(),
+    )
+
+
+class FakeReplay:
+    """Recorded plans that depend on the seed and the step only, and a record of what was asked."""
+
+    def __init__(self, config: TrainConfig, reward: float | None = None) -> None:
+        self._config = config
+        self._reward = reward
+        self._trajectories: dict[str, Trajectory] = {}
+        self._labels: dict[str, Labels] = {}
+        self.asked: list[tuple[str, int]] = []
+
+    def plan(self, step: int) -> BatchPlan | None:
+        self.asked.append(("plan", step))
+        learner = self._config.learner
+        version = step // learner.publish_every
+        rng = np.random.default_rng([self._config.run.seed, step])
+        names = [(f"{step}.{index}", f"{step}.g{index // learner.group_size}") for index in range(learner.batch_size)]
+        batch = [
+            random_trajectory(name, group, max(0, version - int(rng.integers(0, 2))), rng) for name, group in names
+        ]
+        for each in batch:
+            reward = float(rng.random()) if self._reward is None else self._reward
+            self._trajectories[each.id] = each
+            self._labels[each.id] = Labels(each.id, reward, reward, "test")
+        return BatchPlan(
+            step=step,
+            version=version,
+            ids=[each.id for each in batch],
+            group_ids=[each.group_id for each in batch],
+            tokens=[len(each) for each in batch],
+            sampled=[each.sampled_tokens for each in batch],
+        )
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]:
+        return [self._labels[name] for name in ids]
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        return [self._trajectories[name] for name in ids]
+
+    def published(self, version: int) -> None:
+        self.asked.append(("published", version))
+
+    def checkpointed(self, steps: int) -> None:
+        self.asked.append(("checkpointed", steps))
+
+    def evaluate(self, version: int) -> None:
+        self.asked.append(("evaluate", version))
+
+    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
+        """Complete as soon as somebody waits for it."""
+        self.asked.append(("evaluation", version))
+        return {"accuracy": version / 10, "count": 5} if wait else None
+
+
+class FakePublisher:
+    def __init__(self) -> None:
+        self.weights: dict[int, dict[str, Tensor]] = {}
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        assert version > max(self.weights, default=-1)
+        self.weights[version] = dict(tensors)
+
+
+class FakeMetrics:
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, Any]]] = []
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.rows.append((step, dict(values)))
+
+    def close(self) -> None:
+        pass
+
+    def of(self, name: str) -> dict[int, Any]:
+        return {step: values[name] for step, values in self.rows if name in values}

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from asyncrl.config.schema import ModelConfig
+from asyncrl.errors import CheckpointError
+from asyncrl.learner.checkpoint import COMPLETE, PROGRESS, Checkpoints, Parts, Progress
+from asyncrl.learner.policy import load_policy
+from asyncrl.learner.ranks import Ranks
+from tests.learner.support import write_model
+
+
+def make_parts(model: Path, ranks: Ranks) -> Parts:
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks)
+    return {"policy": (policy, torch.optim.AdamW(policy.parameters(), lr=0.1))}
+
+
+def move(parts: Parts) -> None:
+    """One optimiser step with gradients of ones."""
+    module, optimizer = parts["policy"]
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+def tensors(parts: Parts) -> list[torch.Tensor]:
+    module, optimizer = parts["policy"]
+    moments = [each["exp_avg"] for each in optimizer.state.values()]
+    return [each.full_tensor().clone() for each in (*module.parameters(), *moments)]
+
+
+def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_what_was_saved_comes_back_bit_for_bit(model: Path, ranks: Ranks, tmp_path: Path):
+    parts = make_parts(model, ranks)
+    move(parts)
+    progress = Progress(step=2, trajectories=16, tokens=300, updates_empty=1, evaluations={2: 1})
+    Checkpoints(tmp_path, 2, ranks).save(progress, parts)
+    saved = tensors(parts)
+    fresh = make_parts(model, ranks)
+    assert Checkpoints(tmp_path, 2, ranks).restore(fresh) == progress
+    assert same(tensors(fresh), saved)
+    move(fresh)
+    move(parts)
+    assert same(tensors(fresh), tensors(parts))
+
+
+def test_without_a_checkpoint_nothing_is_touched(model: Path, ranks: Ranks, tmp_path: Path):
+    parts = make_parts(model, ranks)
+    assert Checkpoints(tmp_path / "none", 2, ranks).restore(parts) is None
+    assert not parts["policy"][1].state
+
+
+def test_a_half_written_checkpoint_does_not_exist(
+    model: Path, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    parts = make_parts(model, ranks)
+    checkpoints = Checkpoints(tmp_path, 2, ranks)
+    move(parts)
+    checkpoints.save(Progress(step=2), parts)
+    saved = tensors(parts)
+    write = dcp.save
+
+    def killed(*args: object, **kwargs: object) -> None:
+        write(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    move(parts)
+    with monkeypatch.context() as patched:
+        patched.setattr(dcp, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save(Progress(step=4), parts)
+    unmarked = tmp_path / "step-000006"
+    unmarked.mkdir()
+    (unmarked / PROGRESS).write_text("{}")
+    fresh = make_parts(model, ranks)
+    assert checkpoints.restore(fresh) == Progress(step=2)
+    assert same(tensors(fresh), saved)
+    checkpoints.save(Progress(step=4), parts)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["step-000002", "step-000004"]
+
+
+def test_only_the_newest_are_kept(model: Path, ranks: Ranks, tmp_path: Path):
+    parts = make_parts(model, ranks)
+    checkpoints = Checkpoints(tmp_path, 2, ranks)
+    for step in (1, 2, 3):
+        checkpoints.save(Progress(step=step), parts)
+    assert [each.name for each in checkpoints.complete()] == ["step-000002", "step-000003"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_checkpoint_of_another_model_is_refused(model: Path, ranks: Ranks, tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 2, ranks)
+    checkpoints.save(Progress(step=1), make_parts(model, ranks))
+    other = make_parts(write_model(tmp_path / "other", layers=1), ranks)
+    with pytest.raises(CheckpointError, match=r"another model.*run\.name"):
+        checkpoints.restore(other)
+
+
+def test_a_damaged_checkpoint_is_refused_with_what_to_do(model: Path, ranks: Ranks, tmp_path: Path):
+    parts = make_parts(model, ranks)
+    checkpoints = Checkpoints(tmp_path, 2, ranks)
+    checkpoints.save(Progress(step=1), parts)
+    folder = checkpoints.complete()[0]
+    for file in folder.glob("*.distcp"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="remove that folder"):
+        checkpoints.restore(parts)
+    (folder / PROGRESS).write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        checkpoints.restore(parts)
+    (folder / COMPLETE).unlink()
+    assert checkpoints.restore(parts) is None

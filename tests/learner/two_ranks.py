@@ -1,0 +1,60 @@
+"""Run under torchrun by test_ranks.py: trains small runs and writes down what they published and measured."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.run import train
+from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, make_config
+
+BATCHES = {
+    "even": {"batch_size": 8, "group_size": 4, "minibatches": 2, "steps": 3},
+    "odd": {"batch_size": 3, "group_size": 3, "steps": 2},
+    "lonely": {"batch_size": 1, "group_size": 1, "steps": 2},
+}
+
+
+def configs(model: Path, folder: Path) -> dict[str, TrainConfig]:
+    """Runs whose shares are even, uneven, and empty on one of two ranks."""
+    return {name: make_config(model, folder / name, lr=1e-3, **values) for name, values in BATCHES.items()}
+
+
+def train_all(model: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
+    results = {}
+    for name, config in configs(model, folder).items():
+        publisher, metrics = FakePublisher(), FakeMetrics()
+        train(config, ranks, FakeReplay(config), publisher if ranks.rank == 0 else None, metrics, threading.Event())
+        results[name] = (publisher.weights, {each: metrics.of(each) for each in ("loss", "grad_norm", "lag/histogram")})
+    return results
+
+
+def stop_one_of_two(model: Path, folder: Path, ranks: Ranks) -> str:
+    """Ask rank 1 alone to stop; what rank 0 then leaves with."""
+    config = make_config(model, folder / "stopped")
+    stop = threading.Event()
+    if ranks.rank == 1:
+        stop.set()
+    try:
+        train(config, ranks, FakeReplay(config), None, FakeMetrics(), stop)
+    except Exception as error:  # noqa: BLE001 - the test looks at its name
+        return type(error).__name__
+    return "nothing"
+
+
+def main(model: Path, folder: Path) -> None:
+    torch.set_num_threads(1)
+    with joined() as ranks:
+        results = train_all(model, folder, ranks)
+        stopped = stop_one_of_two(model, folder, ranks)
+        if ranks.rank == 0:
+            torch.save({"results": results, "stopped": stopped, "size": ranks.size}, folder / "results.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
