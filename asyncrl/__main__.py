@@ -33,6 +33,8 @@ def main() -> None:
         sys.stderr.write(f"asyncrl: there is no command {name!r}\n\n{usage()}")
         sys.exit(2)
     sys.argv = [f"asyncrl {name}", *sys.argv[2:]]
+    # As with `python -m`, so that a tool or rule of the user's own is found in the working directory.
+    sys.path.insert(0, "")
     importlib.import_module(COMMANDS[name][0]).main()
 
 

@@ -73,11 +73,16 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     )
     channel = ZmqChannel(process.weights_endpoint(config.network), zmq.asyncio.Context.instance())
     weights = asyncio.create_task(Receiver(channel, engine.expected).run(engine))
+    work = asyncio.create_task(worker.run(_as_asyncio(stop)))
     try:
-        await worker.run(_as_asyncio(stop))
+        # Without weights there is no work either: whichever ends first ends the actor, with its error.
+        done, _ = await asyncio.wait([work, weights], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        weights.cancel()
-        await asyncio.gather(weights, return_exceptions=True)
+        for task in (work, weights):
+            task.cancel()
+        await asyncio.gather(work, weights, return_exceptions=True)
         await engine.close()
         for client in clients:
             client.close()

@@ -18,11 +18,11 @@ refused when the configuration is read, with the fix in the message. `asyncrl al
 `asyncrl algorithms --json` for programs. This page is generated from the parts' own docstrings; `make docs` writes it
 anew.
 
-Notation: pi_theta the policy being trained; pi_prox the policy at the start of the learner step; mu the behaviour policy
-that sampled the token; pi_ref the reference. r = pi_theta / pi_prox, w = pi_prox / mu, A the advantage, R the reward, N
-and S the policy tokens and the sequences of the global minibatch before any rejection, sg(x) x without gradient.
-Log-ratios are clamped to +-20 before exp (to +-10 in the KL). Only tokens that the policy sampled count: prompt and tool
-tokens are taken out before anything is computed. w never carries gradient.
+Notation: pi_theta the policy being trained; pi_prox the policy at the start of the learner step; mu the behaviour
+policy that sampled the token; pi_ref the reference. r = pi_theta / pi_prox, w = pi_prox / mu, A the advantage, R the
+reward, N and S the policy tokens and the sequences of the global minibatch before any rejection, sg(x) x without
+gradient. Log-ratios are clamped to +-20 before exp (to +-10 in the KL). Only tokens that the policy sampled count:
+prompt and tool tokens are taken out before anything is computed. w never carries gradient.
 
 The loss is aggregate(w loss(r, A)) + weight aggregate(KL) - entropy_weight aggregate(entropy), over the tokens that no
 correction dropped.
@@ -106,7 +106,8 @@ class Squared(Loss):
         return TokenLosses(penalty - updates.advantages * updates.logprobs)
 ```
 
-`algorithm.loss.name=my_package.squared.Squared algorithm.loss.params.weight=0.2`. The base classes are
+`algorithm.loss.name=my_package.squared.Squared +algorithm.loss.params.weight=0.2` (the plus: a key
+that the preset does not have). The base classes are
 `advantages.base.SequenceAdvantage` (one number a sequence) and `Advantage` (one a token), `losses.base.Loss`,
 `corrections.base.Correction`, `kl.Kl`, `aggregation.Aggregation`, `rewards.base.Reward` and `losses.value.Value`.
 """

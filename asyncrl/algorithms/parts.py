@@ -89,9 +89,9 @@ class Parameter:
         if value is None:
             return self.optional
         if self.type is dict:
-            return isinstance(value, Mapping) and all(_is_number(number, float) for number in value.values())
+            return isinstance(value, Mapping) and all(_is_number(each, float) for each in value.values())
         if self.type in (float, int):
-            return _is_number(value, self.type) and (not self.within or _inside(float(value), self.within))
+            return _is_number(value, self.type) and _inside(float(value), self.within or "(-inf, inf)")
         return isinstance(value, self.type) and (not self.choices or value in self.choices)
 
 

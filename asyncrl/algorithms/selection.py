@@ -24,7 +24,7 @@ def order(values: Tensor) -> Tensor:
 
 
 def threshold(values: Tensor, condition: Condition, reduce: Callable[[Tensor], Tensor]) -> int:
-    """The smallest key at which `condition` holds of the count and sum of all values up to it; 2^32 if there is none."""
+    """The smallest key where `condition` holds of the count and sum of all values up to it; 2^32 if there is none."""
     keys = order(values)
     before = torch.zeros(2, 1, dtype=torch.float64, device=values.device)
     prefix = 0

@@ -113,6 +113,18 @@ def _check_combinations(config: TrainConfig) -> None:
         "actor.max_tokens",
         f"a slot of the engine holds engine.max_length={config.engine.max_length} tokens; raise that or lower this",
     )
+    _require(
+        learner.steps % learner.publish_every == 0,
+        config,
+        "learner.steps",
+        f"it must be a multiple of learner.publish_every={learner.publish_every}, so that the last weights are published",
+    )
+    _require(
+        config.scoring.timeout_s < config.replay.lease_s,
+        config,
+        "scoring.timeout_s",
+        f"a scorer that verifies for longer loses its lease; stay under replay.lease_s={config.replay.lease_s}",
+    )
     _require(actor.temperature > 0, config, "actor.temperature", "training samples; 0 (greedy) has no exploration")
     _require(
         learner.eval_every == 0 or config.data.eval is not None,

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
-
 from asyncrl.demo.arithmetic import Expression, opening
-from asyncrl.demo.tokenizer import ASSISTANT_MARK, END_OF_TURN
 
 TOOL_SCHEMA: Mapping[str, Any] = {
     "type": "function",

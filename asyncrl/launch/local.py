@@ -18,6 +18,7 @@ from asyncrl.config.load import role_main
 from asyncrl.config.schema import NetworkConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.identity import claim
+from asyncrl.launch.preflight import preflight
 from asyncrl.launch.roles import roles
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.observe.progress import Progress
@@ -84,6 +85,7 @@ def train(
     `overrides` is the command line that every role is given. Raises AsyncrlError: the run cannot start or go on.
     """
     run_dir = process.run_dir(config.run)
+    preflight(config)
     stop = process.stop_on_signals()
     with exclusively(run_dir):
         resumed = claim(config, run_dir)

@@ -1,0 +1,114 @@
+"""What a run did, from its metrics and its store: one summary for programs, a table and a picture for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.observe.sinks import read_lines
+from asyncrl.replay import report
+from asyncrl.replay.store import Store
+
+Lines = list[dict[str, Any]]
+
+
+def summarise(config: TrainConfig, run_dir: Path, seconds: float) -> dict[str, Any]:
+    """The figures of a finished run; `seconds` is how long its loop took."""
+    learner = read_lines(run_dir / "metrics" / "learner.jsonl")
+    steps = _steps(learner)
+    accuracies = [line["eval/accuracy"] for line in _evaluations(learner)]
+    counts, audit = _replay(config, run_dir)
+    actors = [_totals(read_lines(path)) for path in sorted((run_dir / "metrics").glob("actor-*.jsonl"))]
+    engine_seconds = sum(actor["seconds"] for actor in actors)
+    return {
+        "accuracy_before": accuracies[0] if accuracies else None,
+        "accuracy_after": accuracies[-1] if accuracies else None,
+        "steps": len(steps),
+        "trajectories_trained": counts["trained"],
+        "evicted": counts["evicted"],
+        "lost": audit["lost"],
+        "trained_twice": audit["trained_twice"],
+        "max_lag_seen": int(max(line["lag/max"] for line in steps)),
+        "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / seconds, 1),
+        "learner_idle": round(sum(line["idle"] * line["seconds/step"] for line in steps) / _total(steps), 4),
+        "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / engine_seconds, 4),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _steps(learner: Lines) -> Lines:
+    """The newest line of each learner step: a step that was done again after a crash stands twice."""
+    newest = {line["step"]: line for line in learner if "reward/mean" in line}
+    return [newest[step] for step in sorted(newest)]
+
+
+def _evaluations(learner: Lines) -> Lines:
+    newest = {line["step"]: line for line in learner if "eval/accuracy" in line}
+    return [newest[step] for step in sorted(newest)]
+
+
+def _total(steps: Lines) -> float:
+    return float(sum(line["seconds/step"] for line in steps))
+
+
+def _totals(actor: Lines) -> dict[str, float]:
+    """An actor's counters over all of its starts: they begin at 0 each time."""
+    totals = dict.fromkeys(("tokens", "seconds", "idle_seconds"), 0.0)
+    for line, following in zip(actor, [*actor[1:], None], strict=True):
+        if following is None or following["seconds"] < line["seconds"]:
+            for name in totals:
+                totals[name] += line[name]
+    return totals
+
+
+def _replay(config: TrainConfig, run_dir: Path) -> tuple[dict[str, int], dict[str, Any]]:
+    store = Store(run_dir / "replay", int(config.replay.max_store_gb * 1e9), durable=True)
+    try:
+        with store.transaction(write=False) as tx:
+            return {name: tx.counter(name) for name in report.COUNTERS}, report.audit(tx)
+    finally:
+        store.close()
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """The summary for people."""
+    rendered = Table(title="what happened", show_header=False)
+    for name, value in summary.items():
+        share = name.startswith(("accuracy", "learner_idle", "rollout_idle")) and value is not None
+        rendered.add_row(name.replace("_", " "), f"{value:.1%}" if share else str(value))
+    return rendered
+
+
+def draw(run_dir: Path, picture: Path) -> None:
+    """Accuracy and reward, lag, and idle shares over time, as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    learner = read_lines(run_dir / "metrics" / "learner.jsonl")
+    actors = [read_lines(path) for path in sorted((run_dir / "metrics").glob("actor-*.jsonl"))]
+    start = min(lines[0]["time"] for lines in [learner, *actors] if lines)
+    steps, evaluations = _steps(learner), _evaluations(learner)
+    minutes = [(line["time"] - start) / 60 for line in steps]
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
+    top.plot(minutes, [line["outcome/mean"] for line in steps], color="0.6", label="outcome of the trained batch")
+    at = [(line["time"] - start) / 60 for line in evaluations]
+    top.plot(at, [line["eval/accuracy"] for line in evaluations], "o-", label="held-out accuracy, greedy")
+    top.set(ylabel="share right", ylim=(0, 1.02), title=f"run {run_dir.name}")
+    middle.plot(minutes, [line["lag/max"] for line in steps], drawstyle="steps-mid", label="largest lag in the batch")
+    middle.plot(minutes, [line["lag/mean"] for line in steps], label="mean lag")
+    middle.set(ylabel="versions", ylim=(0, None))
+    bottom.plot(minutes, [line["idle"] for line in steps], label="learner idle")
+    for index, lines in enumerate(actors):
+        shares = [(line["time"], line["idle"]) for line in lines if "idle" in line]
+        bottom.plot([(t - start) / 60 for t, _ in shares], [share for _, share in shares], label=f"engine {index} idle")
+    bottom.set(ylabel="share of time", ylim=(0, 1.02), xlabel="minutes")
+    for axes in (top, middle, bottom):
+        axes.legend(loc="best", fontsize="small")
+        axes.grid(alpha=0.3)
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)

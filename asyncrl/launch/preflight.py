@@ -1,0 +1,16 @@
+"""Before anything starts: whether every name in the configuration stands for something that can be used."""
+
+from __future__ import annotations
+
+from asyncrl.config.schema import TrainConfig
+
+
+def preflight(config: TrainConfig) -> None:
+    """Load tools, rules and the algorithm's parts once, as their roles will. Raises ConfigError with the fix."""
+    from asyncrl.actor.tools.registry import tool_classes
+    from asyncrl.algorithms.compose import Algorithm
+    from asyncrl.scoring.rules.registry import load_rules
+
+    tool_classes(config.actor.tools)
+    load_rules(config.scoring.rule, config.scoring.rules)
+    Algorithm.from_config(config.algorithm)
