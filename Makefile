@@ -34,6 +34,7 @@ demo: install
 
 docs: install
 	$(BIN)/python -m asyncrl.config.docs docs/configuration.md
+	$(BIN)/python -m asyncrl.algorithms.docs docs/algorithms.md
 
 clean:
 	rm -rf $(VENV) runs .cache

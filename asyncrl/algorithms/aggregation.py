@@ -44,7 +44,7 @@ class TokenMean(Aggregation):
     name: ClassVar[str] = "token-mean"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        return losses.double().sum() / max(1, totals.tokens)
+        return losses.sum().double() / max(1, totals.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class TokenSum(Aggregation):
     name: ClassVar[str] = "token-sum"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        return losses.double().sum()
+        return losses.sum().double()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class SeqMeanTokenSum(Aggregation):
     name: ClassVar[str] = "seq-mean-token-sum"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        return losses.double().sum() / max(1, totals.sequences)
+        return losses.sum().double() / max(1, totals.sequences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,4 +109,4 @@ class SeqMeanTokenSumNorm(Aggregation):
     norm: float = param(..., "the constant; commonly the longest response allowed", "(0, inf)")
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        return losses.double().sum() / (max(1, totals.sequences) * self.norm)
+        return losses.sum().double() / (max(1, totals.sequences) * self.norm)

@@ -19,10 +19,11 @@ class Episodes:
     """Facts about the S sequences of the global batch in plan order, the same on every rank.
 
     group int64[S], dense index of the sequence's group; reward float32[S], the shaped scalar; outcome float32[S], the
-    verifier's own; lengths int64[S], policy tokens; step_scores float32[K], step_sequence int64[K], step_end int64[K]:
-    the K process scores of the batch, whose sequence each is, and the exclusive end of its span among that sequence's
-    tokens (K = 0 without a process model), a sequence's steps in order; extra holds named scores float32[S]. greedy
-    bool[S] marks the members that were sampled greedily as a baseline; version is the learner's policy version.
+    verifier's own; lengths int64[S], policy tokens; step_scores float32[K], step_sequence int64[K], step_end
+    int64[K]: the K process scores of the batch, whose sequence each is, and the exclusive end of its span among that
+    sequence's tokens (K = 0 without a process model), sequence by sequence, the steps of each in order; extra holds
+    named scores float32[S]. greedy bool[S] marks the members that were sampled greedily as a baseline; version is the
+    learner's policy version.
     """
 
     group: Tensor

@@ -46,8 +46,8 @@ assistant turn; `sequence`, the product over the sequence; `geometric`, the sequ
 
 `algorithm.proximal` says where pi_prox comes from. `recompute`: a forward pass at the start of the step. `interpolate`:
 log pi_prox = log mu + alpha (log pi_theta - log mu), alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1), with v the
-learner's version and v_b the token's, which saves that pass. `behaviour`: pi_prox = mu, so that r is the whole ratio and
-w = 1 (plain PPO).
+learner's version and v_b the token's, which saves that pass. `behaviour`: pi_prox = mu, so that r is the whole ratio
+and w = 1 (plain PPO).
 """,
     "kl": """
 `place: loss` adds it to the loss, `place: reward` takes it from the reward, token by token for gae, vtrace and
@@ -102,7 +102,7 @@ class Squared(Loss):
     weight: float = param(0.1, "weight of the penalty", "[0, inf)")
 
     def __call__(self, updates: Updates) -> TokenLosses:
-        penalty = self.weight * updates.log_ratio().square()
+        penalty = self.weight * updates.log_ratio.square()
         return TokenLosses(penalty - updates.advantages * updates.logprobs)
 ```
 

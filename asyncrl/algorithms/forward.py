@@ -36,15 +36,15 @@ def forward(
     updates, lengths = this.updates, this.view.sequences.lengths
     policy = parts.loss(updates)
     terms = {"policy": policy.losses if this.weights is None else this.weights * policy.losses}
-    sums = this.sums | update_sums(updates.log_ratio(), this.weights, updates.advantages)
-    sums |= {f"clip/{name}": mark.sum(dtype=torch.float64) for name, mark in policy.marks.items()}
+    sums = this.sums | update_sums(updates.log_ratio, this.weights, updates.advantages)
+    sums |= {f"clip/{name}": mark.count_nonzero().double() for name, mark in policy.marks.items()}
     if parts.has_kl and tokens.reference is not None:
         divergence = parts.kl(updates.logprobs, updates.view.take(tokens.reference))
-        sums["kl_reference"] = divergence.detach().sum(dtype=torch.float64)
+        sums["kl_reference"] = divergence.detach().sum().double()
         terms |= {"kl": kl_weight * divergence} if parts.kl.place == "loss" else {}
     if entropy is not None:
         spread = updates.view.take(entropy)
-        sums["entropy"] = spread.detach().sum(dtype=torch.float64)
+        sums["entropy"] = spread.detach().sum().double()
         terms |= {"entropy": -parts.entropy_weight * spread} if parts.entropy_weight else {}
     losses = {
         name: parts.aggregation(values, updates.view.sequences, lengths, totals) for name, values in terms.items()
@@ -74,7 +74,7 @@ def _pass(parts: Composition, logprobs: Tensor, tokens: Tokens) -> _Pass:
     if ages.rejected is None:
         return _Pass(view, updates, ages.weights, sums)
     for bit, name in enumerate(parts.rule_names):
-        sums[f"masked/{name}"] = (ages.rejected >> bit & 1).sum(dtype=torch.float64)
+        sums[f"masked/{name}"] = (ages.rejected >> bit & 1).count_nonzero().double()
     keep = ages.rejected == 0
     weights = None if ages.weights is None else ages.weights[keep]
     return _Pass(view, _updates(logprobs, tokens, view.narrow(keep)), weights, sums)
@@ -101,7 +101,7 @@ def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
         updates.advantages,
         weights=None if tokens.weights is None else view.take(tokens.weights),
         rejected=None if tokens.rejected is None else view.take(tokens.rejected),
-        log_update=updates.log_ratio().detach(),
+        log_update=updates.log_ratio.detach(),
     )
     for bit, rule in enumerate(parts.corrections):
         if parts.is_live(rule):

@@ -1,6 +1,7 @@
 """What every step reports: additive sums of one forward pass, and the step's numbers from the sums of all of them.
 
-Sums are float64, so that micro-batches and ranks add up to the same numbers however the batch was split.
+Sums are float64, so that micro-batches and ranks add up to the same numbers however the batch was split. A ratio r is
+summed as its excess r - 1, which keeps its digits where policies are close: k3 is the mean of excess - log r.
 """
 
 from __future__ import annotations
@@ -20,18 +21,17 @@ LAG_BINS = 17
 
 def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
     """Behaviour against proximal policy, over all policy tokens: log_w float[M], log pi_prox - log mu, clamped."""
-    excess = log_w.expm1().double()
-    log_w = log_w.double()
-    spans = view.sequences
-    perplexity = (-spans.mean(log_w)).exp()
+    spans, excess = view.sequences, log_w.expm1()
+    logs = spans.sum(log_w)
+    perplexity = (-logs / spans.lengths.clamp(min=1)).exp()
+    present = spans.lengths > 0
     sums = {
-        "tokens": log_w.new_tensor(log_w.numel()),
-        "sequences": (spans.lengths > 0).sum(dtype=torch.float64),
-        "age/excess": excess.sum(),
-        "age/excess_squared": excess.square().sum(),
-        "age/log": log_w.sum(),
-        "age/k3": (excess - log_w).sum(),
-        "age/perplexity": torch.where(spans.lengths > 0, perplexity, 0.0).sum(),
+        "tokens": logs.new_tensor(log_w.numel()),
+        "sequences": present.count_nonzero().double(),
+        "age/log": logs.sum(),
+        "age/excess": _sum(excess),
+        "age/excess_squared": _sum(excess.square()),
+        "age/perplexity": torch.where(present, perplexity, 0.0).sum(),
     }
     if tokens.lag is not None:
         lag = view.take(tokens.lag).clamp(0, LAG_BINS - 1)
@@ -41,17 +41,17 @@ def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
 
 def update_sums(log_ratio: Tensor, weights: Tensor | None, advantages: Tensor) -> dict[str, Tensor]:
     """Proximal policy against the one being trained, over the kept tokens: log_ratio float[M], clamped."""
-    log_ratio, advantages = log_ratio.detach(), advantages.double()
-    count = advantages.new_tensor(advantages.numel())
+    log_ratio = log_ratio.detach()
+    count = log_ratio.new_tensor(log_ratio.numel(), dtype=torch.float64)
     return {
         "kept": count,
-        "update/log": log_ratio.sum(dtype=torch.float64),
-        "update/k3": (log_ratio.expm1() - log_ratio).sum(dtype=torch.float64),
-        "weight/sum": count if weights is None else weights.sum(dtype=torch.float64),
-        "weight/squared": count if weights is None else weights.double().square().sum(),
-        "advantage/sum": advantages.sum(),
-        "advantage/squared": advantages.square().sum(),
-        "advantage/positive": (advantages > 0).sum(dtype=torch.float64),
+        "update/log": _sum(log_ratio),
+        "update/excess": _sum(log_ratio.expm1()),
+        "weight/sum": count if weights is None else _sum(weights),
+        "weight/squared": count if weights is None else _sum(weights.square()),
+        "advantage/sum": _sum(advantages),
+        "advantage/squared": _sum(advantages.square()),
+        "advantage/positive": (advantages > 0).count_nonzero().double(),
     }
 
 
@@ -59,8 +59,8 @@ def return_sums(view: View, tokens: Tokens) -> dict[str, Tensor]:
     """The returns of the policy tokens, where the estimator has any."""
     if tokens.returns is None:
         return {}
-    returns = view.take(tokens.returns).double()
-    return {"return/sum": returns.sum(), "return/squared": returns.square().sum()}
+    returns = view.take(tokens.returns)
+    return {"return/sum": _sum(returns), "return/squared": _sum(returns.square())}
 
 
 def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, float]:
@@ -108,7 +108,7 @@ def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:
     result = {
         "mismatch/ess": (1 + excess) ** 2 / second_moment,
         "mismatch/kl": -get["age/log"] / tokens,
-        "mismatch/k3": get["age/k3"] / tokens,
+        "mismatch/k3": excess - get["age/log"] / tokens,
         "mismatch/chi_square": second_moment - 1,
         "mismatch/perplexity_ratio": get["age/perplexity"] / max(1.0, get["sequences"]),
     }
@@ -120,7 +120,7 @@ def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:
 def _updates(get: Mapping[str, float], kept: float, tokens: float) -> dict[str, float]:
     return {
         "update/kl": -get["update/log"] / kept,
-        "update/k3": get["update/k3"] / kept,
+        "update/k3": (get["update/excess"] - get["update/log"]) / kept,
         "weight/mean": get["weight/sum"] / kept,
         "weight/ess": get["weight/sum"] ** 2 / (tokens * get["weight/squared"]) if get["weight/squared"] else 0.0,
         "advantage/positive": get["advantage/positive"] / kept,
@@ -140,3 +140,8 @@ def _lags(counts: Sequence[float]) -> dict[str, float]:
     mean = sum(lag * count for lag, count in enumerate(counts)) / total
     longest = max(lag for lag, count in enumerate(counts) if count)
     return {"token_lag/mean": mean, **{f"token_lag/{lag}": counts[lag] / total for lag in range(longest + 1)}}
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Torch adds float32 in a tree; a float64 copy of millions of numbers costs more than all else here."""
+    return values.sum().double()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad
 
-BLOCK = 16
+BLOCK = 8
 
 
 def linear_scan(decay: Tensor, value: Tensor) -> Tensor:

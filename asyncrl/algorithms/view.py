@@ -73,7 +73,7 @@ class View:
 
     def narrow(self, keep: Tensor) -> View:
         """Those of its tokens where `keep` bool[M] holds; the sequences stay, some perhaps empty."""
-        kept = torch.segment_reduce(keep.double(), "sum", lengths=self.sequences.lengths, unsafe=True).long()
+        kept = self.sequences.sum(keep).long()
         index = self.index[keep]
         return View(index, Segments(kept, index.numel()), self.owner, self.starts, self.packed)
 
@@ -84,7 +84,7 @@ class View:
 
     def scatter(self, values: Tensor) -> Tensor:
         """[M] to [N], 0 on all other tokens."""
-        return values.new_zeros(self.packed).index_copy_(0, self.index, values)
+        return values.new_zeros(self.packed).scatter_(0, self.index, values)
 
     def by_sequence(self, values: Tensor) -> Tensor:
         """[S] to [M]: each sequence's value on all of its tokens."""
@@ -100,7 +100,7 @@ class View:
 
     def shift(self, values: Tensor) -> Tensor:
         """[M]: at each token the value of the sequence's next policy token, 0 at its last."""
-        shifted = torch.zeros_like(values)
+        shifted = torch.empty_like(values)
         shifted[:-1] = values[1:]
         shifted[self.sequences.last] = 0
         return shifted

@@ -44,6 +44,7 @@ POSITIVE = (
     "learner.publish_every",
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
+    "critic.lr",
     "cluster.actors",
     "cluster.scorers",
     "cluster.learner_ranks",

@@ -130,6 +130,14 @@ class LearnerConfig:
 
 
 @dataclass
+class CriticConfig:
+    """The value model, which some advantages need (see `asyncrl algorithms`). It shares learner.* but for this."""
+
+    path: str | None = option(None, "Hugging Face folder or hub name of its backbone; none is model.path")
+    lr: float = option(1e-5, "learning rate of its AdamW")
+
+
+@dataclass
 class Choice:
     """An algorithm's part: its name and the parameters that differ from its defaults."""
 
@@ -201,6 +209,7 @@ class TrainConfig:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)

@@ -18,7 +18,7 @@ from asyncrl.types import Task
 DATA_SOURCE = "asyncrl/arithmetic"
 SYSTEM_PROMPT = "Work out the expression with the calculator, one operation a call."
 
-_LARGEST_OPERAND = 20
+_LARGEST_OPERAND = 9
 _OPERATION_COUNTS = (2, 3, 4)
 _OPERATOR_WEIGHTS = {"+": 2, "-": 1, "*": 3}
 _MOST_PRODUCTS = 2

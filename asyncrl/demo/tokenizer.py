@@ -25,10 +25,10 @@ _PHRASES = (
     "\n\n# Tools\n",
     "calculator(expression)",
     "<tool_call>",
-    '\n{"name": "calculator", "arguments": {"expression": "',
-    '"}}\n',
     "</tool_call>",
-    "<tool_response>\n",
+    '\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "',
+    '"}}\n</tool_call>',
+    "user\n<tool_response>\n",
     "\n</tool_response>",
 )
 

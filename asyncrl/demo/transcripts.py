@@ -28,8 +28,9 @@ def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
     """Well-formed calls and exact copying, but the operations in random order, as if any order were right."""
     messages: list[Message] = [*opening(expression)]
     while expression.operators:
-        index = rng.randrange(len(expression.operators))
-        messages.append(call_turn(f"{expression.operators[index]}:{expression.marked(index)}", expression.operation(index)))
+        operator = rng.choice(expression.operators)
+        index = expression.operators.index(operator)
+        messages.append(call_turn(f"{operator}:{expression.marked(index)}", expression.operation(index)))
         messages.append({"role": "tool", "content": str(expression.result(index))})
         expression = expression.replaced(index)
     return [*messages, {"role": "assistant", "content": str(expression)}]

@@ -8,9 +8,14 @@ from asyncrl.config.schema import TrainConfig
 def preflight(config: TrainConfig) -> None:
     """Load tools, rules and the algorithm's parts once, as their roles will. Raises ConfigError with the fix."""
     from asyncrl.actor.tools.registry import tool_classes
-    from asyncrl.algorithms.compose import Algorithm
+    from asyncrl.algorithms.compose import check
     from asyncrl.scoring.rules.registry import load_rules
 
     tool_classes(config.actor.tools)
     load_rules(config.scoring.rule, config.scoring.rules)
-    Algorithm.from_config(config.algorithm)
+    check(
+        config.algorithm,
+        critic=True,
+        step_scores=config.scoring.prm is not None,
+        group_size=config.learner.group_size,
+    )

@@ -63,18 +63,18 @@ def _flash(
     from torch.nn.attention.varlen import varlen_attn
 
     ends = torch.tensor([0, *lengths], device=query.device).cumsum(0, dtype=torch.int32)
-    tokens_first = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]
+    # Not every torch that has the kernel lets heads share keys and values in it.
+    shared = query.shape[1] // key.shape[1]
     output = varlen_attn(
-        tokens_first[0],
-        tokens_first[1],
-        tokens_first[2],
+        query[0].transpose(0, 1).contiguous(),
+        key[0].transpose(0, 1).repeat_interleave(shared, 1),
+        value[0].transpose(0, 1).repeat_interleave(shared, 1),
         ends,
         ends,
         max(lengths),
         max(lengths),
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(output, Tensor)
     return output[None]

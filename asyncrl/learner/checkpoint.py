@@ -18,18 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.optim import Optimizer
 
 from asyncrl.errors import CheckpointError
+from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.ranks import Ranks
 from asyncrl.types import BatchPlan
 
 logger = logging.getLogger(__name__)
 
-Parts = Mapping[str, tuple[nn.Module, Optimizer]]
+Parts = Mapping[str, Optimised[Any]]
 
 COMPLETE = "complete"
 PROGRESS = "progress.json"
@@ -70,7 +69,7 @@ class Checkpoints:
         return sorted(mark.parent for mark in self._folder.glob(f"step-*/{COMPLETE}"))
 
     def save(self, progress: Progress, parts: Parts) -> None:
-        """Write a checkpoint of modules with their optimisers, by name; once this returns it is complete."""
+        """Write a checkpoint; once this returns it is complete."""
         final = self._folder / f"step-{progress.step:06d}"
         aside = self._folder / f".tmp-{final.name}"
         if self._ranks.rank == 0:
@@ -105,9 +104,9 @@ class Checkpoints:
             raise CheckpointError(
                 f"{newest} cannot be read: {reason}; remove that folder to resume from an older checkpoint"
             ) from error
-        for name, (module, optimizer) in parts.items():
-            loaded = state[name]
-            set_state_dict(module, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+        for name, part in parts.items():
+            weights, moments = state[name]["model"], state[name]["optimizer"]
+            set_state_dict(part.module, part.optimizer, model_state_dict=weights, optim_state_dict=moments)
         logger.info("resumed after step %d from %s", progress.step, newest)
         return progress
 
@@ -119,7 +118,7 @@ class Checkpoints:
 
 
 def _state(parts: Parts) -> dict[str, Any]:
-    states = {name: get_state_dict(module, optimizer) for name, (module, optimizer) in parts.items()}
+    states = {name: get_state_dict(part.module, part.optimizer) for name, part in parts.items()}
     return {name: {"model": weights, "optimizer": moments} for name, (weights, moments) in states.items()}
 
 
@@ -141,8 +140,8 @@ def _read_progress(folder: Path, parts: Parts) -> Progress:
 def _fingerprint(parts: Parts) -> str:
     """What tells one architecture from another: names and shapes of the parameters."""
     layout = {
-        name: [(key, list(parameter.shape)) for key, parameter in module.named_parameters()]
-        for name, (module, _) in parts.items()
+        name: [(key, list(parameter.shape)) for key, parameter in part.module.named_parameters()]
+        for name, part in parts.items()
     }
     return hashlib.sha256(json.dumps(layout).encode()).hexdigest()
 

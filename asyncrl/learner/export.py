@@ -8,7 +8,8 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from asyncrl.config.schema import ModelConfig
-from asyncrl.learner.policy import DTYPES, Policy, full_tensors
+from asyncrl.learner.backbone import DTYPES, full_tensors
+from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 
 

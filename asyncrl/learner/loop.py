@@ -18,10 +18,10 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
+from asyncrl.learner.backbone import DTYPES, full_tensors
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.evaluation import Evaluations
 from asyncrl.learner.packing import Passes, schedule
-from asyncrl.learner.policy import DTYPES, full_tensors
 from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.report import Phases, lag_counts, step_values
@@ -124,7 +124,7 @@ class Learner:
 
     def _publish(self, version: int) -> None:
         dtype = DTYPES[self._config.model.dtype]
-        tensors = full_tensors(self._trainer.policy.model, dtype, self._ranks)
+        tensors = full_tensors(self._trainer.policy.module.model, dtype, self._ranks)
         self._together(self._offer, version, tensors)
 
     def _offer(self, version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -157,7 +157,7 @@ class Learner:
         lags = self._ranks.sum(lag_counts(share.tokens, plan.version, self._config.replay.max_lag))
         if self._ranks.rank == 0:
             values = step_values(plan, episodes, lags, result, self._progress)
-            self._metrics.log(plan.step, {**values, "lr": self._trainer.learning_rate(plan.step), **seconds})
+            self._metrics.log(plan.step, {**values, "lr": self._trainer.policy.learning_rate(plan.step), **seconds})
 
 
 def _totals(plan: BatchPlan, ranks: Sequence[Passes]) -> Totals:

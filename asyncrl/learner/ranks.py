@@ -29,11 +29,12 @@ class Ranks:
     mesh: DeviceMesh
 
     def sum(self, values: Tensor) -> Tensor:
-        """The elementwise sum over ranks; `values` stays as it is."""
-        total = values.to(self.device, copy=True)
+        """The elementwise sum over ranks, on the device of `values`, which stay as they are. What lies on the CPU stays
+        there, so that a GPU is not waited for."""
+        total = values.clone()
         if self.size > 1:
             dist.all_reduce(total)
-        return total.to(values.device)
+        return total
 
     def merge(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The sum over ranks of each named tensor, on the CPU. A rank may lack names that others have."""

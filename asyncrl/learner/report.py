@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.metrics import episode_metrics
 from asyncrl.learner.checkpoint import Progress
 from asyncrl.learner.trainer import Result
 from asyncrl.observe.metrics import Value
@@ -47,14 +48,14 @@ def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
     _, index = tokens.sequence[tokens.mask].unique(return_inverse=True)
     count = int(index.max()) + 1 if len(index) else 0
     oldest = tokens.versions.new_full((count,), version).scatter_reduce(0, index, tokens.versions[tokens.mask], "amin")
-    return torch.bincount((version - oldest).clamp(0, max_lag + 1), minlength=max_lag + 2)
+    return torch.bincount((version - oldest).clamp(0, max_lag + 1).cpu(), minlength=max_lag + 2)
 
 
 def lag_values(counts: Tensor) -> dict[str, Value]:
     """Mean, maximum and histogram of the trajectories' lags."""
     lags = torch.arange(len(counts))
     return {
-        "lag/mean": float((counts * lags).sum() / counts.sum()),
+        "lag/mean": float((counts * lags).sum()) / float(counts.sum()),
         "lag/max": float(lags[counts > 0].max()),
         "lag/histogram": [float(count) for count in counts],
     }
@@ -68,7 +69,6 @@ def step_values(
     return {
         "loss": result.loss,
         "grad_norm": sum(finite) / max(1, len(finite)),
-        "reward/mean": float(episodes.reward.mean()),
         "outcome/mean": float(episodes.outcome.mean()),
         "version": float(plan.version),
         "tokens": float(sum(plan.tokens)),
@@ -77,5 +77,6 @@ def step_values(
         "updates_skipped": float(progress.updates_skipped),
         "updates_empty": float(progress.updates_empty),
         **lag_values(lags),
+        **episode_metrics(episodes),
         **result.summary,
     }

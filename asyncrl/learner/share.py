@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
-from asyncrl.learner.policy import Packed
+from asyncrl.learner.backbone import Packed
 from asyncrl.types import BatchPlan, Labels, Trajectory
 
 

@@ -6,27 +6,24 @@ over ranks by undoing FSDP's mean. Any split into passes and ranks therefore giv
 
 from __future__ import annotations
 
-import logging
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import Optimizer
+from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.config.schema import LearnerConfig
+from asyncrl.learner.backbone import Packed
+from asyncrl.learner.critic import Critic, critic_summary
+from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.packing import Passes
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ports import Algorithm
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.share import Share
-
-logger = logging.getLogger(__name__)
-
 
 LOSS = "learner/loss"
 
@@ -41,14 +38,22 @@ class Minibatch:
 
 @dataclass(slots=True)
 class Result:
-    """What one learner step did, the same on every rank: the loss and gradient norm of each update, how many updates
-    were left out because the gradient was not finite or nothing was left to learn from, and the algorithm's numbers."""
+    """What one learner step did, the same on every rank: the mean loss of its updates, the gradient norm of each, and
+    the numbers of algorithm and critic."""
 
     loss: float = 0.0
     norms: list[float] = field(default_factory=list)
-    skipped: int = 0
-    empty: int = 0
     summary: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out because the gradient was not finite."""
+        return sum(not math.isfinite(norm) for norm in self.norms)
+
+    @property
+    def empty(self) -> int:
+        """Updates left out because nothing was left to learn from."""
+        return self.norms.count(0.0)
 
 
 class Sums:
@@ -64,99 +69,99 @@ class Sums:
 
 
 class Trainer:
-    """Trains `policy` with `algorithm`. Every method is called by all ranks alike, with as many passes on each."""
+    """Trains `policy` and, where there is one, `critic` with `algorithm`.
+
+    Every method is called by all ranks alike with as many passes on each, and raises StoppedError on all of them
+    between two passes once `stop` is set on one.
+    """
 
     def __init__(
         self,
-        config: LearnerConfig,
         ranks: Ranks,
         algorithm: Algorithm,
-        policy: Policy,
+        policy: Optimised[Policy],
+        critic: Optimised[Critic] | None,
         reference: Policy | None,
         stop: threading.Event,
     ) -> None:
-        self.policy = policy
-        self.optimizer = torch.optim.AdamW(
-            policy.parameters(),
-            lr=config.lr,
-            betas=(config.betas[0], config.betas[1]),
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        self._config = config
-        self._ranks = ranks
         self.algorithm = algorithm
+        self.policy = policy
+        self.critic = critic
+        self._ranks = ranks
         self._reference = reference
         self._stop = stop
 
     @property
-    def parts(self) -> dict[str, tuple[nn.Module, Optimizer]]:
-        """What is trained: modules with their optimisers, by name."""
-        return {"policy": (self.policy, self.optimizer)}
-
-    def learning_rate(self, step: int) -> float:
-        """That of a learner step: linear warm-up, then constant."""
-        warmup = self._config.warmup_steps
-        return self._config.lr * min(1.0, (step + 1) / warmup if warmup else 1.0)
+    def parts(self) -> dict[str, Optimised[Any]]:
+        """What is trained, by name."""
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
 
     def prepare(self, share: Share, episodes: Episodes, minibatches: Sequence[Minibatch]) -> Share:
-        """The share with everything that is fixed for the step: proximal and reference log-probs, advantages."""
-        tokens = share.tokens
+        """The share with everything that is fixed for the step: log-probs, values, advantages."""
+
+        def of_all(forward: Callable[[Packed], Tensor]) -> Tensor:
+            return self._forward(forward, share, minibatches)
+
+        tokens, policy, reference, critic = share.tokens, self.policy.module, self._reference, self.critic
         if self.algorithm.needs_proximal:
-            tokens = replace(tokens, proximal=self._logprobs(self.policy, share, minibatches))
-        if self._reference is not None:
-            tokens = replace(tokens, reference=self._logprobs(self._reference, share, minibatches))
+            tokens = replace(tokens, proximal=of_all(lambda packed: policy(packed)[0]))
+        if reference is not None:
+            tokens = replace(tokens, reference=of_all(lambda packed: reference(packed)[0]))
+        if critic is not None:
+            tokens = replace(tokens, values=of_all(critic.module))
         return replace(share, tokens=self.algorithm.prepare(episodes, tokens, self._ranks.sum))
 
     @torch.no_grad()
-    def _logprobs(self, policy: Policy, share: Share, minibatches: Sequence[Minibatch]) -> Tensor:
+    def _forward(self, forward: Callable[[Packed], Tensor], share: Share, minibatches: Sequence[Minibatch]) -> Tensor:
         result = torch.zeros_like(share.tokens.behaviour)
-        for members in (members for minibatch in minibatches for members in minibatch.passes):
-            self._ranks.leave_if(self._stop.is_set())
-            rows = share.rows(members)
-            logprobs, _ = policy(share.packed(members, rows))
-            if members:
-                result[rows] = logprobs
+        for minibatch in minibatches:
+            for members, rows in self._passes(share, minibatch):
+                values = forward(share.packed(members, rows))
+                if members:
+                    result[rows] = values
         return result
+
+    def _passes(self, share: Share, minibatch: Minibatch) -> Iterator[tuple[list[int], Tensor]]:
+        for members in minibatch.passes:
+            self._ranks.leave_if(self._stop.is_set())
+            yield members, share.rows(members)
 
     def learn(self, step: int, share: Share, minibatches: Sequence[Minibatch]) -> Result:
-        """One update for each minibatch. Raises StoppedError between two passes when asked to stop."""
+        """One update for each minibatch."""
         result, sums = Result(), Sums()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
         for minibatch in minibatches:
-            for members in minibatch.passes:
-                self._ranks.leave_if(self._stop.is_set())
-                sums.add(self._backward(share, members, minibatch.totals))
-            self._update(result)
+            for members, rows in self._passes(share, minibatch):
+                packed = share.packed(members, rows)
+                sums.add(self._policy_pass(share, packed, rows, minibatch.totals))
+                if self.critic is not None:
+                    sums.add(self._critic_pass(self.critic, share, packed, rows, minibatch.totals))
+            result.norms.append(self.policy.update(step))
+            if self.critic is not None:
+                result.summary["value/grad_norm"] = self.critic.update(step)
         total = self._ranks.merge(sums.total)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
-        result.summary = self.algorithm.summary(total)
+        result.summary |= self.algorithm.summary(total) | critic_summary(total)
         return result
 
-    def _backward(self, share: Share, members: Sequence[int], totals: Totals) -> dict[str, Tensor]:
-        rows = share.rows(members)
-        logprobs, entropy = self.policy(share.packed(members, rows), self.algorithm.needs_entropy)
-        if not members:
-            (logprobs.sum() * 0).backward()
-            return {}
+    def _policy_pass(self, share: Share, packed: Packed, rows: Tensor, totals: Totals) -> dict[str, Tensor]:
+        logprobs, entropy = self.policy.module(packed, self.algorithm.needs_entropy)
+        if not len(rows):
+            return self._nothing(logprobs)
         loss, sums = self.algorithm.loss(logprobs, share.tokens.select(rows), totals, entropy)
         (loss * self._ranks.size).backward()
         return {**sums, LOSS: loss}
 
-    def _update(self, result: Result) -> None:
-        parameters = [each for each in self.policy.parameters() if each.grad is not None]
-        total = get_total_norm([each.grad for each in parameters if each.grad is not None])
-        norm = total.full_tensor() if isinstance(total, DTensor) else total
-        result.norms.append(norm.item())
-        if not torch.isfinite(norm):
-            result.skipped += 1
-            logger.warning("the gradient is not finite: this update is left out")
-        elif norm == 0:
-            # AdamW would move the weights by its momentum all the same.
-            result.empty += 1
-            logger.warning("nothing to learn from in this minibatch: this update is left out")
-        else:
-            clip_grads_with_norm_(parameters, self._config.max_grad_norm, norm)
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+    def _critic_pass(
+        self, critic: Optimised[Critic], share: Share, packed: Packed, rows: Tensor, totals: Totals
+    ) -> dict[str, Tensor]:
+        values = critic.module(packed)
+        if not len(rows):
+            return self._nothing(values)
+        loss, sums = self.algorithm.value_loss(values, share.tokens.select(rows), totals)
+        (loss * self._ranks.size).backward()
+        return sums
+
+    def _nothing(self, values: Tensor) -> dict[str, Tensor]:
+        """The backward pass of a dummy: collectives meet those of other ranks, gradients stay as they are."""
+        (values.sum() * 0).backward()
+        return {}

@@ -61,6 +61,15 @@ def random_trajectory(name: str, group: str, version: int, rng: np.random.Genera
     )
 
 
+def with_critic(config: TrainConfig) -> TrainConfig:
+    """The same run with everything that an algorithm may ask for: critic, reference, entropy."""
+    config.algorithm.advantage = Choice("gae", {"lam": 1.0})
+    config.algorithm.kl = Choice("k3", {"weight": 0.1, "target": 0.01})
+    config.algorithm.entropy_weight = 0.01
+    config.critic.lr = 1e-2
+    return config
+
+
 class FakeReplay:
     """Recorded plans that depend on the seed and the step only, and a record of what was asked."""
 

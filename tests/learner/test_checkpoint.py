@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from asyncrl.config.schema import ModelConfig
+from asyncrl.config.schema import LearnerConfig, ModelConfig
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.checkpoint import COMPLETE, PROGRESS, Checkpoints, Parts, Progress
+from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
 from tests.learner.support import write_model
@@ -16,21 +17,20 @@ from tests.learner.support import write_model
 
 def make_parts(model: Path, ranks: Ranks) -> Parts:
     policy = load_policy(ModelConfig(str(model)), 1.0, ranks)
-    return {"policy": (policy, torch.optim.AdamW(policy.parameters(), lr=0.1))}
+    return {"policy": Optimised(policy, 0.1, LearnerConfig())}
 
 
 def move(parts: Parts) -> None:
     """One optimiser step with gradients of ones."""
-    module, optimizer = parts["policy"]
-    for parameter in module.parameters():
+    for parameter in parts["policy"].module.parameters():
         parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+    parts["policy"].update(0)
 
 
 def tensors(parts: Parts) -> list[torch.Tensor]:
-    module, optimizer = parts["policy"]
-    moments = [each["exp_avg"] for each in optimizer.state.values()]
-    return [each.full_tensor().clone() for each in (*module.parameters(), *moments)]
+    part = parts["policy"]
+    moments = [each["exp_avg"] for each in part.optimizer.state.values()]
+    return [each.full_tensor().clone() for each in (*part.module.parameters(), *moments)]
 
 
 def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
@@ -54,7 +54,7 @@ def test_what_was_saved_comes_back_bit_for_bit(model: Path, ranks: Ranks, tmp_pa
 def test_without_a_checkpoint_nothing_is_touched(model: Path, ranks: Ranks, tmp_path: Path):
     parts = make_parts(model, ranks)
     assert Checkpoints(tmp_path / "none", 2, ranks).restore(parts) is None
-    assert not parts["policy"][1].state
+    assert not parts["policy"].optimizer.state
 
 
 def test_a_half_written_checkpoint_does_not_exist(

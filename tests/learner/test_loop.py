@@ -22,12 +22,16 @@ from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, make_c
 class Run:
     """One training, with what it published, measured and asked for."""
 
-    def __init__(self, config: TrainConfig, ranks: Ranks, replay: FakeReplay | None = None) -> None:
+    def __init__(self, config: TrainConfig, replay: FakeReplay | None = None) -> None:
+        self._config = config
         self.replay = replay or FakeReplay(config)
         self.publisher = FakePublisher()
         self.metrics = FakeMetrics()
         self.stop = threading.Event()
-        train(config, ranks, self.replay, self.publisher, self.metrics, self.stop)
+
+    def train(self, ranks: Ranks) -> Run:
+        train(self._config, ranks, self.replay, self.publisher, self.metrics, self.stop)
+        return self
 
     @property
     def final(self) -> Mapping[str, Tensor]:
@@ -45,7 +49,7 @@ def assert_weights_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]
 
 
 def test_every_step_publishes_one_version_and_tells_what_it_measured(model: Path, ranks: Ranks, tmp_path: Path):
-    run = Run(make_config(model, tmp_path), ranks)
+    run = Run(make_config(model, tmp_path)).train(ranks)
     assert list(run.publisher.weights) == [0, 1, 2, 3, 4]
     assert [version for kind, version in run.replay.asked if kind == "published"] == [0, 1, 2, 3, 4]
     assert [steps for kind, steps in run.replay.asked if kind == "checkpointed"] == [2, 4]
@@ -60,13 +64,13 @@ def test_every_step_publishes_one_version_and_tells_what_it_measured(model: Path
 
 
 def test_with_one_update_a_step_the_trained_policy_is_the_proximal_one(model: Path, ranks: Ranks, tmp_path: Path):
-    run = Run(make_config(model, tmp_path), ranks)
+    run = Run(make_config(model, tmp_path)).train(ranks)
     assert run.metrics.of("update/kl") == pytest.approx(dict.fromkeys(range(4), 0), abs=1e-7)
 
 
 def test_any_split_into_passes_trains_the_same(model: Path, ranks: Ranks, tmp_path: Path):
-    whole = Run(make_config(model, tmp_path / "whole", micro_tokens=10_000, minibatches=2), ranks)
-    split = Run(make_config(model, tmp_path / "split", micro_tokens=40, minibatches=2), ranks)
+    whole = Run(make_config(model, tmp_path / "whole", micro_tokens=10_000, minibatches=2)).train(ranks)
+    split = Run(make_config(model, tmp_path / "split", micro_tokens=40, minibatches=2)).train(ranks)
     assert_weights_close(whole.final, split.final, atol=1e-5)
     assert whole.metrics.of("loss") == pytest.approx(split.metrics.of("loss"), abs=1e-6)
     assert whole.metrics.of("grad_norm") == pytest.approx(split.metrics.of("grad_norm"), rel=1e-4)
@@ -87,11 +91,11 @@ class StoppingReplay(FakeReplay):
 
 def test_an_interrupted_run_that_resumes_ends_with_the_same_bits(model: Path, ranks: Ranks, tmp_path: Path):
     config = make_config(model, tmp_path / "whole", steps=6)
-    whole = Run(config, ranks)
+    whole = Run(config).train(ranks)
     config = make_config(model, tmp_path / "broken", steps=6)
     with pytest.raises(StoppedError):
-        Run(config, ranks, StoppingReplay(config, last=3))
-    resumed = Run(config, ranks)
+        Run(config, StoppingReplay(config, last=3)).train(ranks)
+    resumed = Run(config).train(ranks)
     assert min(resumed.publisher.weights) == 2
     assert [step for kind, step in resumed.replay.asked if kind == "plan"] == [2, 3, 4, 5]
     for version, weights in resumed.publisher.weights.items():
@@ -101,14 +105,14 @@ def test_an_interrupted_run_that_resumes_ends_with_the_same_bits(model: Path, ra
 
 def test_a_finished_run_that_starts_again_serves_its_last_weights(model: Path, ranks: Ranks, tmp_path: Path):
     config = make_config(model, tmp_path)
-    first = Run(config, ranks)
-    again = Run(config, ranks)
+    first = Run(config).train(ranks)
+    again = Run(config).train(ranks)
     assert list(again.publisher.weights) == [4]
     assert_weights_equal(again.final, first.final)
 
 
 def test_the_last_weights_have_a_version_of_their_own(model: Path, ranks: Ranks, tmp_path: Path):
-    run = Run(make_config(model, tmp_path, steps=5, publish_every=2), ranks)
+    run = Run(make_config(model, tmp_path, steps=5, publish_every=2)).train(ranks)
     assert list(run.publisher.weights) == [0, 1, 2, 3]
     assert run.metrics.of("version") == {0: 0, 1: 0, 2: 1, 3: 1, 4: 2}
 
@@ -116,7 +120,7 @@ def test_the_last_weights_have_a_version_of_their_own(model: Path, ranks: Ranks,
 def test_the_first_evaluation_is_complete_before_training_and_the_last_before_the_end(
     model: Path, ranks: Ranks, tmp_path: Path
 ):
-    run = Run(make_config(model, tmp_path, eval_every=2), ranks)
+    run = Run(make_config(model, tmp_path, eval_every=2)).train(ranks)
     asked = [each for each in run.replay.asked if each[0] in ("evaluate", "evaluation", "plan")]
     assert asked[:3] == [("evaluate", 0), ("evaluation", 0), ("plan", 0)]
     assert [version for kind, version in asked if kind == "evaluate"] == [0, 2, 4]
@@ -127,15 +131,15 @@ def test_the_first_evaluation_is_complete_before_training_and_the_last_before_th
 def test_an_unanswered_evaluation_survives_a_restart(model: Path, ranks: Ranks, tmp_path: Path):
     config = make_config(model, tmp_path, steps=6, eval_every=3, checkpoint_every=4)
     with pytest.raises(StoppedError):
-        Run(config, ranks, StoppingReplay(config, last=5))
-    resumed = Run(config, ranks)
+        Run(config, StoppingReplay(config, last=5)).train(ranks)
+    resumed = Run(config).train(ranks)
     assert ("evaluate", 3) not in resumed.replay.asked
     assert resumed.metrics.of("eval/accuracy") == {3: 0.3, 6: 0.6}
 
 
 def test_a_batch_that_teaches_nothing_is_a_counted_no_op(model: Path, ranks: Ranks, tmp_path: Path):
     config = make_config(model, tmp_path)
-    run = Run(config, ranks, FakeReplay(config, reward=0.5))
+    run = Run(config, FakeReplay(config, reward=0.5)).train(ranks)
     assert run.metrics.of("updates_empty") == {0: 1, 1: 2, 2: 3, 3: 4}
     assert run.metrics.of("updates_skipped")[3] == 0
     assert_weights_equal(run.publisher.weights[0], run.final)
@@ -154,7 +158,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_counted(
         return (loss * float("inf") if len(calls) == 1 else loss), sums
 
     monkeypatch.setattr(Algorithm, "loss", overflowing)
-    run = Run(config, ranks)
+    run = Run(config).train(ranks)
     assert run.metrics.of("updates_skipped") == {0: 1, 1: 1, 2: 1, 3: 1}
     assert_weights_equal(run.publisher.weights[0], run.publisher.weights[1])
     assert all(tensor.isfinite().all() for tensor in run.final.values())
@@ -163,25 +167,23 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_counted(
 def test_a_stop_between_two_passes_leaves_only_whole_checkpoints(
     model: Path, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config = make_config(model, tmp_path, steps=6)
-    run = Run.__new__(Run)
-    run.replay, run.publisher, run.metrics = FakeReplay(config), FakePublisher(), FakeMetrics()
-    stop, honest = threading.Event(), Algorithm.loss
+    run = Run(make_config(model, tmp_path, steps=6))
+    honest = Algorithm.loss
 
     def stopping(*args: Any) -> tuple[Tensor, dict[str, Tensor]]:
         if run.replay.asked[-1] == ("plan", 3):
-            stop.set()
+            run.stop.set()
         return honest(*args)
 
     monkeypatch.setattr(Algorithm, "loss", stopping)
     with pytest.raises(StoppedError):
-        train(config, ranks, run.replay, run.publisher, run.metrics, stop)
+        run.train(ranks)
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000002"]
     assert max(run.publisher.weights) == 3
 
 
 def test_the_exported_folder_holds_the_last_weights(model: Path, ranks: Ranks, tmp_path: Path):
-    run = Run(make_config(model, tmp_path), ranks)
+    run = Run(make_config(model, tmp_path)).train(ranks)
     folder = tmp_path / "run" / "model"
     exported = AutoModelForCausalLM.from_pretrained(folder)
     assert_weights_equal({name: tensor.data for name, tensor in exported.named_parameters()}, run.final)
@@ -190,5 +192,5 @@ def test_the_exported_folder_holds_the_last_weights(model: Path, ranks: Ranks, t
 
 
 def test_the_learning_rate_warms_up(model: Path, ranks: Ranks, tmp_path: Path):
-    run = Run(make_config(model, tmp_path, warmup_steps=2), ranks)
+    run = Run(make_config(model, tmp_path, warmup_steps=2)).train(ranks)
     assert run.metrics.of("lr") == pytest.approx({0: 5e-4, 1: 1e-3, 2: 1e-3, 3: 1e-3})

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner import logprobs
-from asyncrl.learner.policy import Packed, Policy, full_tensors, load_policy
+from asyncrl.learner.backbone import Packed, full_tensors
+from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks
 from tests.learner.support import VOCABULARY
 
@@ -124,8 +125,14 @@ def test_a_sliding_window_is_kept_when_packed(tmp_path: Path, ranks: Ranks):
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_with_its_key(tmp_path: Path, ranks: Ranks):
-    with pytest.raises(ConfigError, match=r"model\.path=.*cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"nowhere.*cannot be loaded"):
         load_policy(ModelConfig(str(tmp_path / "nowhere")), 1.0, ranks)
+
+
+def test_an_attention_that_needs_a_gpu_is_refused_on_the_cpu(model: Path, ranks: Ranks):
+    if ranks.device.type == "cpu":
+        with pytest.raises(ConfigError, match="use sdpa"):
+            load_policy(ModelConfig(str(model), attention="flex_attention"), 1.0, ranks)
 
 
 def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path, ranks: Ranks):

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.packing import Passes
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
@@ -23,7 +24,8 @@ from tests.learner.support import FakeReplay, make_config
 def make_trainer(config: TrainConfig, ranks: Ranks) -> tuple[Trainer, Algorithm]:
     algorithm = Algorithm.from_config(config.algorithm)
     policy = load_policy(config.model, config.actor.temperature, ranks)
-    return Trainer(config.learner, ranks, algorithm, policy, None, threading.Event()), algorithm
+    optimised = Optimised(policy, config.learner.lr, config.learner)
+    return Trainer(ranks, algorithm, optimised, None, None, threading.Event()), algorithm
 
 
 def make_batch(config: TrainConfig) -> tuple[Episodes, Share, Totals]:
@@ -41,10 +43,14 @@ def whole(share: Share, totals: Totals) -> list[Minibatch]:
 
 def backward(trainer: Trainer, share: Share, passes: Passes, totals: Totals) -> tuple[float, list[Tensor]]:
     """The loss and the gradients of these passes; the gradients are taken away."""
-    sums = [trainer._backward(share, members, totals) for members in passes]
-    gradients = [parameter.grad.full_tensor().clone() for parameter in trainer.policy.parameters()]
-    trainer.optimizer.zero_grad()
-    return sum(float(each[LOSS]) for each in sums if each), gradients
+    loss = 0.0
+    for members in passes:
+        rows = share.rows(members)
+        sums = trainer._policy_pass(share, share.packed(members, rows), rows, totals)
+        loss += sums[LOSS].item() if sums else 0.0
+    gradients = [parameter.grad.full_tensor().clone() for parameter in trainer.policy.module.parameters()]
+    trainer.policy.optimizer.zero_grad()
+    return loss, gradients
 
 
 def padded_logprobs(model: torch.nn.Module, share: Share, temperature: float) -> Tensor:

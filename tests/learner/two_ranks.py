@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import StoppedError
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.run import train
-from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, make_config
+from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, make_config, with_critic
 
 BATCHES = {
     "even": {"batch_size": 8, "group_size": 4, "minibatches": 2, "steps": 3},
@@ -21,8 +22,9 @@ BATCHES = {
 
 
 def configs(model: Path, folder: Path) -> dict[str, TrainConfig]:
-    """Runs whose shares are even, uneven, and empty on one of two ranks."""
-    return {name: make_config(model, folder / name, lr=1e-3, **values) for name, values in BATCHES.items()}
+    """Runs whose shares are even, uneven, and empty on one of two ranks; and one that trains a critic too."""
+    runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
+    return runs | {"critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"]))}
 
 
 def train_all(model: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
@@ -34,17 +36,17 @@ def train_all(model: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, 
     return results
 
 
-def stop_one_of_two(model: Path, folder: Path, ranks: Ranks) -> str:
-    """Ask rank 1 alone to stop; what rank 0 then leaves with."""
+def stop_one_of_two(model: Path, folder: Path, ranks: Ranks) -> bool:
+    """Ask rank 1 alone to stop; whether this rank leaves."""
     config = make_config(model, folder / "stopped")
     stop = threading.Event()
     if ranks.rank == 1:
         stop.set()
     try:
         train(config, ranks, FakeReplay(config), None, FakeMetrics(), stop)
-    except Exception as error:  # noqa: BLE001 - the test looks at its name
-        return type(error).__name__
-    return "nothing"
+    except StoppedError:
+        return True
+    return False
 
 
 def main(model: Path, folder: Path) -> None:

@@ -34,6 +34,7 @@ class SlotCache:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (slots, config.num_key_value_heads, length, head_dim)
         self.length = length
+        self.groups = config.num_attention_heads // config.num_key_value_heads
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
 
@@ -61,13 +62,14 @@ class Layout:
         self.positions = self._tensor(np.arange(ends[-1]) - (ends - stops).repeat(counts))[None]
         self._decoding = int((counts == 1).sum())
         if self._decoding:
-            # A slot that decodes nothing now, but lies below one that does, sees one position: no softmax over nothing.
-            seen = np.ones(slots[: self._decoding].max() + 1, np.int64)
+            # A slot that lies below these but decodes nothing now sees nothing, and what it gives is not used.
+            seen = np.zeros(slots[: self._decoding].max() + 1, np.int64)
             seen[slots[: self._decoding]] = stops[: self._decoding]
             self._mask = self._hide_from(seen)[:, None, None]
         self._chunks = [
-            (slice(end - (stop - start), end), slot, self._hide_from(np.arange(start, stop) + 1))
-            for (slot, start, stop), end in zip(chunks[self._decoding :], ends[self._decoding :], strict=True)
+            (slice(end - count, end), slot, self._hide_from(np.arange(stop - count, stop) + 1).repeat(cache.groups, 1))
+            for slot, stop, count, end in zip(slots, stops, counts, ends, strict=True)
+            if count > 1
         ]
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -86,43 +88,30 @@ class Layout:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.transpose(1, 2)[self._slots, self.positions[0]] = key
         values.transpose(1, 2)[self._slots, self.positions[0]] = value
-        outputs = [
-            _attend_chunk(query[tokens], keys[slot], values[slot], mask, scale) for tokens, slot, mask in self._chunks
-        ]
+        outputs = []
         if self._decoding:
             rows = self._slots[: self._decoding]
             spread = query.new_zeros(len(self._mask), *query.shape[1:]).index_copy_(0, rows, query[: self._decoding])
-            outputs.insert(0, _attend_rows(spread, keys, values, self._mask, scale)[rows])
+            every = slice(len(self._mask))
+            outputs.append(_attend(spread[:, None], keys[every], values[every], self._mask, scale)[rows, 0])
+        for tokens, slot, mask in self._chunks:
+            one = slice(slot, slot + 1)
+            outputs.append(_attend(query[None, tokens], keys[one], values[one], mask[None, None], scale)[0])
         return torch.cat(outputs)
 
 
-def _attend_rows(
+def _attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """The last token of each of R slots: query [R, heads, D], mask [R, 1, 1, L] to outputs [R, heads, D]."""
-    rows, length = mask.shape[0], mask.shape[-1]
-    # The query heads that share a key-value head stand in for positions, so that keys and values are read only once.
-    grouped = query.view(rows, keys.shape[1], -1, query.shape[-1])
-    out = scaled_dot_product_attention(
-        grouped, keys[:rows, :, :length], values[:rows, :, :length], attn_mask=mask, scale=scale
-    )
-    return out.reshape(query.shape)
-
-
-def _attend_chunk(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """C tokens of one slot: query [C, heads, D], keys and values of the slot, mask [C, L] to outputs [C, heads, D]."""
-    (count, heads, dim), length = query.shape, mask.shape[-1]
-    groups = heads // len(keys)
-    out = scaled_dot_product_attention(
-        query.transpose(0, 1).reshape(-1, groups, count, dim),
-        keys[:, None, :length].expand(-1, groups, -1, -1),
-        values[:, None, :length].expand(-1, groups, -1, -1),
-        attn_mask=mask,
-        scale=scale,
-    )
-    return out.reshape(heads, count, dim).transpose(0, 1)
+    """R slots, C tokens of each: query [R, C, heads, D], keys and values [R, key-value heads, length, D], mask
+    [R or 1, 1, heads / key-value heads * C, L] to outputs [R, C, heads, D]."""
+    rows, count, heads, dim = query.shape
+    # The query heads that share a key-value head are folded into the positions: keys and values are read only once, and
+    # never broadcast, with which a CUDA kernel is silently wrong at some lengths (pytorch issue 191937).
+    folded = query.transpose(1, 2).reshape(rows, keys.shape[1], -1, dim)
+    length = mask.shape[-1]
+    out = scaled_dot_product_attention(folded, keys[:, :, :length], values[:, :, :length], attn_mask=mask, scale=scale)
+    return out.reshape(rows, heads, count, dim).transpose(1, 2)
 
 
 def _slot_attention(

@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.actor.engine.base import EngineStats, Generation
 from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
+from asyncrl.actor.engine.parameters import Parameters
 from asyncrl.actor.engine.sampling import request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Chunk, Request, Scheduler, Slot
 from asyncrl.config.schema import EngineConfig
@@ -61,7 +62,7 @@ class EmbeddedEngine:
     ) -> None:
         self._model = model.eval().requires_grad_(False)
         self._device: torch.device = model.device
-        self._parameters: dict[str, torch.nn.Parameter] = dict(model.named_parameters())
+        self._parameters = Parameters(model)
         self._max_length = config.max_length
         self._seed = seed
         self._version = initial_version
@@ -104,7 +105,7 @@ class EmbeddedEngine:
     @property
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the tensors that a weight update must have."""
-        return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+        return self._parameters.shapes
 
     async def generate(
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
@@ -128,8 +129,7 @@ class EmbeddedEngine:
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """As in the protocol: `tensors` are named as in `model.named_parameters()`, tied ones once, and must stay as
         they are until this returns."""
-        self._check_weights(tensors)
-        staged = await asyncio.to_thread(self._stage, tensors)
+        staged = await asyncio.to_thread(self._parameters.stage, tensors)
         done: Future[None] = Future()
         self._send(partial(self._switch, version, staged, done))
         await asyncio.wrap_future(done)
@@ -167,22 +167,6 @@ class EmbeddedEngine:
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise EngineError(f"token ids must be from 0 to {vocabulary - 1}; got {tokens.min()} to {tokens.max()}")
 
-    def _check_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        if wrong := sorted(self._parameters.keys() ^ tensors.keys()):
-            raise WeightsError(
-                f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send every parameter"
-            )
-        for name, parameter in self._parameters.items():
-            if tensors[name].shape != parameter.shape or not tensors[name].is_floating_point():
-                raise WeightsError(
-                    f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; "
-                    f"the model has {parameter.dtype} {tuple(parameter.shape)}"
-                )
-
-    def _stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """All that can fail or takes long, before the switch: the tensors on the device in the model's dtype."""
-        return {name: tensors[name].to(parameter) for name, parameter in self._parameters.items()}
-
     # What follows runs in the engine's own thread.
 
     def _run(self) -> None:
@@ -191,7 +175,7 @@ class EmbeddedEngine:
                 while not self._closed:
                     self._take_commands()
                     if self._ready:
-                        self._guarded_step()
+                        self._step()
         finally:
             self._closed = True
             self._fail_outstanding()
@@ -241,22 +225,20 @@ class EmbeddedEngine:
         if version <= self._version:
             _settle(done, WeightsError(f"version {version} is not newer than {self._version}, which is served"))
             return
-        for name, tensor in staged.items():
-            self._parameters[name].copy_(tensor)
+        self._parameters.load(staged)
         self._version = version
         self._scheduler.forget()
         _settle(done)
         self._wake()
 
-    def _guarded_step(self) -> None:
+    def _step(self) -> None:
         try:
-            self._step()
+            self._advance(self._scheduler.plan())
         except Exception as error:
             logger.exception("a forward pass failed; the requests in it end with an error")
             self._scheduler.fail_running(EngineError(f"a forward pass failed: {error!r}"))
 
-    def _step(self) -> None:
-        work = self._scheduler.plan()
+    def _advance(self, work: Sequence[tuple[Slot, Chunk]]) -> None:
         complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
         tokens, logprobs = self._forward(work, complete)
         for slot, chunk in work:
@@ -268,9 +250,8 @@ class EmbeddedEngine:
                 self._scheduler.append(slot, token, logprob, self._version)
             else:
                 self._cache.wipe(slot.index)
-                self._scheduler.fail(
-                    slot.request, EngineError(f"version {self._version} gives logits that are not finite")
-                )
+                error = EngineError(f"version {self._version} gives logits that are not finite")
+                self._scheduler.fail(slot.request, error)
 
     def _forward(self, work: Sequence[tuple[Slot, Chunk]], complete: Sequence[int]) -> tuple[list[int], list[float]]:
         """One pass over `work`; a token and its log-prob for each chunk that completes its sequence."""

@@ -46,11 +46,19 @@ class Rollouts:
     def ratio(self) -> Tensor:
         """float[M]: pi_prox / mu, its log clamped."""
         assert self.tokens.proximal is not None
-        return clamp_log(self.view.take(self.tokens.proximal) - self.view.take(self.tokens.behaviour)).exp()
+        return clamp_log(self.view.take(self.tokens.proximal).sub_(self.view.take(self.tokens.behaviour))).exp_()
 
     @property
     def groups(self) -> Groups:
         return Groups.of(self.episodes.group)
+
+    def differences(self, values: Tensor, targets: Tensor, gamma: float, step_weight: float) -> Tensor:
+        """float[M]: r_t + gamma target_{t+1} - V_t, all in one buffer, since fresh pages cost more than the sums."""
+        return self.rewards(step_weight).add_(self.view.shift(targets), alpha=gamma).sub_(values)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[S] to float[M]: each sequence's value on all of its policy tokens."""
+        return self.view.by_sequence(values.to(self.dtype))
 
     def rewards(self, step_weight: float) -> Tensor:
         """float[M]: the reward of each token: the final one, weighted step scores on their steps' last tokens,
@@ -79,11 +87,13 @@ class Rollouts:
 
     def whiten(self, values: Tensor) -> Tensor:
         """[M]: to mean 0 and standard deviation 1 over the policy tokens of the global batch."""
-        count, total = self.reduce(_pair(values.numel(), values.sum(dtype=torch.float64)))
-        centred = values.double() - total / count.clamp(min=1)
-        (squares,) = self.reduce(centred.square().sum().reshape(1))
-        whitened: Tensor = centred / ((squares / (count - 1).clamp(min=1)).sqrt() + 1e-8)
-        return whitened
+        total = values.sum().double()
+        sums = self.reduce(torch.stack([total.new_tensor(values.numel()), total]))
+        count, total = sums[0], sums[1]
+        centred = values - (total / count.clamp(min=1)).to(values.dtype)
+        squares = self.reduce(centred.square().sum().double())
+        std = (squares / (count - 1).clamp(min=1)).sqrt() + 1e-8
+        return centred / std.to(values.dtype)
 
     def zeros(self) -> Tensor:
         """float[M]."""
@@ -128,7 +138,7 @@ class SequenceAdvantage(Advantage):
         """float64[S]: one advantage a sequence."""
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
-        return Estimate(rollouts.view.by_sequence(self.scores(rollouts.episodes)))
+        return Estimate(rollouts.spread(self.scores(rollouts.episodes)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +147,3 @@ class TokenAdvantage(Advantage):
 
     step_weight: float = param(0.0, "weight of the step scores, as rewards at the ends of their steps")
     gamma: float = param(1.0, "discount a policy token", "[0, 1]")
-
-
-def _pair(count: int, total: Tensor) -> Tensor:
-    return torch.stack([total.new_tensor(count), total])

@@ -31,6 +31,6 @@ class Gae(TokenAdvantage):
     def __call__(self, rollouts: Rollouts) -> Estimate:
         values = rollouts.values
         assert values is not None
-        delta = rollouts.rewards(self.step_weight) + self.gamma * rollouts.view.shift(values) - values
+        delta = rollouts.differences(values, values, self.gamma, self.step_weight)
         advantages = linear_scan(rollouts.view.decay(self.gamma * self.lam, delta), delta)
         return Estimate(rollouts.whiten(advantages) if self.whiten else advantages, advantages + values)

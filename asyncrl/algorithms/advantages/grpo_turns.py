@@ -36,4 +36,4 @@ class GrpoTurns(Advantage):
         follows = episodes.step_sequence[1:] == episodes.step_sequence[:-1]
         drop = own.clone()
         drop[:-1] -= torch.where(follows, own[1:], 0.0)
-        return Estimate(rollouts.view.by_sequence(outcome) + self.beta * rollouts.after(drop))
+        return Estimate(rollouts.spread(outcome) + self.beta * rollouts.after(drop))

@@ -41,7 +41,7 @@ class Prime(Advantage):
         )
         returns = linear_scan(rollouts.view.decay(self.gamma, rewards), rewards)
         outcome = self.outcome_weight * rollouts.groups.leave_one_out(rollouts.episodes.outcome)
-        return Estimate(rollouts.whiten(returns + rollouts.view.by_sequence(outcome)), returns)
+        return Estimate(rollouts.whiten(returns + rollouts.spread(outcome)), returns)
 
     def _token_rewards(self, rollouts: Rollouts) -> Tensor:
         """float[M]: every policy token's reward, minus the others' mean reward a token."""
@@ -50,7 +50,7 @@ class Prime(Advantage):
         rewards = self.beta * view.take(rollouts.tokens.implicit)
         mean = torch.zeros(count, dtype=torch.float64, device=rewards.device)
         mean = rollouts.reduce(mean.index_copy_(0, view.owner, view.sequences.mean(rewards)))
-        return rewards - view.by_sequence(_others(rollouts.groups, mean)).to(rewards.dtype)
+        return rewards - rollouts.spread(_others(rollouts.groups, mean))
 
     def _step_rewards(self, rollouts: Rollouts) -> Tensor:
         """float[M]: every step's score minus the others' mean score a step, on its last token."""

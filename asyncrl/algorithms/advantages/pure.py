@@ -41,7 +41,7 @@ class Pure(Advantage):
         advantages = rollouts.after(rewards - rate[episodes.step_sequence] * rollouts.step_lengths())
         if self.outcome_weight:
             outcome = groups.leave_one_out(episodes.outcome)
-            advantages = advantages + self.outcome_weight * rollouts.view.by_sequence(outcome)
+            advantages = advantages + self.outcome_weight * rollouts.spread(outcome)
         return Estimate(advantages)
 
 

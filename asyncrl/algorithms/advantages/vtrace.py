@@ -34,9 +34,8 @@ class Vtrace(TokenAdvantage):
     def __call__(self, rollouts: Rollouts) -> Estimate:
         values, ratio, view = rollouts.values, rollouts.ratio, rollouts.view
         assert values is not None
-        rewards = rollouts.rewards(self.step_weight)
-        delta = ratio.clamp(max=self.rho_bar) * (rewards + self.gamma * view.shift(values) - values)
+        delta = rollouts.differences(values, values, self.gamma, self.step_weight) * ratio.clamp(max=self.rho_bar)
         trace = view.decay(self.gamma * self.lam, delta) * ratio.clamp(max=self.c_bar)
         targets = values + linear_scan(trace, delta)
-        advantages = ratio.clamp(max=self.rho_pg_bar) * (rewards + self.gamma * view.shift(targets) - values)
-        return Estimate(advantages, targets)
+        advantages = rollouts.differences(values, targets, self.gamma, self.step_weight)
+        return Estimate(advantages * ratio.clamp(max=self.rho_pg_bar), targets)

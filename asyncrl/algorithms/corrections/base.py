@@ -1,4 +1,4 @@
-"""What every correction is given, the levels at which a ratio is taken.
+"""What every correction is given and gives back, and the levels at which a ratio is taken.
 
 Log-ratios are clamped to +-20 before exp, at every level. A rule sees the M policy tokens of whole sequences; weights
 never carry gradient. The weight of a token is 1 unless a rule sets it.

@@ -27,7 +27,7 @@ class Normalise(Correction):
     def weigh(self, ages: Ages) -> Tensor:
         assert ages.reduce is not None
         assert ages.weights is not None
-        kept = ages.kept(ages.weights).sum(dtype=torch.float64)
-        number = ages.kept(torch.ones_like(ages.weights)).sum(dtype=torch.float64)
+        kept = ages.kept(ages.weights).sum().double()
+        number = ages.kept(torch.ones_like(ages.weights)).sum().double()
         total, count = ages.reduce(torch.stack([kept, number]))
         return ages.weights if total == 0 else ages.weights * (count / total).to(ages.weights.dtype)

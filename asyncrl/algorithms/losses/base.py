@@ -23,7 +23,8 @@ class Updates:
     """M kept policy tokens of one forward pass.
 
     logprobs float[M], log pi_theta, with gradient; proximal, behaviour, advantages float[M] without; selected bool[M],
-    the tokens that `Loss.select` chose, or None.
+    the tokens that `Loss.select` chose, or None. log_ratio float[M] follows: log r = log pi_theta - log pi_prox,
+    clamped to +-20, with gradient.
     """
 
     view: View
@@ -32,14 +33,14 @@ class Updates:
     behaviour: Tensor
     advantages: Tensor
     selected: Tensor | None = None
+    log_ratio: Tensor = field(init=False)
 
-    def log_ratio(self) -> Tensor:
-        """log r float[M] = log pi_theta - log pi_prox, clamped to +-20; with gradient."""
-        return clamp_log(self.logprobs - self.proximal)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log_ratio", clamp_log(self.logprobs - self.proximal))
 
     def ratio(self) -> Tensor:
         """r float[M]; with gradient."""
-        return self.log_ratio().exp()
+        return self.log_ratio.exp()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,5 +24,5 @@ class Dro(Loss):
     beta: float = param(0.05, "strength of the pull", "[0, inf)")
 
     def __call__(self, updates: Updates) -> TokenLosses:
-        pull = self.beta / 2 * updates.log_ratio().square()
+        pull = self.beta / 2 * updates.log_ratio.square()
         return TokenLosses(pull - updates.advantages * updates.logprobs)

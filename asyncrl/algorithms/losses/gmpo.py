@@ -29,7 +29,7 @@ class Gmpo(Loss):
     clip_high: float = param(0.4, "how far above 0 log r counts", "[0, inf]")
 
     def __call__(self, updates: Updates) -> TokenLosses:
-        spans, log_ratio, advantages = updates.view.sequences, updates.log_ratio(), updates.advantages
+        spans, log_ratio, advantages = updates.view.sequences, updates.log_ratio, updates.advantages
         bounded = torch.where(advantages > 0, log_ratio.clamp(max=self.clip_high), log_ratio.clamp(min=-self.clip_low))
         losses = -spans.mean(bounded).exp() * spans.mean(advantages)
         marks = {

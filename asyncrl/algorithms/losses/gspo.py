@@ -28,7 +28,7 @@ class Gspo(ClippedLoss):
     clip_high: float = param(4e-4, "how far above 1 the sequence's ratio counts", "[0, inf]")
 
     def __call__(self, updates: Updates) -> TokenLosses:
-        spans, log_ratio, advantages = updates.view.sequences, updates.log_ratio(), updates.advantages
+        spans, log_ratio, advantages = updates.view.sequences, updates.log_ratio, updates.advantages
         mean = spans.mean(log_ratio.detach()).to(log_ratio.dtype)
         ratio = (spans.spread(mean) + log_ratio - log_ratio.detach()).exp()
         return TokenLosses(surrogate(ratio, self.clip(ratio), advantages), self.marks(ratio.detach(), advantages))

@@ -37,6 +37,6 @@ class KlCov(Loss):
 
     def __call__(self, updates: Updates) -> TokenLosses:
         assert updates.selected is not None
-        log_ratio = updates.log_ratio()
+        log_ratio = updates.log_ratio
         penalty = torch.where(updates.selected, self.weight * log_ratio.abs(), 0.0)
         return TokenLosses(-log_ratio.exp() * updates.advantages + penalty, {"covariance": updates.selected})

@@ -65,11 +65,11 @@ def value_loss(
     view = View.of(tokens)
     now, old, returns = view.take(values), view.take(tokens.values), view.take(tokens.returns)
     losses, clipped = (value or ClippedValue())(now, old, returns)
-    error = (returns - now.detach()).double()
+    error = returns - now.detach()
     sums = {
-        "value/tokens": error.new_tensor(error.numel()),
-        "value/error": error.sum(),
-        "value/error_squared": error.square().sum(),
-        "value/clipped": clipped.sum(dtype=torch.float64),
+        "value/tokens": error.new_tensor(error.numel(), dtype=torch.float64),
+        "value/error": error.sum().double(),
+        "value/error_squared": error.square().sum().double(),
+        "value/clipped": clipped.count_nonzero().double(),
     }
-    return (losses.double().sum() / max(1, totals.tokens)).to(now.dtype), sums
+    return losses.sum() / max(1, totals.tokens), sums

@@ -1,0 +1,53 @@
+"""The critic: packed token ids in, the value of the state before each of them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asyncrl.config.schema import CriticConfig, ModelConfig
+from asyncrl.learner.backbone import Packed, hidden_states, load_model, shard
+from asyncrl.learner.ranks import Ranks
+
+
+class Critic(nn.Module):
+    """Values of packed tokens: a Hugging Face decoder and a linear head, which is zero at first."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.head = nn.Linear(decoder.config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Values float32[N]: at each token that of the state it was sampled in, 0 where it is not wanted."""
+        rows = packed.wanted.nonzero()[:, 0]
+        states = hidden_states(self.decoder, packed)[rows - 1]
+        values = F.linear(states.float(), self.head.weight.float(), self.head.bias.float())[:, 0]
+        return values.new_zeros(len(packed.ids)).index_put((rows,), values)
+
+
+def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks) -> Critic:
+    """The critic that `config` names, sharded over the ranks. Raises ConfigError: see `load_model`."""
+    critic = Critic(load_model(config.path or model.path, model, ranks).get_decoder())
+    shard(critic, critic.decoder, model, ranks)
+    return critic
+
+
+def critic_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """The step's numbers of the critic from the sums of all ranks; empty without one."""
+    get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
+    count = get.get("value/tokens", 0.0)
+    if not count:
+        return {}
+    error = get["value/error_squared"] / count - (get["value/error"] / count) ** 2
+    spread = get["return/squared"] / count - (get["return/sum"] / count) ** 2
+    return {
+        "value/bias": get["value/error"] / count,
+        "value/explained_variance": 1 - error / spread if spread > 0 else 0.0,
+        "value/clipped": get["value/clipped"] / count,
+    }

@@ -1,0 +1,241 @@
+"""Estimators against straightforward loops over padded rows, and the properties that all of them share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asyncrl.algorithms import registry
+from asyncrl.algorithms.advantages.gae import Gae
+from asyncrl.algorithms.advantages.gdpo import Gdpo
+from asyncrl.algorithms.advantages.grpo_turns import GrpoTurns
+from asyncrl.algorithms.advantages.opo import Opo
+from asyncrl.algorithms.advantages.prime import Prime
+from asyncrl.algorithms.advantages.process_grpo import ProcessGrpo
+from asyncrl.algorithms.advantages.pure import Pure
+from asyncrl.algorithms.advantages.reinforce_pp import ReinforcePp
+from asyncrl.algorithms.advantages.reinforce_pp_baseline import ReinforcePpBaseline
+from asyncrl.algorithms.advantages.remax import Remax
+from asyncrl.errors import InvariantError
+from tests.algorithms.support import (
+    alone,
+    make_algorithm,
+    make_episodes,
+    make_rollouts,
+    make_tokens,
+    random_batch,
+    rows,
+)
+
+ALL = sorted(registry.parts("advantage"))
+SEEDS = st.integers(0, 10_000)
+
+
+def algorithm_of(name: str):
+    return make_algorithm(advantage=name, loss="gpg", correction=[], greedy_sibling=name == "remax")
+
+
+def advantages_of(name: str, episodes, tokens) -> Tensor:
+    return algorithm_of(name).prepare(episodes, tokens, alone).advantages
+
+
+@given(SEEDS)
+@settings(max_examples=20)
+def test_gae_equals_the_loop_over_padded_rows(seed):
+    episodes, tokens = random_batch(seed)
+    estimate = Gae(gamma=0.9, lam=0.8, step_weight=0.5)(make_rollouts(episodes, tokens))
+    expected, returns = [], []
+    for row in range(episodes.count):
+        mine = (tokens.sequence == row).nonzero().squeeze(1)
+        ends = {int(end) - 1: 0.5 * float(score) for sequence, end, score in steps_of(episodes) if sequence == row}
+        places = [int(place) for place in mine if tokens.mask[place]]
+        rewards = [ends.get(int(tokens.position[place]), 0.0) for place in places]
+        rewards[-1] += float(episodes.reward[row])
+        after_value, after, out = 0.0, 0.0, []
+        for place, reward in zip(reversed(places), reversed(rewards), strict=True):
+            value = float(tokens.values[place])
+            after = reward + 0.9 * after_value - value + 0.9 * 0.8 * after
+            after_value = value
+            out.append(after)
+        expected += out[::-1]
+        returns += [a + float(tokens.values[place]) for a, place in zip(out[::-1], places, strict=True)]
+    torch.testing.assert_close(estimate.advantages, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(estimate.returns, torch.tensor(returns, dtype=torch.float64))
+
+
+def steps_of(episodes):
+    return zip(episodes.step_sequence.tolist(), episodes.step_end.tolist(), episodes.step_scores.tolist(), strict=True)
+
+
+def test_opo_weighs_the_baseline_by_length():
+    episodes = make_episodes([1, 0], [0, 0], lengths=torch.tensor([1, 3]))
+    assert Opo().scores(episodes).tolist() == [0.75, -0.25]
+
+
+def test_remax_compares_with_the_greedy_sibling_which_itself_gets_nothing():
+    episodes = make_episodes([1, 0.25, 0, 0.5], [0, 0, 1, 1], greedy=torch.tensor([False, True, True, False]))
+    assert Remax().scores(episodes).tolist() == [0.75, 0, 0, 0.5]
+
+
+def test_remax_without_a_greedy_sibling_says_which_group():
+    with pytest.raises(InvariantError, match="group 1 has no greedy member"):
+        Remax().scores(make_episodes([1, 0], [0, 1], greedy=torch.tensor([True, False])))
+
+
+def test_gdpo_normalises_each_reward_before_adding_and_whitens_the_sum():
+    episodes = make_episodes(
+        [0] * 4, [0, 0, 1, 1], extra={"a": torch.tensor([0.0, 1, 0, 0]), "b": torch.tensor([0.0, 100, 0, 50])}
+    )
+    scores = Gdpo(weights={"a": 1.0, "b": 3.0}).scores(episodes)
+    assert (scores[1] / scores[3]).item() == pytest.approx(4 / 3, rel=1e-5)
+    assert scores.mean().item() == pytest.approx(0, abs=1e-12)
+    assert scores.std().item() == pytest.approx(1, rel=1e-6)
+
+
+def test_gdpo_names_the_score_that_is_missing():
+    with pytest.raises(InvariantError, match=r"\['style'\].*'outcome', 'reward'"):
+        Gdpo(weights={"style": 1.0}).scores(make_episodes([1], [0]))
+
+
+def test_reinforce_pp_discounts_by_policy_token_and_whitens_over_the_batch():
+    episodes, tokens = make_episodes([1, 0], [0, 1]), make_tokens([[0, 1, 0, 1], [1, 1]])
+    estimate = ReinforcePp(gamma=0.5)(make_rollouts(episodes, tokens))
+    assert estimate.returns.tolist() == [0.5, 1, 0, 0]
+    expected = (estimate.returns - estimate.returns.mean()) / estimate.returns.std()
+    torch.testing.assert_close(estimate.advantages, expected)
+
+
+def test_reinforce_pp_baseline_of_equal_rewards_is_exactly_zero():
+    episodes, tokens = make_episodes([0.1] * 3, [0] * 3), make_tokens([[1, 1]] * 3)
+    assert ReinforcePpBaseline()(make_rollouts(episodes, tokens)).advantages.count_nonzero() == 0
+
+
+def test_process_grpo_sums_the_normalised_steps_still_to_come():
+    episodes = make_episodes([0, 0], [0, 0], steps=[(0, 2, 1.0), (0, 4, 0.0), (1, 2, 0.5)])
+    tokens = make_tokens([[0, 1, 1, 1, 1], [1, 1]])
+    result = ProcessGrpo(normalise_std=False)(make_rollouts(episodes, tokens)).advantages
+    assert result.tolist() == [0, -0.5, -0.5, 0, 0, 0]
+
+
+def test_grpo_turns_moves_credit_between_steps_and_adds_nothing():
+    episodes = make_episodes([1, 0], [0, 0], steps=[(0, 2, 1.0), (0, 4, 0.0), (0, 5, -1.0), (1, 2, 0.5)])
+    tokens = make_tokens([[0, 1, 1, 1, 1], [1, 1]])
+    result = GrpoTurns(beta=0.5, normalise_std=False)(make_rollouts(episodes, tokens)).advantages
+    assert result.tolist() == [0.5 + 0.5, 0.5, 0.5, 0.5 - 0.5, -0.5, -0.5]
+
+
+def test_pures_baseline_is_the_others_reward_a_token_times_the_tokens_of_each_step():
+    episodes = make_episodes(
+        [0, 0], [0, 0], steps=[(0, 2, 0.5), (0, 5, 0.5), (1, 2, -0.5)], lengths=torch.tensor([4, 2])
+    )
+    tokens = make_tokens([[0, 1, 1, 1, 1], [1, 1]])
+    result = Pure()(make_rollouts(episodes, tokens)).advantages
+    # Sequence 0 has r* = .25, .25 on steps of 1 and 3 tokens, and b = -.5 / 2; sequence 1 has r* = -.5 and b = .5 / 4.
+    assert result.tolist() == pytest.approx([0.5 + 1, 0.25 + 0.75, 1, 1, -0.75, -0.75])
+
+
+def test_pure_refuses_scores_beyond_one():
+    episodes = make_episodes([0], [0], steps=[(0, 1, 3.0)])
+    with pytest.raises(InvariantError, match=r"reach 3.0.*\[-1, 1\]"):
+        Pure()(make_rollouts(episodes, make_tokens([[1]])))
+
+
+def test_prime_takes_each_source_against_the_others():
+    episodes = make_episodes([0, 0], [0, 0], outcome=torch.tensor([1.0, 0.0]))
+    implicit = torch.tensor([9.0, 1, 3, 2], dtype=torch.float64)
+    rollouts = make_rollouts(episodes, make_tokens([[0, 1, 1], [1]], implicit=implicit))
+    # Rewards .1, .3 against the other's mean .2, and .2 against .2; outcomes +-1.
+    raw = torch.tensor([-0.1 + 0.1 + 1, 0.1 + 1, 0 - 1], dtype=torch.float64)
+    torch.testing.assert_close(Prime(beta=0.1)(rollouts).advantages, rollouts.whiten(raw))
+
+
+def test_prime_reads_step_scores_where_no_implicit_model_runs_in_the_learner():
+    scores = [(0, 2, 0.1), (0, 3, 0.3), (1, 1, 0.2)]
+    episodes = make_episodes([0, 0], [0, 0], outcome=torch.tensor([1.0, 0.0]), steps=scores)
+    rollouts = make_rollouts(episodes, make_tokens([[0, 1, 1], [1]]))
+    raw = torch.tensor([-0.1 + 0.1 + 1, 0.1 + 1, 0 - 1], dtype=torch.float64)
+    torch.testing.assert_close(Prime(beta=0.1)(rollouts).advantages, rollouts.whiten(raw))
+
+
+@pytest.mark.parametrize("name", ["rloo", "opo", "maxrl", "grpo_passk", "reinforce_pp_baseline", "dr_grpo", "grpo"])
+def test_groups_of_equal_rewards_give_exact_zeros(name):
+    episodes, tokens = random_batch(3)
+    episodes = replace(episodes, reward=torch.full_like(episodes.reward, 0.3))
+    assert advantages_of(name, episodes, tokens).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("name", ["rloo", "opo", "maxrl", "grpo_passk", "reinforce_pp_baseline"])
+def test_a_member_alone_in_its_group_gets_exactly_zero(name):
+    episodes, tokens = make_episodes([0.7], [0], lengths=torch.tensor([2])), make_tokens([[0, 1, 1]])
+    assert advantages_of(name, episodes, tokens).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
+def test_grpo_of_a_member_alone_is_its_reward(name):
+    episodes, tokens = make_episodes([0.7], [0], lengths=torch.tensor([2])), make_tokens([[0, 1, 1]])
+    assert advantages_of(name, episodes, tokens).tolist() == [0, 0.7, 0.7]
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(seed=SEEDS, junk=st.sampled_from([torch.nan, torch.inf, -torch.inf, 1e30]))
+@settings(max_examples=8, deadline=None)
+def test_tool_tokens_never_change_an_advantage(name, seed, junk):
+    episodes, tokens = random_batch(seed)
+    spoilt = {
+        field: torch.where(tokens.mask, getattr(tokens, field), junk)
+        for field in ("behaviour", "proximal", "reference", "values", "implicit")
+    }
+    plain = advantages_of(name, episodes, tokens)
+    assert torch.equal(plain, advantages_of(name, episodes, replace(tokens, **spoilt)))
+    assert plain[~tokens.mask].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(seed=SEEDS)
+@settings(max_examples=8, deadline=None)
+def test_more_tool_tokens_change_nothing_on_the_others(name, seed):
+    episodes, tokens = random_batch(seed)
+    # Twice as many tool tokens before each sequence; steps end later by as many.
+    doubled = torch.cat(
+        [
+            torch.cat([mine[~tokens.mask[mine]][:1].repeat(3), mine])
+            for mine in (rows(tokens, [row]) for row in range(episodes.count))
+        ]
+    )
+    longer = tokens.select(doubled)
+    starts = torch.ones_like(longer.sequence, dtype=torch.bool)
+    starts[1:] = longer.sequence.diff() != 0
+    first = starts.nonzero().squeeze(1)
+    longer = replace(longer, position=torch.arange(len(doubled)) - first[longer.sequence])
+    moved = replace(episodes, step_end=episodes.step_end + 3)
+    plain, other = advantages_of(name, episodes, tokens), advantages_of(name, moved, longer)
+    torch.testing.assert_close(plain[tokens.mask], other[longer.mask], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(seed=SEEDS, data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_permuting_sequences_permutes_advantages(name, seed, data):
+    episodes, tokens = random_batch(seed)
+    permutation = data.draw(st.permutations(range(episodes.count)))
+    index = torch.tensor(permutation)
+    place = rows(tokens, permutation)
+    back = torch.empty_like(index).index_copy_(0, index, torch.arange(len(index)))
+    moved = tokens.select(place)
+    moved = replace(moved, sequence=back[moved.sequence])
+    order = back[episodes.step_sequence].argsort(stable=True)
+    shuffled = replace(
+        episodes,
+        **{field: getattr(episodes, field)[index] for field in ("group", "reward", "outcome", "lengths", "greedy")},
+        step_scores=episodes.step_scores[order],
+        step_sequence=back[episodes.step_sequence][order],
+        step_end=episodes.step_end[order],
+        extra={key: values[index] for key, values in episodes.extra.items()},
+    )
+    plain, other = advantages_of(name, episodes, tokens), advantages_of(name, shuffled, moved)
+    torch.testing.assert_close(plain[place], other, rtol=1e-10, atol=1e-10)

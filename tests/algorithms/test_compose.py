@@ -1,0 +1,317 @@
+"""What every composition promises, whatever its parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.algorithms.batch import Episodes, Tokens, Totals
+from asyncrl.algorithms.compose import Algorithm
+from asyncrl.errors import InvariantError
+from tests.algorithms.support import (
+    alone,
+    make_algorithm,
+    make_episodes,
+    make_tokens,
+    on_ranks,
+    random_batch,
+    rows,
+    totals_of,
+)
+
+TRUNCATE = ("truncate", {"level": "token", "cap": 1.3})
+COMPOSITIONS = {
+    "grpo": {"correction": [TRUNCATE]},
+    "ppo": {
+        "advantage": ("gae", {"whiten": True, "step_weight": 0.3}),
+        "loss": ("ppo", {"clip_high": 0.28, "dual_clip": 1.5}),
+        "correction": [("mask", {"low": 0.7, "high": 1.4}), "normalise", ("veto", {"threshold": 0.5}), ("opsm", {})],
+        "kl": ("k3+", {"weight": 0.1}),
+        "entropy_weight": 0.01,
+        "aggregation": "seq-mean-token-mean",
+    },
+    "gspo": {
+        "loss": ("gspo", {"clip_low": 0.1, "clip_high": 0.1}),
+        "correction": [("truncate", {"level": "geometric"}), ("reject", {"by": "k2", "high": 0.05}), "opsm"],
+        "aggregation": "seq-mean-token-mean",
+    },
+    "gmpo": {"advantage": "rloo", "loss": "gmpo", "correction": [("mask", {"level": "sequence"})]},
+    "clip_cov": {
+        "advantage": ("pure", {"outcome_weight": 1.0}),
+        "loss": ("clip_cov", {"share": 0.2, "cov_low": -0.1, "cov_high": 0.1}),
+        "correction": [("truncate", {"level": "turn"}), ("m2po", {"tau": 0.05})],
+        "aggregation": ("seq-mean-token-sum-norm", {"norm": 7}),
+    },
+    "kl_cov": {
+        "advantage": "prime",
+        "loss": ("kl_cov", {"share": 0.2}),
+        "correction": ["zero_variance"],
+        "kl": "abs",
+        "aggregation": "token-sum",
+    },
+    "impala": {"advantage": "vtrace", "loss": "gpg", "correction": [], "kl": ("k1", {"place": "reward"})},
+    "tis": {
+        "advantage": "reinforce_pp_baseline",
+        "loss": "reinforce",
+        "correction": [],
+        "proximal": "behaviour",
+        "reward": [("overlong", {"max_length": 8, "buffer": 4})],
+        "aggregation": "seq-mean-token-sum",
+    },
+    "dppo": {"advantage": "process_grpo", "loss": "dppo_tv", "correction": [TRUNCATE], "proximal": "interpolate"},
+    "sapo": {
+        "advantage": "grpo_turns",
+        "loss": "sapo",
+        "correction": [("mask", {}), "opsm"],
+        "proximal": "interpolate",
+    },
+    "remax": {"advantage": "remax", "loss": "cispo", "correction": [TRUNCATE], "greedy_sibling": True},
+    "dro": {"advantage": "reinforce_pp", "loss": "dro", "kl": ("k2", {"target": 0.01})},
+}
+SEEDS = st.integers(0, 10_000)
+each_composition = pytest.mark.parametrize("composition", COMPOSITIONS.values(), ids=COMPOSITIONS.keys())
+
+
+def trained(seed: int, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+    """log-probs and entropies float[N] of the policy after an update."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    noise = torch.randn(tokens.mask.numel(), generator=generator, dtype=torch.float64).to(tokens.behaviour.dtype)
+    return tokens.behaviour + 0.2 * noise, noise.abs()
+
+
+def for_config(tokens: Tokens, algorithm: Algorithm) -> Tokens:
+    return tokens if algorithm.needs_proximal else replace(tokens, proximal=None)
+
+
+def learn(algorithm, tokens, logprobs, entropy, totals, split):
+    """The loss, the gradients by log-prob and entropy, and the sums, over the micro-batches of `split`."""
+    logprobs, entropy = logprobs.clone().requires_grad_(), entropy.clone().requires_grad_()
+    total, sums = 0.0, {}
+    for members in split:
+        place = rows(tokens, members)
+        loss, found = algorithm.loss(logprobs[place], tokens.select(place), totals, entropy[place])
+        loss.backward()
+        total += loss.item()
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0) + value
+    zero = torch.zeros_like(logprobs)
+    return total, [zero if each.grad is None else each.grad for each in (logprobs, entropy)], sums
+
+
+def whole(algorithm: Algorithm, episodes: Episodes, tokens: Tokens, logprobs, entropy):
+    tokens = algorithm.prepare(episodes, for_config(tokens, algorithm), alone)
+    return learn(algorithm, tokens, logprobs, entropy, totals_of(tokens), [range(episodes.count)])
+
+
+def close(one, other, tolerance: float) -> None:
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+@each_composition
+@given(seed=SEEDS, ranks=st.integers(1, 3), data=st.data())
+@settings(max_examples=6, deadline=None)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_metrics(
+    composition, dtype, tolerance, seed, ranks, data
+):
+    episodes, tokens = random_batch(seed, dtype)
+    logprobs, entropy = trained(seed, tokens)
+    algorithm = make_algorithm(**composition)
+    expected = whole(algorithm, episodes, tokens, logprobs, entropy)
+    order = data.draw(st.permutations(range(episodes.count)))
+    owner = {member: data.draw(st.integers(0, ranks - 1)) for member in order}
+    micro = {member: data.draw(st.integers(0, 2)) for member in order}
+    totals = totals_of(tokens)
+
+    def work(rank, reduce):
+        mine = make_algorithm(**composition)
+        share = (
+            rows(tokens, [m for m in order if owner[m] == rank]) if rank in owner.values() else torch.empty(0).long()
+        )
+        prepared = mine.prepare(episodes, for_config(tokens.select(share), mine), reduce)
+        split = [[m for m in order if owner[m] == rank and micro[m] == part] for part in range(3)]
+        return share, mine, learn(mine, prepared, logprobs[share], entropy[share], totals, [s for s in split if s])
+
+    results = on_ranks(ranks, work)
+    close(sum(loss for _, _, (loss, _, _) in results), expected[0], tolerance * max(1, abs(expected[0])))
+    for kind in range(2):
+        gradient = torch.zeros_like(logprobs)
+        for share, _, (_, gradients, _) in results:
+            gradient[share] = gradients[kind]
+        close(gradient, expected[1][kind], tolerance)
+    sums = {}
+    for _, _, (_, _, found) in results:
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0) + value
+    ours, theirs = results[0][1].summary(sums), algorithm.summary(expected[2])
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert ours[name] == pytest.approx(value, rel=100 * tolerance, abs=10 * tolerance), name
+
+
+@each_composition
+@given(seed=SEEDS, junk=st.sampled_from([torch.nan, torch.inf, -torch.inf, 89.0]))
+@settings(max_examples=6, deadline=None)
+def test_masked_tokens_contribute_exactly_nothing(composition, seed, junk):
+    episodes, tokens = random_batch(seed)
+    logprobs, entropy = trained(seed, tokens)
+    expected = whole(make_algorithm(**composition), episodes, tokens, logprobs, entropy)
+    fields = ("behaviour", "proximal", "reference", "values", "implicit")
+    spoilt = replace(tokens, **{name: getattr(tokens, name).where(tokens.mask, junk) for name in fields})
+    found = whole(
+        make_algorithm(**composition),
+        episodes,
+        spoilt,
+        logprobs.where(tokens.mask, junk),
+        entropy.where(tokens.mask, junk),
+    )
+    assert found[0] == expected[0]
+    for ours, theirs in zip(found[1], expected[1], strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours[~tokens.mask].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("name", ["grpo", "gmpo", "clip_cov", "kl_cov", "remax", "dro"])
+@given(seed=SEEDS, junk=st.sampled_from([torch.nan, torch.inf, -torch.inf]))
+@settings(max_examples=5, deadline=None)
+def test_rejected_tokens_contribute_exactly_nothing_even_where_the_policy_is_not_finite(name, seed, junk):
+    episodes, tokens = random_batch(seed)
+    logprobs, entropy = trained(seed, tokens)
+    corrections = COMPOSITIONS[name].get("correction", [])
+    algorithm = make_algorithm(**{**COMPOSITIONS[name], "correction": [*corrections, "veto"]})
+    far = tokens.proximal.where(tokens.sequence != 0, tokens.behaviour - 15)
+    prepared = algorithm.prepare(episodes, replace(tokens, proximal=far), alone)
+    dropped = prepared.rejected != 0
+    assert dropped[tokens.mask & (tokens.sequence == 0)].all()
+    loss, gradients, _ = learn(
+        algorithm,
+        prepared,
+        logprobs.where(~dropped, junk),
+        entropy.where(~dropped, junk),
+        totals_of(tokens),
+        [range(episodes.count)],
+    )
+    assert loss == loss
+    for gradient in gradients:
+        assert gradient.isfinite().all()
+        assert gradient[dropped].count_nonzero() == 0
+
+
+def test_a_batch_in_which_everything_is_rejected_is_a_counted_no_op():
+    episodes, tokens = random_batch(2)
+    algorithm = make_algorithm(correction=[("reject", {"over": "token", "high": -1.0})], kl="k3", entropy_weight=0.1)
+    logprobs, entropy = trained(2, tokens)
+    loss, gradients, sums = whole(algorithm, episodes, tokens, logprobs, entropy)
+    summary = algorithm.summary(sums)
+    assert loss == 0
+    assert all(gradient.count_nonzero() == 0 for gradient in gradients)
+    assert summary["noop"] == summary["masked/any"] == summary["masked/reject"] == 1
+    assert all(value == value for value in summary.values())
+
+
+@each_composition
+def test_a_pass_without_any_policy_token_is_zero_with_zero_gradient(composition):
+    episodes, tokens = random_batch(2)
+    algorithm = make_algorithm(**composition)
+    prepared = algorithm.prepare(episodes, for_config(tokens, algorithm), alone)
+    nothing = replace(prepared, mask=torch.zeros_like(prepared.mask))
+    loss, gradients, sums = learn(algorithm, nothing, *trained(2, tokens), Totals(0, 0), [range(episodes.count)])
+    assert loss == 0
+    assert all(gradient.count_nonzero() == 0 for gradient in gradients)
+    assert all(value == value for value in algorithm.summary(sums).values())
+
+
+def test_half_precision_log_probs_are_accumulated_in_float32():
+    tokens = make_tokens([[1] * 3000], behaviour=torch.full((3000,), -1.0), proximal=torch.full((3000,), -1.0))
+    algorithm = make_algorithm(advantage="reinforce_pp_baseline", loss="gpg", correction=[], aggregation="token-sum")
+    prepared = replace(algorithm.prepare(make_episodes([1], [0]), tokens, alone), advantages=torch.ones(3000))
+    logprobs = torch.full((3000,), -1.0, dtype=torch.bfloat16, requires_grad=True)
+    loss, _ = algorithm.loss(logprobs, prepared, totals_of(tokens))
+    loss.backward()
+    assert loss.dtype == torch.float32
+    # A sum in bfloat16 would stick at 256.
+    assert loss.item() == 3000
+    assert logprobs.grad.tolist() == [-1] * 3000
+
+
+def test_interpolation_needs_no_recomputed_log_probs_but_the_versions():
+    algorithm = make_algorithm(proximal="interpolate")
+    assert not algorithm.needs_proximal
+    episodes, tokens = random_batch(0)
+    with pytest.raises(InvariantError, match=r"lag is missing \(give Episodes.version\)"):
+        algorithm.prepare(replace(episodes, version=None), tokens, alone)
+
+
+def test_with_one_update_and_fresh_data_ppo_is_the_policy_gradient():
+    episodes, tokens = random_batch(4)
+    tokens = replace(tokens, proximal=tokens.behaviour)
+    ppo, plain = make_algorithm(), make_algorithm(loss="gpg", correction=[])
+    gradients = [
+        whole(algorithm, episodes, tokens, tokens.behaviour, torch.zeros_like(tokens.behaviour))[1][0]
+        for algorithm in (ppo, plain)
+    ]
+    close(gradients[0], gradients[1], 1e-12)
+
+
+def test_the_overlong_penalty_grows_towards_the_limit():
+    algorithm = make_algorithm(reward=[("overlong", {"max_length": 10, "buffer": 4})], advantage="dr_grpo")
+    (change,) = algorithm.parts.rewards
+    episodes = make_episodes([1, 1, 1, 1], [0] * 4, lengths=torch.tensor([6, 8, 10, 12]))
+    assert change(episodes).tolist() == [1, 0.5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("behaviour", "behaviour is nan at position 1 of sequence 0; every policy token needs a finite one"),
+        ("proximal", "proximal is nan at position 1 of sequence 0"),
+        ("reference", "reference is nan at position 1"),
+        ("values", "values is nan at position 1"),
+    ],
+)
+def test_a_missing_number_on_a_trainable_token_is_refused_by_its_place(field, message):
+    episodes = make_episodes([1, 0], [0, 0], lengths=torch.tensor([1, 2]))
+    numbers = torch.zeros(4, dtype=torch.float64)
+    tokens = make_tokens([[0, 1], [1, 1]], reference=numbers, values=numbers)
+    bad = numbers.clone()
+    bad[1] = torch.nan
+    with pytest.raises(InvariantError, match=message):
+        make_algorithm(advantage="gae", kl="k3").prepare(episodes, replace(tokens, **{field: bad}), alone)
+
+
+@pytest.mark.parametrize("field", ["proximal", "reference", "values"])
+def test_a_missing_tensor_is_named(field):
+    episodes, tokens = random_batch(0)
+    with pytest.raises(InvariantError, match=rf"{field} is missing \(Tokens.{field}\)"):
+        make_algorithm(advantage="gae", kl="k3").prepare(episodes, replace(tokens, **{field: None}), alone)
+
+
+def test_shapes_that_differ_are_named_and_nothing_is_broadcast():
+    episodes, tokens = random_batch(0)
+    algorithm = make_algorithm()
+    prepared = algorithm.prepare(episodes, tokens, alone)
+    size = tokens.mask.numel()
+    with pytest.raises(InvariantError, match=rf"logprobs has shape \[1\]; the tokens have \[{size}\]"):
+        algorithm.loss(torch.zeros(1), prepared, totals_of(tokens))
+    with pytest.raises(InvariantError, match=r"behaviour has shape \[1\]; it must have"):
+        replace(tokens, behaviour=torch.zeros(1))
+    with pytest.raises(InvariantError, match=r"mask is torch.float32; it must be torch.bool"):
+        replace(tokens, mask=tokens.mask.float())
+    with pytest.raises(InvariantError, match=r"reward has shape \[1\]; it must have .* as group has"):
+        replace(episodes, reward=torch.zeros(1))
+    with pytest.raises(InvariantError, match=r"extra\['style'\] has shape \[1\]"):
+        replace(episodes, extra={"style": torch.zeros(1)})
+
+
+def test_tokens_of_unknown_sequences_and_unprepared_tokens_are_refused():
+    episodes, tokens = random_batch(0)
+    with pytest.raises(InvariantError, match=rf"sequence reaches 99; it must be in \[0, {episodes.count}\)"):
+        make_algorithm().prepare(episodes, replace(tokens, sequence=torch.full_like(tokens.sequence, 99)), alone)
+    with pytest.raises(InvariantError, match="advantages are missing"):
+        make_algorithm().loss(tokens.behaviour, tokens, totals_of(tokens))
+    with pytest.raises(InvariantError, match="entropy is missing"):
+        make_algorithm(entropy_weight=0.1).loss(tokens.behaviour, tokens, totals_of(tokens))

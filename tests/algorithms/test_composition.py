@@ -1,0 +1,168 @@
+"""What the configuration may say, and what it hears when it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from asyncrl.algorithms.compose import Algorithm, check
+from asyncrl.algorithms.registry import HOMES, parts
+from asyncrl.config.load import config_dir
+from asyncrl.config.schema import AlgorithmConfig, TrainConfig
+from asyncrl.errors import ConfigError
+from tests.algorithms.my_parts import Squared
+from tests.algorithms.support import make_algorithm, make_config
+
+PRESETS = sorted(path.stem for path in (config_dir() / "algorithm").glob("*.yaml"))
+
+
+def preset(name: str) -> AlgorithmConfig:
+    ConfigStore.instance().store(name="schema", node=TrainConfig)
+    with initialize_config_dir(version_base="1.3", config_dir=str(Path(config_dir()).absolute())):
+        composed = compose("train", overrides=[f"algorithm={name}", "model.path=x", "data.train=x"])
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, TrainConfig)
+    return config.algorithm
+
+
+def test_every_name_of_the_menu_is_there():
+    menu = {
+        "advantage": "gae grpo dr_grpo rloo reinforce_pp reinforce_pp_baseline remax opo grpo_passk gdpo maxrl "
+        "process_grpo pure prime vtrace grpo_turns",
+        "loss": "ppo reinforce gspo gmpo cispo sapo dppo_tv dppo_kl clip_cov kl_cov gpg dro",
+        "correction": "none truncate mask veto reject normalise opsm m2po zero_variance",
+        "kl": "none k1 k2 k3 abs k1+ k2+ k3+ abs+",
+        "aggregation": "token-mean token-sum seq-mean-token-sum seq-mean-token-mean seq-mean-token-sum-norm",
+        "reward": "overlong",
+        "value": "clipped",
+    }
+    assert {kind: set(parts(kind)) for kind in HOMES} == {kind: set(names.split()) for kind, names in menu.items()}
+
+
+def test_the_presets_that_were_asked_for_are_there():
+    asked = "cispo dapo decoupled_ppo dr_grpo gspo grpo impala ppo prime pure_prm rloo tis_reinforce"
+    assert set(asked.split()) <= set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_sound_composition(name):
+    check(preset(name), critic=True, step_scores=True, group_size=8)
+
+
+def test_presets_say_what_they_are_named_after():
+    dapo = Algorithm.from_config(preset("dapo")).parts
+    assert (dapo.loss.clip_low, dapo.loss.clip_high) == (0.2, 0.28)
+    assert dapo.rewards[0].max_length == TrainConfig().actor.max_tokens
+    assert [rule.name for rule in dapo.corrections] == ["truncate", "zero_variance"]
+    assert Algorithm.from_config(preset("impala")).needs_critic
+    assert not Algorithm.from_config(preset("tis_reinforce")).needs_proximal
+
+
+def test_a_part_of_the_users_own_is_named_by_its_path():
+    algorithm = make_algorithm(loss=("tests.algorithms.my_parts.Squared", {"weight": 0.2}), correction=[])
+    assert algorithm.parts.loss == Squared(weight=0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": "pppo"}, r"algorithm.loss=pppo: did you mean ppo\? use one of .*cispo"),
+        ({"advantage": "xyz"}, r"algorithm.advantage=xyz: use one of .*grpo.*, or the dotted path"),
+        ({"loss": "no.such.Loss"}, r"algorithm.loss=no.such.Loss cannot be imported \(ModuleNotFoundError"),
+        ({"loss": "tests.algorithms.support.alone"}, r"is no part of kind loss: see docs/algorithms.md"),
+        ({"kl": "tests.algorithms.my_parts.Squared"}, r"is no part of kind kl"),
+        ({"loss": ("ppo", {"clip": 1})}, r"algorithm.loss ppo has no parameter 'clip'; it takes clip_low, clip_high"),
+        ({"loss": ("gpg", {"cap": 1})}, r"gpg has no parameter 'cap'; it takes none"),
+        ({"loss": ("ppo", {"clip_low": 1.5})}, r"algorithm.loss ppo: clip_low=1.5: it must be a number in \[0, 1\]"),
+        ({"loss": ("ppo", {"clip_low": "a"})}, r"clip_low='a': it must be a number in"),
+        ({"loss": ("ppo", {"clip_low": True})}, r"clip_low=True: it must be a number"),
+        ({"loss": ("ppo", {"clip_low": None})}, r"clip_low=None: it must be a number"),
+        ({"loss": ("ppo", {"clip_low": float("nan")})}, r"clip_low=nan: it must be a number"),
+        ({"loss": ("ppo", {"dual_clip": 1.0})}, r"dual_clip=1.0: it must be a number in \(1, inf\] or null"),
+        ({"advantage": ("gae", {"whiten": 1})}, r"whiten=1: it must be true or false"),
+        ({"advantage": ("gae", {"step_weight": float("inf")})}, r"step_weight=inf: it must be a number"),
+        ({"advantage": ("gdpo", {"weights": {"a": "b"}})}, r"it must be a mapping to numbers or null"),
+        ({"kl": ("k3", {"horizon": 1.5})}, r"horizon=1.5: it must be a whole number in \[1, inf\)"),
+        ({"correction": [("truncate", {"level": "word"})]}, r"level='word': it must be one of token, turn, sequence"),
+        ({"correction": [("mask", {"low": 2.0, "high": 1.0})]}, r"mask: low=2.0: it must be below high=1.0"),
+        ({"correction": [("reject", {})]}, r"algorithm.correction reject needs high: largest divergence"),
+        ({"correction": [("reject", {"low": 2.0, "high": 1.0})]}, r"reject: low=2.0: it must be below high=1.0"),
+        ({"loss": ("clip_cov", {"cov_low": 9.0})}, r"clip_cov: cov_low=9.0: it must be below cov_high=5.0"),
+        ({"aggregation": "seq-mean-token-sum-norm"}, r"needs norm: the constant"),
+        ({"reward": [("overlong", {"max_length": 10, "buffer": 20})]}, r"buffer=20: it must be at most max_length=10"),
+        ({"proximal": "old"}, r"algorithm.proximal=old: use one of recompute, interpolate, behaviour"),
+    ],
+)
+def test_a_wrong_name_or_parameter_is_refused_with_what_is_allowed(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Algorithm.from_config(make_config(**changes))
+
+
+SEQUENCE = [("truncate", {"level": "sequence"})]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"loss": "gspo"},
+            r"loss=gspo has one ratio a sequence, and algorithm.correction truncate .* set level=sequence",
+        ),
+        ({"loss": "gmpo", "correction": [("mask", {"level": "turn"})]}, r"gmpo has one ratio a sequence.*mask"),
+        ({"loss": "gspo", "correction": ["m2po"]}, r"gspo has one ratio a sequence.*m2po"),
+        ({"loss": "gspo", "correction": [("reject", {"over": "token", "high": 1.0})]}, r"gspo has one ratio.*reject"),
+        ({"advantage": "remax"}, r"remax needs a greedily sampled member .* set algorithm.greedy_sibling=true"),
+        (
+            {"correction": ["truncate", "mask"]},
+            r"truncate, mask, which weigh tokens .*: only one may; use reject or veto",
+        ),
+        ({"loss": "reinforce"}, r"algorithm.loss=reinforce does so itself: set algorithm.correction=\[\]"),
+        ({"advantage": "vtrace"}, r"algorithm.advantage=vtrace does so itself: set algorithm.correction=\[\]"),
+        ({"correction": ["normalise"]}, r"no weights to normalise: put truncate or mask before it"),
+        ({"correction": ["normalise", "truncate"]}, r"no weights to normalise"),
+        ({"proximal": "behaviour"}, r"pi_prox / mu is 1 everywhere, so truncate would do nothing"),
+        ({"proximal": "behaviour", "advantage": "vtrace", "correction": []}, r"so vtrace would do nothing"),
+        (
+            {"proximal": "interpolate", "correction": ["m2po"]},
+            r"known only in the forward pass, and m2po needs it before",
+        ),
+        ({"proximal": "interpolate", "loss": "kl_cov"}, r"and kl_cov needs it before: use recompute"),
+        ({"proximal": "interpolate", "kl": ("k1", {"place": "reward"})}, r"and k1 needs it before"),
+        ({"proximal": "interpolate", "advantage": "vtrace", "correction": []}, r"and vtrace needs it before"),
+        ({"advantage": "pure", "kl": ("k1", {"place": "reward"})}, r"pure does not read the reward; set place=loss"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Algorithm.from_config(make_config(**changes))
+
+
+def test_sequence_level_losses_go_with_sequence_level_corrections():
+    for correction in (SEQUENCE, [("truncate", {"level": "geometric"}), "veto", ("reject", {"high": 1.0})], []):
+        make_algorithm(loss="gspo", correction=correction)
+
+
+@pytest.mark.parametrize(
+    ("changes", "offers", "message"),
+    [
+        ({"advantage": "gae"}, {"critic": False}, r"advantage=gae needs a critic"),
+        ({"advantage": "vtrace", "correction": []}, {"critic": False}, r"advantage=vtrace needs a critic"),
+        ({"advantage": "pure"}, {"step_scores": False}, r"pure needs step scores: set scoring.prm"),
+        ({"advantage": "process_grpo"}, {"step_scores": False}, r"process_grpo needs step scores"),
+        ({"advantage": "prime"}, {"step_scores": False}, r"prime needs step scores"),
+        (
+            {"advantage": "rloo"},
+            {"group_size": 1},
+            r"rloo compares the members of a group: set learner.group_size above 1",
+        ),
+    ],
+)
+def test_what_the_run_cannot_offer_is_refused_with_the_fix(changes, offers, message):
+    config = make_config(**changes)
+    check(config, **{"critic": True, "step_scores": True, "group_size": 8})
+    with pytest.raises(ConfigError, match=message):
+        check(config, **{"critic": True, "step_scores": True, "group_size": 8, **offers})

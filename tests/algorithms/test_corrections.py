@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from asyncrl.algorithms.corrections.base import Ages, at_level
+from asyncrl.algorithms.corrections.m2po import M2po
+from asyncrl.algorithms.corrections.mask import Mask
+from asyncrl.algorithms.corrections.normalise import Normalise
+from asyncrl.algorithms.corrections.opsm import Opsm
+from asyncrl.algorithms.corrections.reject import Reject
+from asyncrl.algorithms.corrections.truncate import Truncate
+from asyncrl.algorithms.corrections.veto import Veto
+from asyncrl.algorithms.corrections.zero_variance import ZeroVariance
+from asyncrl.algorithms.selection import draw, order, threshold, top
+from asyncrl.algorithms.view import View
+from tests.algorithms.support import (
+    alone,
+    make_algorithm,
+    make_episodes,
+    make_tokens,
+    on_ranks,
+    random_batch,
+    totals_of,
+)
+
+LOG2 = math.log(2)
+TOKENS = make_tokens([[0, 1, 1, 0, 1], [1, 1]])
+"""Turns of 2, 1 and 2 tokens in two sequences."""
+
+
+def make_ages(log_w: list[float], **changes) -> Ages:
+    values = torch.tensor(log_w, dtype=torch.float64)
+    return replace(Ages(View.of(TOKENS), values, torch.ones_like(values), reduce=alone), **changes)
+
+
+AGES = make_ages([LOG2, LOG2, -LOG2, 0.0, -2 * LOG2])
+
+
+def prepared(correction, episodes, tokens):
+    return make_algorithm(correction=correction).prepare(episodes, tokens, alone)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("token", [2, 2, 0.5, 1, 0.25]),
+        ("turn", [4, 4, 0.5, 0.25, 0.25]),
+        ("sequence", [2, 2, 2, 0.25, 0.25]),
+        ("geometric", [2 ** (1 / 3)] * 3 + [0.5] * 2),
+    ],
+)
+def test_a_level_says_what_one_ratio_spans(level, expected):
+    assert at_level(AGES.log_w, AGES.view, level).exp().tolist() == pytest.approx(expected)
+    assert Truncate(level=level, cap=1.5).weigh(AGES).tolist() == pytest.approx([min(1.5, w) for w in expected])
+
+
+def test_mask_keeps_weights_inside_the_bounds_and_drops_the_rest():
+    left = AGES.after(0, Mask(low=0.5, high=1.5))
+    assert left.rejected.tolist() == [1, 1, 0, 0, 1]
+    assert left.weights.tolist() == pytest.approx([2, 2, 0.5, 1, 0.25])
+
+
+def test_veto_drops_the_whole_sequence_for_one_token():
+    assert Veto(threshold=0.3).keep(AGES).tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("by", "over", "low", "high", "expected"),
+    [
+        ("k1", "token", -0.5, 0.8, [0, 0, 1, 1, 0]),
+        ("k1", "sequence_sum", -1.0, 1.0, [1, 1, 1, 0, 0]),
+        ("k2", "sequence_mean", -math.inf, 0.3, [1, 1, 1, 0, 0]),
+        ("k3", "sequence_max", -math.inf, 0.4, [1, 1, 1, 0, 0]),
+        ("k3", "token", -math.inf, 0.2, [0, 0, 1, 1, 0]),
+        ("k2", "sequence_sum", 0.8, math.inf, [0, 0, 0, 1, 1]),
+    ],
+)
+def test_reject_bounds_a_divergence(by, over, low, high, expected):
+    """Token k1: -.69 -.69 .69 | 0 1.39; k2: .24 .24 .24 | 0 .96; k3: .31 .31 .19 | 0 .64."""
+    assert Reject(by=by, over=over, low=low, high=high).keep(AGES).int().tolist() == expected
+
+
+def test_normalise_makes_the_mean_weight_one_over_what_is_kept():
+    ages = AGES.after(0, Mask(low=0.3, high=math.inf)).after(1, Normalise())
+    assert ages.weights[:4].mean().item() == pytest.approx(1)
+    assert (ages.weights[0] / ages.weights[2]).item() == pytest.approx(4)
+
+
+def test_m2po_drops_the_largest_until_the_second_moment_is_small():
+    ages = make_ages([0.1, -0.2, 0.3, -1.0, 2.0])
+    # Means of the smallest 1, 2, ... squares: .01, .025, .0467, .285, 1.028.
+    for tau, kept in ((0.04, [1, 1, 0, 0, 0]), (0.05, [1, 1, 1, 0, 0]), (0.3, [1, 1, 1, 1, 0]), (2.0, [1] * 5)):
+        assert M2po(tau=tau).keep(ages).int().tolist() == kept
+
+
+def test_m2po_may_drop_everything_and_keeps_ties_together():
+    assert M2po(tau=0.01).keep(make_ages([0.5, -0.5, 0.5, 0.5, 0.6])).sum() == 0
+    assert M2po(tau=0.2).keep(make_ages([0.1, -0.9, 0.9, 0.9, 0.9])).int().tolist() == [1, 0, 0, 0, 0]
+
+
+def test_opsm_drops_bad_sequences_that_the_policy_left_behind():
+    log_update = torch.tensor([-0.3, -0.3, 0.0, -0.05, -0.05], dtype=torch.float64)
+    advantages = torch.tensor([-1.0, -1, 1, -1, -1], dtype=torch.float64)
+    ages = make_ages([0.0] * 5, log_update=log_update, advantages=advantages)
+    assert Opsm(delta=0.1).keep(ages).tolist() == [False, False, True, True, True]
+
+
+def test_zero_variance_drops_groups_that_say_nothing():
+    episodes = make_episodes([1, 0.5], [0, 1])
+    ages = make_ages([0.0] * 5, episodes=episodes)
+    assert ZeroVariance().keep(ages).sum() == 0
+    mixed = make_ages([0.0] * 5, episodes=make_episodes([1, 0.5], [0, 0]))
+    assert ZeroVariance().keep(mixed).all()
+    assert ZeroVariance(tolerance=0.5).keep(mixed).sum() == 0
+
+
+def test_each_rule_has_its_own_bit_and_judges_every_token():
+    ages = AGES.after(0, Mask(low=0.0, high=1.0)).after(1, Veto(threshold=0.3))
+    assert ages.rejected.tolist() == [1, 1, 0, 2, 2]
+
+
+def raw_weights(tokens) -> Tensor:
+    return torch.where(tokens.mask, (tokens.proximal - tokens.behaviour).exp(), 0)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20)
+def test_tis_with_an_infinite_cap_is_plain_importance_sampling(seed):
+    episodes, tokens = random_batch(seed)
+    result = prepared([("truncate", {"cap": math.inf})], episodes, tokens)
+    torch.testing.assert_close(result.weights, raw_weights(tokens))
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20)
+def test_icepop_with_infinite_bounds_corrects_no_weight_and_drops_no_token(seed):
+    episodes, tokens = random_batch(seed)
+    result = prepared([("mask", {"low": 0.0, "high": math.inf})], episodes, tokens)
+    torch.testing.assert_close(result.weights, raw_weights(tokens))
+    assert result.rejected.count_nonzero() == 0
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["token", "turn", "sequence", "geometric"]))
+@settings(max_examples=20)
+def test_where_behaviour_is_proximal_icepop_with_infinite_bounds_equals_no_correction(seed, level):
+    episodes, tokens = random_batch(seed)
+    tokens = replace(tokens, proximal=tokens.behaviour)
+    results = []
+    for correction in ([("mask", {"level": level, "low": 0.0, "high": math.inf})], [], ["none"]):
+        algorithm = make_algorithm(correction=correction)
+        logprobs = (tokens.behaviour + 0.1).requires_grad_()
+        loss, _ = algorithm.loss(logprobs, algorithm.prepare(episodes, tokens, alone), totals_of(tokens))
+        loss.backward()
+        results.append((loss.detach(), logprobs.grad))
+    assert torch.equal(results[1][0], results[2][0])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
+
+
+def test_infinite_and_missing_proximal_log_probs_on_tool_tokens_leave_weights_alone():
+    episodes, tokens = random_batch(1)
+    spoilt = replace(tokens, proximal=torch.where(tokens.mask, tokens.proximal, torch.nan))
+    rules = [("truncate", {"level": "turn"}), ("reject", {"high": 0.2}), "veto", "normalise", "m2po"]
+    first, second = (prepared(rules, episodes, each) for each in (tokens, spoilt))
+    assert torch.equal(first.weights, second.weights)
+    assert torch.equal(first.rejected, second.rejected)
+
+
+FLOATS = st.floats(-1024, 1024, width=32)
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 70))
+@settings(deadline=None, max_examples=50)
+def test_the_largest_values_are_the_same_for_any_number_of_ranks(numbers, ranks, count):
+    values = torch.tensor(numbers)
+    shares = values.tensor_split(ranks)
+    found = torch.cat(on_ranks(ranks, lambda rank, reduce: top(shares[rank], count, reduce)))
+    cut = values.sort(descending=True).values[min(count, len(numbers)) - 1]
+    assert torch.equal(found, values >= cut)
+
+
+@given(st.lists(st.floats(0, 10, width=32), min_size=1, max_size=60), st.floats(0.01, 20))
+@settings(deadline=None, max_examples=25)
+def test_the_cut_by_a_running_mean_is_exact(numbers, tau):
+    values = torch.tensor(numbers)
+    cut = threshold(values, lambda count, total: total >= tau * count, alone)
+    ordered = sorted(numbers)
+    kept = [x for x in set(ordered) if sum(y for y in ordered if y <= x) < tau * sum(y <= x for y in ordered)]
+    expected = max(kept, default=-1.0)
+    assert torch.equal(order(values) < cut, values <= expected)
+
+
+def test_keys_rank_as_the_values_do():
+    values = torch.tensor([-torch.inf, -2.0, -1e-40, -0.0, 0.0, 1e-40, 3.0, torch.inf])
+    keys = order(values)
+    assert (keys.diff() >= 0).all()
+    assert keys[3] == keys[4]
+
+
+def test_a_draw_is_uniform_and_depends_on_token_and_version_only():
+    sequence, position = torch.arange(64).repeat_interleave(512), torch.arange(512).repeat(64)
+    numbers = draw(sequence, position, 3)
+    assert torch.equal(numbers[700:900], draw(sequence[700:900], position[700:900], 3))
+    assert abs(numbers.mean().item() - 0.5) < 0.01
+    assert torch.histc(numbers, 16, 0, 1).std() < 3 * (64 * 512 / 16) ** 0.5
+    assert abs(torch.corrcoef(torch.stack([numbers, draw(sequence, position, 4)]))[0, 1].item()) < 0.03
+    assert abs(torch.corrcoef(torch.stack([numbers[1:], numbers[:-1]]))[0, 1].item()) < 0.03

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from asyncrl.algorithms import registry
+from asyncrl.algorithms.docs import page
+from asyncrl.algorithms.listing import main, table
+from asyncrl.algorithms.parts import card
+from tests.algorithms.my_parts import Squared
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_current():
+    assert (ROOT / "docs" / "algorithms.md").read_text() == page()
+
+
+def test_the_pages_example_of_a_part_is_the_one_that_is_tested():
+    assert inspect.getsource(Squared) in page()
+
+
+@pytest.mark.parametrize("kind", registry.HOMES)
+def test_every_part_has_its_card_and_every_parameter_a_meaning(kind):
+    for part in registry.parts(kind).values():
+        assert {"summary", "formula", "use", "source"} <= card(part).keys(), part
+        assert re.search(r"(19|20)\d\d|no paper", card(part)["source"]), part
+    assert all(parameter["meaning"] for entry in table([kind]) for parameter in entry["parameters"])
+
+
+def test_the_list_names_every_part_with_its_formula_and_parameters(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    for entry in table():
+        assert f"  {entry['name']}" in text
+        assert entry["formula"] in text
+    assert "cap=2.0: largest weight; a number in (0, inf]" in text
+    assert "norm (must be given): the constant" in text
+
+
+def test_the_list_as_json_is_the_table(capsys):
+    assert main(["--json", "loss"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert entries == table(["loss"])
+    ppo = next(entry for entry in entries if entry["name"] == "ppo")
+    assert ppo["parameters"][0] == {
+        "name": "clip_low",
+        "default": 0.2,
+        "allowed": "a number in [0, 1]",
+        "meaning": "how far below 1 the ratio counts",
+    }
+
+
+def test_json_has_no_infinities(capsys):
+    main(["--json"])
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_an_unknown_kind_is_refused_with_the_kinds(capsys):
+    with pytest.raises(SystemExit):
+        main(["losses"])
+    assert "there is no kind 'losses'; use advantage, loss" in capsys.readouterr().err

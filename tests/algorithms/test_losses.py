@@ -1,0 +1,228 @@
+"""Values and gradients of the policy losses and of the critic's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from asyncrl.algorithms import registry
+from asyncrl.algorithms.batch import Totals
+from asyncrl.algorithms.losses.base import Candidates, Updates
+from asyncrl.algorithms.losses.cispo import Cispo
+from asyncrl.algorithms.losses.clip_cov import ClipCov
+from asyncrl.algorithms.losses.dppo import DppoKl, DppoTv
+from asyncrl.algorithms.losses.dro import Dro
+from asyncrl.algorithms.losses.gmpo import Gmpo
+from asyncrl.algorithms.losses.gpg import Gpg
+from asyncrl.algorithms.losses.gspo import Gspo
+from asyncrl.algorithms.losses.implicit import implicit_loss
+from asyncrl.algorithms.losses.kl_cov import KlCov
+from asyncrl.algorithms.losses.ppo import Ppo
+from asyncrl.algorithms.losses.reinforce import Reinforce
+from asyncrl.algorithms.losses.sapo import Sapo
+from asyncrl.algorithms.losses.value import ClippedValue, value_loss
+from asyncrl.algorithms.ratios import interpolated
+from asyncrl.errors import InvariantError
+from tests.algorithms.support import alone, make_tokens, make_updates
+
+LOG2, E = math.log(2), math.e
+
+
+def gradient(loss, updates: Updates) -> list[float]:
+    """d sum(losses) / d logprobs."""
+    (result,) = torch.autograd.grad(loss(updates).losses.sum(), updates.logprobs)
+    return result.tolist()
+
+
+def selecting(updates: Updates, *flags: bool) -> Updates:
+    return replace(updates, selected=torch.tensor(flags))
+
+
+def test_ppo_takes_the_pessimistic_side_and_its_gradient_stops_at_the_clip():
+    updates = make_updates([LOG2, LOG2, -LOG2, -LOG2, 0.1], [1, -1, 1, -1, 2])
+    loss = Ppo(clip_low=0.2, clip_high=0.28)
+    result = loss(updates)
+    assert result.losses.tolist() == pytest.approx([-1.28, 2, -0.5, 0.8, -2 * math.exp(0.1)])
+    assert gradient(loss, updates) == pytest.approx([0, 2, -0.5, 0, -2 * math.exp(0.1)])
+    assert result.marks["high"].tolist() == [True, False, False, False, False]
+    assert result.marks["low"].tolist() == [False, False, False, True, False]
+
+
+def test_reinforce_weighs_by_the_whole_ratio_cut_at_the_cap():
+    updates = make_updates([LOG2, 2.0, -LOG2], [1, 1, -3])
+    loss = Reinforce(cap=3.0)
+    assert loss(updates).losses.tolist() == pytest.approx([-2 * (LOG2 - 1), -3 * 1.0, 1.5 * (-LOG2 - 1)])
+    assert gradient(loss, updates) == pytest.approx([-2, -3, 1.5])
+
+
+def test_gspo_gives_every_token_the_sequences_ratio_and_its_own_gradient():
+    updates = make_updates([0.2, 0.4, 0.6], [1.0, 1.0, -2.0], [2, 1])
+    loss = Gspo(clip_low=1.0, clip_high=10.0)
+    first, second = math.exp(0.3), math.exp(0.6)
+    assert loss(updates).losses.tolist() == pytest.approx([-first, -first, 2 * second])
+    assert gradient(loss, updates) == pytest.approx([-first, -first, 2 * second])
+
+
+def test_gspo_clips_whole_sequences():
+    updates = make_updates([0.5, -0.1, 0.0], [1.0, 1.0, 1.0], [2, 1])
+    result = Gspo(clip_low=0.1, clip_high=0.1)(updates)
+    assert result.marks["high"].tolist() == [True, True, False]
+    assert gradient(Gspo(clip_low=0.1, clip_high=0.1), updates) == pytest.approx([0, 0, -1])
+
+
+def test_gmpo_is_the_geometric_mean_of_clipped_ratios_with_a_gradient_of_one_over_length():
+    updates = make_updates([0.9, 0.1, -0.9, -0.1], [1, 1, -1, -1], [2, 2])
+    loss = Gmpo(clip_low=0.4, clip_high=0.4)
+    good, bad = math.exp((0.4 + 0.1) / 2), math.exp((-0.4 - 0.1) / 2)
+    assert loss(updates).losses.tolist() == pytest.approx([-good, -good, bad, bad])
+    # The sum over two tokens of a loss that each has one half of the sequence's gradient.
+    assert gradient(loss, updates) == pytest.approx([0, -good, 0, bad])
+
+
+def test_cispo_weighs_by_the_clipped_ratio_and_keeps_every_gradient():
+    updates = make_updates([LOG2, -LOG2, 0.0], [1, 1, -2])
+    loss = Cispo(clip_low=0.2, clip_high=0.2)
+    assert loss(updates).losses.tolist() == pytest.approx([-1.2 * (LOG2 - 1), -0.8 * (-LOG2 - 1), -2])
+    assert gradient(loss, updates) == pytest.approx([-1.2, -0.8, 2])
+
+
+def test_sapo_has_the_policy_gradient_at_ratio_one_and_fades_away_from_it():
+    updates = make_updates([0.0, 0.0, LOG2], [1, -2, 1])
+    loss = Sapo(tau_pos=1.0, tau_neg=1.05)
+    assert loss(updates).losses.tolist()[:2] == pytest.approx([-2, 4 / 1.05])
+    gate = 1 / (1 + math.exp(-1))
+    assert gradient(loss, updates) == pytest.approx([-1, 2, -4 * gate * (1 - gate) * 2])
+
+
+def test_dppo_tv_drops_tokens_that_would_move_further_away():
+    # mu = e^-1 = .368 everywhere; pi = .735, .735, .184, .184, .405.
+    updates = make_updates([LOG2, LOG2, -LOG2, -LOG2, 0.1], [1, -1, 1, -1, 1])
+    loss = DppoTv(delta=0.15)
+    assert gradient(loss, updates) == pytest.approx([0, 2, -0.5, 0, -math.exp(0.1)])
+    marks = loss(updates).marks
+    assert marks["high"].tolist() == [True, False, False, False, False]
+    assert marks["low"].tolist() == [False, False, False, True, False]
+
+
+def test_dppo_kl_drops_by_binary_kl():
+    updates = make_updates([LOG2, -LOG2, 0.1], [1, -1, 1])
+    mu = 1 / E
+    divergence = [
+        mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi)) for pi in (2 / E, 0.5 / E, math.exp(-0.9))
+    ]
+    between = (divergence[1] + divergence[2]) / 2
+    assert gradient(DppoKl(delta=between), updates) == pytest.approx([0, 0, -math.exp(0.1)])
+    assert gradient(DppoKl(delta=divergence[0] + 1e-9), updates) == pytest.approx([-2, 0.5, -math.exp(0.1)])
+
+
+def test_dppo_cuts_the_weight_of_a_rare_token_that_became_likely():
+    updates = make_updates([5.0], [-1.0])
+    assert gradient(DppoTv(cap=20.0), updates) == pytest.approx([20])
+
+
+def test_gpg_is_the_plain_policy_gradient():
+    assert gradient(Gpg(), make_updates([0.3, -0.2], [2, -1])) == [-2, 1]
+
+
+def test_dro_pulls_back_by_the_log_ratio():
+    updates = make_updates([0.3], [2])
+    assert Dro(beta=0.5)(updates).losses.tolist() == pytest.approx([-2 * (-0.7) + 0.25 * 0.09])
+    assert gradient(Dro(beta=0.5), updates) == pytest.approx([-2 + 0.5 * 0.3])
+
+
+def make_candidates(**changes) -> Candidates:
+    values = {
+        "proximal": torch.tensor([-3.0, -1.0, -2.0, 0.0]),
+        "advantages": torch.tensor([-2.0, 1.0, -1.0, 2.0]),
+        "draw": torch.tensor([0.9, 0.1, 0.8, 0.2]),
+        "reduce": alone,
+    }
+    return Candidates(**{**values, **changes})
+
+
+def test_kl_cov_penalises_the_tokens_of_the_highest_covariance():
+    # Covariances: 3, .5, .5, 3.
+    assert KlCov(share=0.5).select(make_candidates()).tolist() == [True, False, False, True]
+    updates = selecting(make_updates([0.5, -0.5], [1, 1]), True, False)
+    loss = KlCov(weight=0.3)
+    assert loss(updates).losses.tolist() == pytest.approx([-math.exp(0.5) + 0.15, -math.exp(-0.5)])
+    assert gradient(loss, updates) == pytest.approx([-math.exp(0.5) + 0.3, -math.exp(-0.5)])
+
+
+def test_clip_cov_takes_out_a_random_token_within_the_band():
+    chosen = ClipCov(share=0.25, cov_low=0.4, cov_high=1.0).select(make_candidates())
+    assert chosen.tolist() == [False, False, True, False]
+    updates = selecting(make_updates([0.1, 0.1], [1, 1]), True, False)
+    assert gradient(ClipCov(), updates) == pytest.approx([0, -math.exp(0.1)])
+
+
+def test_covariance_losses_choose_at_least_one_token_and_none_outside_the_band():
+    assert KlCov(share=1e-6).select(make_candidates(advantages=torch.tensor([0.0, 0, 0, 1]))).sum() == 1
+    assert ClipCov(cov_low=50.0, cov_high=60.0).select(make_candidates()).sum() == 0
+
+
+# The others stop gradients within their formula, so that no difference of values shows them: they are tested by value.
+@pytest.mark.parametrize("name", ["clip_cov", "dro", "gmpo", "gpg", "kl_cov", "ppo", "sapo"])
+def test_gradients_equal_finite_differences(name):
+    updates = selecting(make_updates([0.31, -0.42, 0.17, 0.05], [1, -1.5, -0.5, 2], [2, 2]), True, False, False, True)
+    loss = registry.build("loss", name, {})
+    assert gradcheck(lambda logprobs: loss(replace(updates, logprobs=logprobs)).losses, (updates.logprobs,))
+
+
+@pytest.mark.parametrize("name", sorted(registry.parts("loss")))
+@pytest.mark.parametrize("log_ratio", [89.0, -89.0, 1000.0])
+def test_extreme_ratios_give_finite_losses_and_gradients(name, log_ratio):
+    old = torch.tensor([-0.5, -0.5])
+    logprobs = (old + log_ratio).requires_grad_()
+    updates = replace(make_updates([0, 0], [1, -1]), logprobs=logprobs, proximal=old, behaviour=old)
+    updates = selecting(replace(updates, advantages=torch.tensor([1.0, -1.0])), True, False)
+    loss = registry.build("loss", name, {})
+    assert loss(updates).losses.isfinite().all()
+    assert all(math.isfinite(each) for each in gradient(loss, updates))
+
+
+def test_interpolation_goes_the_way_that_the_versions_went():
+    behaviour, policy = torch.tensor([-2.0, -2.0, -2.0, -2.0]), torch.tensor([-1.0, -1.0, -1.0, -1.0])
+    result = interpolated(behaviour, policy.requires_grad_(), torch.tensor([0, 1, 2, 4]))
+    # v - v_b = 0, 1, 2, 4: alpha = 0, 0, 1/2, 3/4.
+    assert result.tolist() == [-2, -2, -1.5, -1.25]
+    assert not result.requires_grad
+
+
+def test_the_value_loss_is_pessimistic_about_moves_away_from_the_old_value():
+    old, returns = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, -1.0])
+    values = torch.tensor([0.1, 0.9, 0.9])
+    losses, clipped = ClippedValue(clip=0.2)(values, old, returns)
+    assert losses.tolist() == pytest.approx([0.5 * 0.81, 0.5 * 0.64, 0.5 * 3.61])
+    assert clipped.tolist() == [False, True, False]
+    assert ClippedValue(clip=None)(values, old, returns)[0].tolist() == pytest.approx([0.405, 0.005, 1.805])
+
+
+def test_the_value_loss_counts_policy_tokens_only_and_is_divided_by_the_global_count():
+    tokens = make_tokens([[0, 1, 1]], values=torch.zeros(3), returns=torch.tensor([9.0, 1.0, 2.0]))
+    values = torch.tensor([torch.nan, 0.1, 0.0], requires_grad=True)
+    loss, sums = value_loss(values, tokens, Totals(4, 1))
+    loss.backward()
+    assert loss.item() == pytest.approx((0.81 + 4) / 2 / 4)
+    assert values.grad.tolist() == pytest.approx([0, -0.9 / 4, -2 / 4])
+    assert sums["value/tokens"] == 2
+
+
+def test_the_value_loss_without_returns_says_what_is_missing():
+    with pytest.raises(InvariantError, match=r"needs tokens.values and tokens.returns"):
+        value_loss(torch.zeros(2), make_tokens([[1, 1]]), Totals(2, 1))
+
+
+def test_the_implicit_model_learns_the_outcome_from_the_sum_of_its_log_ratios():
+    tokens = make_tokens([[0, 1, 1], [1, 1]])
+    log_ratio = torch.tensor([torch.nan, 1.0, 2.0, -1.0, 0.0], requires_grad=True)
+    loss = implicit_loss(log_ratio, torch.tensor([1.0, 0.0]), tokens, Totals(4, 2), beta=0.5)
+    loss.backward()
+    sigmoid = [1 / (1 + math.exp(-1.5)), 1 / (1 + math.exp(0.5))]
+    assert loss.item() == pytest.approx(-(math.log(sigmoid[0]) + math.log(1 - sigmoid[1])) / 2)
+    first, second = (sigmoid[0] - 1) * 0.5 / 2, sigmoid[1] * 0.5 / 2
+    assert log_ratio.grad.tolist() == pytest.approx([0, first, first, second, second])
