@@ -118,7 +118,7 @@ def _check_combinations(config: TrainConfig) -> None:
         learner.steps % learner.publish_every == 0,
         config,
         "learner.steps",
-        f"it must be a multiple of learner.publish_every={learner.publish_every}, so that the last weights are published",
+        f"the last weights must be published: make it a multiple of learner.publish_every={learner.publish_every}",
     )
     _require(
         config.scoring.timeout_s < config.replay.lease_s,

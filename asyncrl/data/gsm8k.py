@@ -26,7 +26,7 @@ def convert(source: Path, out: Path, split: str = "train") -> int:
 
 
 def _tasks(file: Path, split: str) -> Iterator[Task]:
-    for index, line in enumerate(file.read_text().splitlines()):
+    for index, line in enumerate(file.read_text("utf-8").rstrip("\n").split("\n")):
         try:
             row = json.loads(line)
             question, (_, truth) = row["question"], row["answer"].rsplit("####", 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,19 +14,23 @@ from asyncrl.types import Task
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
-    """Write tasks aside, then in place; returns how many. `extra_info` and `tools_kwargs` go where verl has them."""
-    rows = [
-        {
-            "prompt": [dict(message) for message in task.messages],
-            "data_source": task.data_source,
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
-            "extra_info": {**task.extra_info, **({"tools_kwargs": task.tools_kwargs} if task.tools_kwargs else {})},
-        }
-        for task in tasks
-    ]
+    """Write tasks aside, then in place; returns how many. A task without an `index` gets its row's number."""
+    rows = [_row(number, task) for number, task in enumerate(tasks)]
     aside = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), aside, compression="zstd")
     aside.rename(path)
     return len(rows)
+
+
+def _row(number: int, task: Task) -> dict[str, Any]:
+    # Parquet has no empty structs, and gives every struct all fields of its column: hence schemas as JSON text.
+    extra: dict[str, Any] = {"index": number, **task.extra_info}
+    kwargs = {name: values for name, values in task.tools_kwargs.items() if values}
+    return {
+        "prompt": [dict(message) for message in task.messages],
+        "data_source": task.data_source,
+        "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
+        "extra_info": {**extra, "tools_kwargs": kwargs} if kwargs else extra,
+        "tools": json.dumps(list(task.tools)) if task.tools else None,
+    }

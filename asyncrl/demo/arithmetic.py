@@ -1,15 +1,13 @@
-"""The demo's task: flat expressions such as `17+5*3-8`, worked out with a calculator one operation at a time.
+"""The demo's task: flat expressions such as `7+5*3-8`, worked out with a calculator one operation at a time.
 
-A worked line marks the next operation with brackets, `17+(5*3)-8`; the call computes what the brackets hold, and the next
-line puts the result in their place. All of that is copying, except where the brackets go, which is what reward teaches.
-
-The tasks have 2 to 4 operations, at most 2 of them products, in proportions for which every thoughtless order (leftmost,
-rightmost, random) is right on 0.4 to 0.54 of them.
+The calculator works out the leftmost operation with the operator that the policy names (`tool.py`), so that each turn
+is one decision, and the rest is copying. What reward has to teach is which operator's turn it is.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -22,6 +20,8 @@ _LARGEST_OPERAND = 9
 _OPERATION_COUNTS = (2, 3, 4)
 _OPERATOR_WEIGHTS = {"+": 2, "-": 1, "*": 3}
 _MOST_PRODUCTS = 2
+_EXPRESSION = re.compile(r"-?\d+([+*-]-?\d+)*")
+_TERM = re.compile(r"(-?\d+)([+*-]?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,49 +32,31 @@ class Expression:
     operators: tuple[str, ...]
 
     def __str__(self) -> str:
-        return self._join([str(number) for number in self.numbers])
+        pairs = zip(self.numbers, (*self.operators, ""), strict=True)
+        return "".join(f"{number}{operator}" for number, operator in pairs)
 
-    def operation(self, index: int) -> str:
-        """What a call computes for the operation at `index`."""
-        return f"{self.numbers[index]}{self.operators[index]}{self.numbers[index + 1]}"
-
-    def marked(self, index: int) -> str:
-        """The expression with brackets around the operation at `index`."""
-        texts = [str(number) for number in self.numbers]
-        texts[index] = f"({texts[index]}"
-        texts[index + 1] = f"{texts[index + 1]})"
-        return self._join(texts)
-
-    def result(self, index: int) -> int:
+    def reduced(self, operator: str) -> Expression:
+        """The leftmost operation with `operator` replaced by its result, whether its turn had come or not."""
+        index = self.operators.index(operator)
         left, right = self.numbers[index : index + 2]
-        match self.operators[index]:
-            case "+":
-                return left + right
-            case "-":
-                return left - right
-            case _:
-                return left * right
-
-    def replaced(self, index: int) -> Expression:
-        """The expression with the operation at `index` replaced by its result, whether its turn had come or not."""
-        numbers = (*self.numbers[:index], self.result(index), *self.numbers[index + 2 :])
+        result = left + right if operator == "+" else left - right if operator == "-" else left * right
+        numbers = (*self.numbers[:index], result, *self.numbers[index + 2 :])
         return Expression(numbers, self.operators[:index] + self.operators[index + 1 :])
 
-    def allows(self, index: int) -> bool:
-        """Whether working out the operation at `index` next keeps the value, whatever the numbers are."""
-        if self.operators[index] == "*":
-            return True
-        after_plus = index == 0 or self.operators[index - 1] == "+"
-        return after_plus and self.operators[index + 1 : index + 2] != ("*",)
-
     def value(self) -> int:
+        """By the rules: products first, then from left to right."""
         expression = self
         while expression.operators:
-            expression = expression.replaced(next(i for i in range(len(expression.operators)) if expression.allows(i)))
+            expression = expression.reduced("*" if "*" in expression.operators else expression.operators[0])
         return expression.numbers[0]
 
-    def _join(self, texts: list[str]) -> str:
-        return "".join(text + operator for text, operator in zip(texts, (*self.operators, ""), strict=True))
+
+def parse(text: str) -> Expression | None:
+    """The expression that `text` is, or None."""
+    if not _EXPRESSION.fullmatch(text):
+        return None
+    terms = _TERM.findall(text)
+    return Expression(tuple(int(number) for number, _ in terms), tuple(operator for _, operator in terms[:-1]))
 
 
 def random_expression(rng: random.Random) -> Expression:

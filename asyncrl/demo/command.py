@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -50,6 +51,7 @@ def main() -> None:
     """The entry of the command line."""
     if not {"--help", "-h", "--cfg", "-c"} & set(sys.argv):
         console = Console(stderr=True)
+        process.limit_threads(os.cpu_count() or 1)
         prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
         sys.argv[1:] = [*prepared_overrides(prepared), *sys.argv[1:]]
     role_main(run)

@@ -1,8 +1,8 @@
 """The demo's tokenizer: bytes, so that any text round-trips, and one token for each piece of fixed text.
 
 The chat template is of Qwen's form: `<|im_start|>role ... <|im_end|>`, hermes tool calls, and tool results as
-`<tool_response>` inside a user turn, consecutive ones in one turn. Tools are listed by name and parameters only, so that
-a prompt stays short.
+`<tool_response>` inside a user turn, consecutive ones in one turn. Tools are listed by name and parameters only, so
+that a prompt stays short.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _PHRASES = (
     "assistant\n",
     SYSTEM_PROMPT,
     "\n\n# Tools\n",
-    "calculator(expression)",
+    "calculator(operator, expression)",
     "<tool_call>",
     "</tool_call>",
-    '\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "',
+    '<tool_call>\n{"name": "calculator", "arguments": {"operator": "',
+    '", "expression": "',
     '"}}\n</tool_call>',
     "user\n<tool_response>\n",
     "\n</tool_response>",

@@ -1,4 +1,4 @@
-"""Worked transcripts of the demo's task as chat messages, and as token ids with a mask of the assistant's part."""
+"""Worked transcripts of the demo's task: demonstrations for the policy, and judged steps for the step scorer."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.demo.arithmetic import Expression, opening
+from asyncrl.demo.tool import StepCalculator
 
-TOOL_SCHEMA: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
-    },
-}
+TOOLS = [{"type": "function", "function": StepCalculator.schema}]
 
 Message = dict[str, Any]
 
+_CARELESS = 0.2
 
-def call_turn(line: str, operation: str) -> Message:
-    function = {"name": "calculator", "arguments": {"expression": operation}}
-    return {"role": "assistant", "content": line, "tool_calls": [{"type": "function", "function": function}]}
+
+def call(operator: str, expression: str) -> Message:
+    arguments: Mapping[str, str] = {"operator": operator, "expression": expression}
+    function = {"name": "calculator", "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
@@ -29,8 +27,32 @@ def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
     messages: list[Message] = [*opening(expression)]
     while expression.operators:
         operator = rng.choice(expression.operators)
-        index = expression.operators.index(operator)
-        messages.append(call_turn(f"{operator}:{expression.marked(index)}", expression.operation(index)))
-        messages.append({"role": "tool", "content": str(expression.result(index))})
-        expression = expression.replaced(index)
+        messages.append(call(operator, str(expression)))
+        expression = expression.reduced(operator)
+        messages.append({"role": "tool", "content": str(expression)})
     return [*messages, {"role": "assistant", "content": str(expression)}]
+
+
+def judged(expression: Expression, rng: random.Random) -> tuple[list[Message], list[bool]]:
+    """A transcript with right and wrong steps, and which are right: those that copy exactly what is left and keep its
+    value, and an answer when nothing is left to do."""
+    messages: list[Message] = [*opening(expression)]
+    right: list[bool] = []
+    while expression.operators and (rng.random() > _CARELESS / 4):
+        operator = rng.choice(expression.operators)
+        copied = _miscopied(expression, rng) if rng.random() < _CARELESS else expression
+        messages.append(call(operator, str(copied)))
+        following = copied.reduced(operator)
+        right.append(copied == expression and following.value() == expression.value())
+        expression = following
+        messages.append({"role": "tool", "content": str(expression)})
+    answer = expression.numbers[0] + (rng.choice([-10, -1, 1, 10]) if rng.random() < _CARELESS else 0)
+    right.append(not expression.operators and answer == expression.numbers[0])
+    return [*messages, {"role": "assistant", "content": str(answer)}], right
+
+
+def _miscopied(expression: Expression, rng: random.Random) -> Expression:
+    numbers = list(expression.numbers)
+    index = rng.randrange(len(numbers))
+    numbers[index] += rng.choice([-10, -2, -1, 1, 2, 10])
+    return Expression(tuple(numbers), expression.operators)

@@ -68,7 +68,7 @@ class EmbeddedEngine:
         self._version = initial_version
         self._cache = SlotCache(model.config, config.slots, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
-        self._scheduler = Scheduler(config.slots, prefill_tokens or (256 if self._device.type == "cpu" else 8192))
+        self._scheduler = Scheduler(config.slots, prefill_tokens or (512 if self._device.type == "cpu" else 8192))
         self._waiters: list[tuple[int, Future[None]]] = []
         self._sampled = 0
         self._clock = clock

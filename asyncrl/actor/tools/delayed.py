@@ -1,4 +1,4 @@
-"""The tool `slow_calculator`: a calculator with heavy-tailed delays, to measure what waiting for tools costs."""
+"""Heavy-tailed delays for any tool, to measure what waiting for tools costs; `slow_calculator` is one with them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from asyncrl.actor.tools.base import Tool
 from asyncrl.actor.tools.calculator import Calculator
 
 
-class SlowCalculator(Calculator):
-    """To the policy it is `calculator`. Delays are drawn from the episode's id, so that a run can be repeated."""
+class Delayed(Tool):
+    """Put before a tool among a class's bases. Delays are drawn from the episode's id: a run can be repeated."""
 
     async def create(self, scale_s: float = 0.1, alpha: float = 1.5, max_s: float = 5.0, **kwargs: Any) -> None:
         """Each call sleeps scale_s * Pareto(alpha) seconds, at most max_s, which `actor.tool_timeout_s` must exceed."""
         self._scale_s, self._alpha, self._max_s = scale_s, alpha, max_s
         self._random = random.Random(self.episode)
+        await super().create(**kwargs)
 
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         await asyncio.sleep(min(self._max_s, self._scale_s * self._random.paretovariate(self._alpha)))
-        return await super().execute(arguments)
+        return await super().execute(arguments)  # type: ignore[safe-super]
+
+
+class SlowCalculator(Delayed, Calculator):
+    """To the policy it is `calculator`."""

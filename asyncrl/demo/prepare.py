@@ -1,0 +1,73 @@
+"""Everything that the demo needs before its run: tasks, policy, step scorer. Made once, then found again.
+
+A folder is named by a hash of the code and the seed that made it, and has its name only once it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.data.writing import write_tasks
+from asyncrl.demo.arithmetic import arithmetic_task, distinct_expressions
+
+TRAINING_TASKS = 4000
+HELD_OUT_TASKS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Where the parts lie: two Parquet files, and two model folders with their tokenizers."""
+
+    train: Path
+    held_out: Path
+    model: Path
+    step_scorer: Path
+
+
+def prepare(directory: Path, seed: int, progress: Callable[[str], None]) -> Prepared:
+    """Make the parts under `directory`, or find them there; `progress` is told what goes on."""
+    folder = directory / _fingerprint(seed)
+    if not folder.exists():
+        progress(f"preparing tasks, a warm-started policy and a step scorer in {folder} (once, 1 to 3 minutes)")
+        aside = directory / f".{folder.name}.partial"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        _make(_parts(aside), seed, progress)
+        aside.rename(folder)
+    return _parts(folder)
+
+
+def _parts(folder: Path) -> Prepared:
+    return Prepared(folder / "train.parquet", folder / "eval.parquet", folder / "policy", folder / "step_scorer")
+
+
+def _fingerprint(seed: int) -> str:
+    digest = hashlib.sha256(str(seed).encode())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        if file.stem not in ("command", "report"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _make(parts: Prepared, seed: int, progress: Callable[[str], None]) -> None:
+    from asyncrl.demo.step_scorer import save_step_scorer, train_step_scorer
+    from asyncrl.demo.tokenizer import build_tokenizer
+    from asyncrl.demo.warm_start import warm_start
+
+    rng = random.Random(seed)
+    held_out = distinct_expressions(HELD_OUT_TASKS, rng)
+    training = distinct_expressions(TRAINING_TASKS, rng, avoid=set(held_out))
+    for path, split, expressions in ((parts.held_out, "eval", held_out), (parts.train, "train", training)):
+        write_tasks(path, (arithmetic_task(each, split, index) for index, each in enumerate(expressions)))
+    tokenizer = build_tokenizer()
+    policy = warm_start(tokenizer, seed, progress)
+    policy.save_pretrained(parts.model)
+    tokenizer.save_pretrained(parts.model)
+    scorer, accuracy = train_step_scorer(policy, tokenizer, seed, progress)
+    progress(f"the step scorer is right on {accuracy:.1%} of held-out steps")
+    save_step_scorer(scorer, tokenizer, parts.step_scorer)

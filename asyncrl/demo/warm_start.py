@@ -1,0 +1,89 @@
+"""The demo's policy: a small Qwen3-shaped model, taught well-formed calls and exact copying, not precedence.
+
+Matrices are trained with Muon, which learns to copy in a third of AdamW's steps here, the rest with AdamW.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.demo.arithmetic import random_expression
+from asyncrl.demo.batches import batch
+from asyncrl.demo.transcripts import demonstration
+
+STEPS = 180
+BATCH = 16
+MATRIX_LR = 0.02
+OTHER_LR = 3e-3
+WARMUP = 20
+REPORT_EVERY = 20
+
+
+def model_config(tokenizer: PreTrainedTokenizerFast, layers: int = 3, hidden: int = 192) -> Qwen3Config:
+    """A Qwen3 of a little over a million parameters."""
+    return Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=448,
+        num_hidden_layers=layers,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+
+
+def warm_start(
+    tokenizer: PreTrainedTokenizerFast, seed: int, progress: Callable[[str], None], steps: int = STEPS
+) -> Qwen3ForCausalLM:
+    """Train a new model on demonstrations; `progress` is told now and then."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    model = Qwen3ForCausalLM(model_config(tokenizer))
+    optimisers = make_optimisers(model)
+    for step in range(steps):
+        ids, mask = batch(tokenizer, [demonstration(random_expression(rng), rng) for _ in range(BATCH)])
+        chosen = mask[:, 1:]
+        hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][chosen]
+        loss = nn.functional.cross_entropy(model.lm_head(hidden), ids[:, 1:][chosen])
+        descend(model, optimisers, loss, schedule(step, steps))
+        if (step + 1) % REPORT_EVERY == 0:
+            progress(f"warm start: step {step + 1}/{steps}, loss {loss.item():.3f}")
+    return model.eval()
+
+
+def make_optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between the layers, AdamW for embeddings, norms and heads."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "head" not in name]
+    inside = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+    muon = torch.optim.Muon(matrices, lr=MATRIX_LR, weight_decay=0.0, momentum=0.95)
+    return [muon, torch.optim.AdamW(others, lr=OTHER_LR, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+def descend(model: nn.Module, optimisers: list[torch.optim.Optimizer], loss: torch.Tensor, scale: float) -> None:
+    """One update with every learning rate times `scale`."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["lr"] = group.setdefault("full_lr", group["lr"]) * scale
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+def schedule(step: int, steps: int) -> float:
+    """A linear warm-up, then a cosine down to a twentieth."""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
+    return min(1.0, (step + 1) / WARMUP) * max(0.05, cosine)

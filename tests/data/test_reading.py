@@ -1,0 +1,172 @@
+"""Task files in verl's layout: what is taken as it is, and what is refused at the door."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.data.reading import read_tasks
+from asyncrl.data.writing import write_tasks
+from asyncrl.errors import DataError
+from asyncrl.types import Task
+
+SCHEMA = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {
+        "prompt": [{"role": "user", "content": "What is 2+2?"}],
+        "data_source": "openai/gsm8k",
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+        "extra_info": {"index": 7, "split": "train"},
+        **changes,
+    }
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "tasks.parquet"
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def test_a_verl_row_becomes_a_task(tmp_path: Path) -> None:
+    (task,) = read_tasks(written(tmp_path, row()))
+    assert task == Task(
+        id="openai/gsm8k/train/7",
+        messages=[{"role": "user", "content": "What is 2+2?"}],
+        ground_truth="4",
+        data_source="openai/gsm8k",
+        extra_info={"index": 7, "split": "train"},
+    )
+
+
+def test_verls_tools_kwargs_lose_only_the_nulls_that_parquet_adds(tmp_path: Path) -> None:
+    first = {"calculator": {"create_kwargs": {"precision": 2}}}
+    second = {"search": {"create_kwargs": {"engine": "local"}}}
+    rows = [row(extra_info={"index": i, "tools_kwargs": kwargs}) for i, kwargs in enumerate((first, second))]
+    tasks = read_tasks(written(tmp_path, *rows))
+    assert [task.tools_kwargs for task in tasks] == [first, second]
+    assert "tools_kwargs" not in tasks[0].extra_info
+
+
+@pytest.mark.parametrize("tools", [[SCHEMA], json.dumps([SCHEMA]), [json.dumps(SCHEMA)]])
+def test_tools_come_as_structs_or_as_json_text(tmp_path: Path, tools: Any) -> None:
+    assert read_tasks(written(tmp_path, row(tools=tools)))[0].tools == (SCHEMA,)
+
+
+@pytest.mark.parametrize(("truth", "text"), [(72, "72"), (["4", "four"], '["4", "four"]'), ("x", "x")])
+def test_a_ground_truth_of_any_type_becomes_text(tmp_path: Path, truth: Any, text: str) -> None:
+    assert read_tasks(written(tmp_path, row(reward_model={"ground_truth": truth})))[0].ground_truth == text
+
+
+def test_a_list_column_of_the_large_kind_is_a_list(tmp_path: Path) -> None:
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    table = pa.Table.from_pylist([row()])
+    column = pa.array(table.column("prompt").to_pylist(), pa.large_list(message))
+    pq.write_table(table.set_column(0, "prompt", column), tmp_path / "large.parquet")
+    assert len(read_tasks(tmp_path / "large.parquet")) == 1
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        [None, None],
+        [{"split": "train"}, {"split": "train"}],
+        [{"index": 3, "split": "train"}, {"index": 3, "split": "train"}],
+        [{"index": 3, "split": "train"}, {"index": None, "split": "train"}],
+    ],
+)
+def test_ids_are_row_numbers_where_indices_do_not_tell_rows_apart(tmp_path: Path, extras: list[Any]) -> None:
+    tasks = read_tasks(written(tmp_path, *(row(extra_info=extra or {"note": "none"}) for extra in extras)))
+    split = "tasks" if extras[0] is None else "train"
+    assert [task.id for task in tasks] == [f"openai/gsm8k/{split}/0", f"openai/gsm8k/{split}/1"]
+
+
+def test_equal_indices_in_different_splits_or_sources_stay(tmp_path: Path) -> None:
+    rows = [row(), row(extra_info={"index": 7, "split": "test"}), row(data_source="other")]
+    assert [task.id for task in read_tasks(written(tmp_path, *rows))] == [
+        "openai/gsm8k/train/7",
+        "openai/gsm8k/test/7",
+        "other/train/7",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"data_source": "x", "reward_model": {"ground_truth": "1"}}], "no column prompt; it has data_source"),
+        ([row(prompt="What is 2+2?")], "column prompt must be a list of messages"),
+        ([row(), row(prompt=[])], "row 1, column prompt has no messages; mend or drop"),
+        ([row(), row(data_source=None)], "row 1, column data_source is null"),
+        ([row(reward_model={"style": "rule"})], "reward_model must be a struct with a field ground_truth"),
+        ([row(), row(reward_model={"ground_truth": None})], "row 1, column reward_model.ground_truth is null"),
+        ([row(extra_info='{"index": 0}')], "extra_info must be a struct"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_row_and_column(
+    tmp_path: Path, rows: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read_tasks(written(tmp_path, *rows))
+
+
+def test_tools_that_are_no_json_name_their_row(tmp_path: Path) -> None:
+    tasks = read_tasks(written(tmp_path, row(tools="{oops")))
+    with pytest.raises(DataError, match="row 0, column tools"):
+        tasks[0]
+
+
+@pytest.mark.parametrize("content", [None, b"question,answer\n"])
+def test_what_is_no_parquet_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "tasks.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        read_tasks(path)
+
+
+def test_rows_are_sliced_and_end_where_the_file_ends(tmp_path: Path) -> None:
+    tasks = read_tasks(written(tmp_path, *(row(extra_info={"index": i}) for i in range(5))))
+    assert [task.id[-1] for task in tasks[1:4]] == ["1", "2", "3"]
+    assert len(list(tasks)) == len(tasks) == 5
+    with pytest.raises(IndexError):
+        tasks[5]
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(st.lists(st.tuples(texts, texts, st.dictionaries(st.sampled_from("abc"), texts, max_size=2)), min_size=1))
+def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]) -> None:
+    tasks = [
+        Task(
+            id=f"made/up/{number}",
+            messages=[{"role": "user", "content": content}],
+            ground_truth=truth,
+            data_source="made",
+            tools=[SCHEMA] if kwargs else (),
+            tools_kwargs={"calculator": kwargs} if kwargs else {},
+            extra_info={"index": number, "split": "up"},
+        )
+        for number, (content, truth, kwargs) in enumerate(rows)
+    ]
+    path = tmp_path_factory.getbasetemp() / "round.parquet"
+    assert write_tasks(path, tasks) == len(tasks)
+    for task, read in zip(tasks, read_tasks(path), strict=True):
+        assert (read.id, read.messages, read.ground_truth) == (task.id, task.messages, task.ground_truth)
+        assert (read.tools_kwargs, list(read.tools)) == (task.tools_kwargs, list(task.tools))
+
+
+def test_reading_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, asyncrl.data.reading; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
