@@ -10,6 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Totals
@@ -44,7 +45,7 @@ class TokenMean(Aggregation):
     name: ClassVar[str] = "token-mean"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        return losses.sum().double() / max(1, totals.tokens)
+        return losses.sum(dtype=torch.float64) / max(1, totals.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class TokenSum(Aggregation):
     name: ClassVar[str] = "token-sum"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        return losses.sum().double()
+        return losses.sum(dtype=torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class SeqMeanTokenSum(Aggregation):
     name: ClassVar[str] = "seq-mean-token-sum"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        return losses.sum().double() / max(1, totals.sequences)
+        return losses.sum(dtype=torch.float64) / max(1, totals.sequences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,4 +110,4 @@ class SeqMeanTokenSumNorm(Aggregation):
     norm: float = param(..., "the constant; commonly the longest response allowed", "(0, inf)")
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        return losses.sum().double() / (max(1, totals.sequences) * self.norm)
+        return losses.sum(dtype=torch.float64) / (max(1, totals.sequences) * self.norm)

@@ -65,6 +65,7 @@ The same for any number of ranks and micro-batches. Shares are of all policy tok
 | mismatch/ess | effective sample size (sum w)^2 / (N sum w^2) of the raw w |
 | mismatch/kl, mismatch/k3 | KL from behaviour to proximal policy, as k1 and as k3 |
 | mismatch/chi_square | mean w^2 - 1 |
+| mismatch/agree | share of tokens on which engine and learner agree: abs(log w) <= 1e-4 |
 | mismatch/perplexity_ratio | mean over sequences of exp(mean log mu - mean log pi_prox) |
 | update/kl, update/k3 | KL from proximal to trained policy |
 | weight/mean, weight/ess | of the weights after correction; a dropped token counts as 0 in ess |

@@ -15,6 +15,9 @@ from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.view import View
 
+AGREEMENT = 1e-4
+"""Log-probs that differ by no more than this agree: the same weights in two float32 programs."""
+
 LAG_BINS = 17
 """Token lags 0 to 15 have a bin each; the last holds all above."""
 
@@ -31,6 +34,7 @@ def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
         "age/log": logs.sum(),
         "age/excess": _sum(excess),
         "age/excess_squared": _sum(excess.square()),
+        "age/agree": (log_w.abs() <= AGREEMENT).count_nonzero().double(),
         "age/perplexity": torch.where(present, perplexity, 0.0).sum(),
     }
     if tokens.lag is not None:
@@ -110,6 +114,7 @@ def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:
         "mismatch/kl": -get["age/log"] / tokens,
         "mismatch/k3": excess - get["age/log"] / tokens,
         "mismatch/chi_square": second_moment - 1,
+        "mismatch/agree": get["age/agree"] / tokens,
         "mismatch/perplexity_ratio": get["age/perplexity"] / max(1.0, get["sequences"]),
     }
     if "return/sum" in get:

@@ -20,7 +20,7 @@ _LARGEST_OPERAND = 9
 _OPERATION_COUNTS = (2, 3, 4)
 _OPERATOR_WEIGHTS = {"+": 2, "-": 1, "*": 3}
 _MOST_PRODUCTS = 2
-_EXPRESSION = re.compile(r"-?\d+([+*-]-?\d+)*")
+_EXPRESSION = re.compile(r"-?[0-9]+([+*-]-?[0-9]+)*")
 _TERM = re.compile(r"(-?\d+)([+*-]?)")
 
 

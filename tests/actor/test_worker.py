@@ -48,7 +48,6 @@ class Replay:
     def put(self, trajectory: Trajectory) -> str:
         assert self.may_store.wait(10)
         if trajectory.id in self.refuses:
-            self.leased.pop(trajectory.id)
             raise RefusedError("not mine")
         self.leased.pop(trajectory.id)
         self.stored.append(trajectory.id)

@@ -31,6 +31,7 @@ def test_the_mismatch_of_behaviour_and_proximal_policy():
     assert found["mismatch/ess"] == pytest.approx((w.sum() ** 2 / (5 * w.square().sum())).item())
     assert found["mismatch/kl"] == pytest.approx(-logs.mean().item())
     assert found["mismatch/k3"] == pytest.approx((w - 1 - logs).mean().item())
+    assert found["mismatch/agree"] == (logs.abs() <= 1e-4).double().mean()
     assert found["mismatch/chi_square"] == pytest.approx(w.square().mean().item() - 1)
     perplexity = [(-logs[:3].mean()).exp().item(), (-logs[3:].mean()).exp().item()]
     assert found["mismatch/perplexity_ratio"] == pytest.approx(sum(perplexity) / 2)

@@ -88,7 +88,9 @@ def test_a_conversation_is_a_token_prefix_of_the_longer_one(
     assert token_ids(longer)[: len(start)] == start
 
 
-@pytest.mark.parametrize("arguments", [{"operator": "+", "expression": "1+2"}, '{"operator": "+", "expression": "1+2"}'])
+@pytest.mark.parametrize(
+    "arguments", [{"operator": "+", "expression": "1+2"}, '{"operator": "+", "expression": "1+2"}']
+)
 def test_arguments_come_as_values_or_as_json_text(arguments: Any) -> None:
     turn = {"role": "assistant", "tool_calls": [{"function": {"name": "calculator", "arguments": arguments}}]}
     assert render([*opening(EXPRESSION), turn]) == render([*opening(EXPRESSION), call("+", "1+2")])

@@ -28,7 +28,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings of two steps."""
+    """Trainings of two steps, with little to judge."""
+    monkeypatch.setattr(step_scorer, "HELD_OUT", 4)
     for module, name in ((warm_start, "warm_start"), (step_scorer, "train_step_scorer")):
         monkeypatch.setattr(module, name, functools.partial(getattr(module, name), steps=2))
 
@@ -79,8 +80,9 @@ def test_a_preparation_that_was_cut_short_is_made_anew(tmp_path: Path, monkeypat
     def cut(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(step_scorer, "save_step_scorer", cut)
-        prepare(tmp_path, 1, [].append)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(tmp_path, 1, [].append)
     prepared = prepare(tmp_path, 1, [].append)
     assert load_value_head(str(prepared.step_scorer))

@@ -10,10 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
+from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.sinks import read_lines
 from tests.helpers import until
 
 ROOT = Path(__file__).parents[2]
+
+
+def read_config(run_dir: Path) -> TrainConfig:
+    """The configuration that a run wrote down."""
+    merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(run_dir / "config.yaml"))
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, TrainConfig)
+    return config
 
 
 class Run:

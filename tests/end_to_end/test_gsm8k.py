@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from asyncrl.data.gsm8k import convert
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from asyncrl.data.gsm8k import convert
 from asyncrl.demo.tokenizer import build_tokenizer
 from tests.end_to_end.support import Run
 
