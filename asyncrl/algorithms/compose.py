@@ -78,7 +78,7 @@ class Algorithm:
     def loss(
         self, logprobs: Tensor, tokens: Tokens, totals: Totals, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's part of the loss, a scalar, and additive float64 sums for `summary`.
+        """This micro-batch's part of the loss, a float64 scalar, and additive float64 sums for `summary`.
 
         logprobs float[N] with gradient, which is exactly 0 on every token that is masked or dropped; entropy float[N],
         likewise. `tokens` are whole sequences as `prepare` left them. Raises InvariantError: shapes differ, or

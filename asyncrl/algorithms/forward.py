@@ -51,8 +51,7 @@ def forward(
     }
     sums |= {f"loss/{name}": value.detach() for name, value in losses.items()}
     sums["minibatches"] = sums["tokens"] / max(1, totals.tokens)
-    loss = torch.stack(list(losses.values())).sum()
-    return loss.to(torch.promote_types(logprobs.dtype, torch.float32)), sums
+    return torch.stack(list(losses.values())).sum(), sums
 
 
 def _check(parts: Composition, logprobs: Tensor, tokens: Tokens, entropy: Tensor | None) -> None:
