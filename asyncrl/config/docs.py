@@ -29,7 +29,7 @@ def page() -> str:
 
 def _sections(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, type[Any]]]:
     for name, hint in get_type_hints(cls).items():
-        if is_dataclass(hint):
+        if isinstance(hint, type) and is_dataclass(hint):
             yield prefix + name, hint
             yield from _sections(hint, f"{prefix}{name}.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from asyncrl.demo.transcripts import TOOLS, Message
 
 def batch(tokenizer: PreTrainedTokenizerFast, transcripts: Sequence[list[Message]]) -> tuple[Tensor, Tensor]:
     """Token ids int64[B, T], padded on the right, and bool[B, T], true on the assistant's turns with their ends."""
-    rows = [tokenizer.apply_chat_template(each, tools=TOOLS, return_dict=False) for each in transcripts]
+    rows: Any = [tokenizer.apply_chat_template(each, tools=TOOLS, return_dict=False) for each in transcripts]
     masks = [torch.tensor(list(_assistant(row, tokenizer))) for row in rows]
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=tokenizer.pad_token_id)
     return ids, pad_sequence(masks, batch_first=True)

@@ -5,6 +5,7 @@ A folder is named by a hash of the code and the seed that made it, and has its n
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import random
 import shutil
@@ -32,13 +33,16 @@ class Prepared:
 def prepare(directory: Path, seed: int, progress: Callable[[str], None]) -> Prepared:
     """Make the parts under `directory`, or find them there; `progress` is told what goes on."""
     folder = directory / _fingerprint(seed)
-    if not folder.exists():
-        progress(f"preparing tasks, a warm-started policy and a step scorer in {folder} (once, 1 to 3 minutes)")
-        aside = directory / f".{folder.name}.partial"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        _make(_parts(aside), seed, progress)
-        aside.rename(folder)
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            progress(f"preparing tasks, a warm-started policy and a step scorer in {folder} (once, 1 to 3 minutes)")
+            aside = directory / f".{folder.name}.partial"
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            _make(_parts(aside), seed, progress)
+            aside.rename(folder)
     return _parts(folder)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from asyncrl.demo.arithmetic import Expression, opening
 from asyncrl.demo.tool import StepCalculator
 
-TOOLS = [{"type": "function", "function": StepCalculator.schema}]
+TOOLS: list[Any] = [{"type": "function", "function": StepCalculator.schema}]
 
 Message = dict[str, Any]
 

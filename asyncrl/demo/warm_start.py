@@ -60,7 +60,8 @@ def warm_start(
         descend(model, optimisers, loss, schedule(step, steps))
         if (step + 1) % REPORT_EVERY == 0:
             progress(f"warm start: step {step + 1}/{steps}, loss {loss.item():.3f}")
-    return model.eval()
+    model.eval()
+    return model
 
 
 def make_optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -74,7 +75,7 @@ def make_optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 def descend(model: nn.Module, optimisers: list[torch.optim.Optimizer], loss: torch.Tensor, scale: float) -> None:
     """One update with every learning rate times `scale`."""
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimiser in optimisers:
         for group in optimiser.param_groups:

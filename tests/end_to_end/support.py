@@ -63,6 +63,13 @@ class Run:
         """SIGKILL, which nobody can prepare for."""
         os.kill(json.loads((self.dir / "processes.json").read_text())[role], signal.SIGKILL)
 
+    def stop(self) -> None:
+        """End it, if it has not."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+        self._output.close()
+
     def finish(self, seconds: float = 240.0) -> dict[str, Any]:
         """Wait for the end; returns the last line, which is JSON where the command ends so."""
         assert self.process.wait(seconds) == 0, self.output

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 from tests.end_to_end.support import Run
 
+Start = Callable[..., Run]
 
-def test_killing_every_role_once_loses_nothing_and_accuracy_is_reached(tmp_path: Path) -> None:
-    run = Run("demo", tmp_path, "learner.checkpoint_every=3")
+
+def test_killing_every_role_once_loses_nothing_and_accuracy_is_reached(start: Start, prepared: list[str]) -> None:
+    run = start("demo", "learner.steps=24", "learner.eval_every=12", "learner.checkpoint_every=3")
     for step, role in ((2, "actor-0"), (4, "replay"), (6, "scoring-0"), (8, "learner")):
         run.wait_for_step(step)
         run.kill(role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,11 +34,10 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def test_three_steps_on_gsm8k_with_a_tiny_model(tmp_path: Path) -> None:
+def test_three_steps_on_gsm8k_with_a_tiny_model(tmp_path: Path, start: Callable[..., Run]) -> None:
     convert(EXCERPT, tmp_path / "gsm8k.parquet", "train")
-    run = Run(
+    run = start(
         "train",
-        tmp_path,
         "experiment=gsm8k_calculator",
         f"model.path={make_model(tmp_path / 'model')}",
         f"data.train={tmp_path / 'gsm8k.parquet'}",

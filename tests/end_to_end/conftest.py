@@ -1,0 +1,32 @@
+"""Runs that are stopped when their test ends, and the demo's parts, prepared once for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrl.demo.command import CACHE, SEED, prepared_overrides
+from asyncrl.demo.prepare import prepare
+from tests.end_to_end.support import ROOT, Run
+
+
+@pytest.fixture(scope="session")
+def prepared() -> list[str]:
+    """The command line that trains on the demo's task."""
+    return prepared_overrides(prepare(ROOT / CACHE, SEED, lambda _: None))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts `asyncrl COMMAND KEY=VALUE ...` in a run folder of the test's own."""
+    runs: list[Run] = []
+
+    def start(command: str, *overrides: str) -> Run:
+        runs.append(Run(command, tmp_path, *overrides))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.stop()
