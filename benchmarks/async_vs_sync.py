@@ -3,7 +3,7 @@
 The demo task and policy, with a calculator whose delays are heavy-tailed (Pareto), at several age bounds; `max_lag = 0`
 is synchronous training with the same code, and the baseline of every ratio.
 
-    python benchmarks/async_vs_sync.py --steps 30 --max-lag 0 1 2 4 8
+    python -m benchmarks.async_vs_sync --steps 30 --max-lag 0 1 2 4 8
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
     command = [
         *(sys.executable, "-m", "asyncrl", "train", *overrides),
         *(f"run.dir={RUNS}", f"run.name={name}", f"replay.max_lag={max_lag}", f"learner.steps={steps}"),
-        *("learner.eval_every=0", "actor.tools=[slow_calculator]", "network.replay_port=0", "network.weights_port=0"),
+        *("learner.eval_every=0", "actor.tools=[asyncrl.demo.tool.SlowStepCalculator]", "network.replay_port=0", "network.weights_port=0"),
     ]
     subprocess.run(command, check=True, capture_output=True)
     learner = [line for line in read_lines(RUNS / name / "metrics" / "learner.jsonl") if "reward/mean" in line]
