@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from types import FrameType
 
-from asyncrl.config.schema import NetworkConfig, RunConfig, TrainConfig
+from asyncrl.config.schema import NetworkConfig, RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,3 @@ def limit_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-
-
-def version_at(config: TrainConfig, step: int) -> int:
-    """The policy version while the learner makes step `step`: the publishes before it, not counting version 0."""
-    return step // config.learner.publish_every

@@ -17,9 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncrl.demo.prepare import prepare
-
 from asyncrl.demo.command import CACHE, SEED, prepared_overrides
+from asyncrl.demo.prepare import prepare
 from asyncrl.observe.sinks import read_lines
 from benchmarks.record import write_result
 
@@ -33,7 +32,12 @@ def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
     command = [
         *(sys.executable, "-m", "asyncrl", "train", *overrides),
         *(f"run.dir={RUNS}", f"run.name={name}", f"replay.max_lag={max_lag}", f"learner.steps={steps}"),
-        *("learner.eval_every=0", "actor.tools=[asyncrl.demo.tool.SlowStepCalculator]", "network.replay_port=0", "network.weights_port=0"),
+        *(
+            "learner.eval_every=0",
+            "actor.tools=[asyncrl.demo.tool.SlowStepCalculator]",
+            "network.replay_port=0",
+            "network.weights_port=0",
+        ),
     ]
     subprocess.run(command, check=True, capture_output=True)
     learner = [line for line in read_lines(RUNS / name / "metrics" / "learner.jsonl") if "reward/mean" in line]

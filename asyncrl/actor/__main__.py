@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.replay.client import ReplayClient
+
+if TYPE_CHECKING:
+    from asyncrl.actor.engine.base import Engine
+    from asyncrl.actor.toolbox import Toolbox
+    from asyncrl.types import Ticket, Trajectory
 
 STOP_POLL_S = 0.1
 
@@ -24,69 +32,67 @@ def run(config: TrainConfig) -> None:
 
 async def _run(config: TrainConfig, stop: threading.Event) -> None:
     import zmq.asyncio
-    from transformers import AutoTokenizer
 
-    from asyncrl.actor.chat import Chat
     from asyncrl.actor.engine.embedded import EmbeddedEngine
-    from asyncrl.actor.episode import Limits
     from asyncrl.actor.report import Report
-    from asyncrl.actor.rollout import run_episode
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.actor.worker import Worker
-    from asyncrl.observe.metrics import open_metrics
+    from asyncrl.observe.sinks import open_metrics
     from asyncrl.weights.channels.zmq import ZmqChannel
     from asyncrl.weights.receiver import Receiver
 
+    actor, model, network = config.actor, config.model, config.network
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.actor.concurrency))
-    actor, name, life = config.actor, process.worker_name("actor"), process.incarnation()
-    classes = tool_classes(actor.tools)
-    tools = Toolbox(classes, ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars))
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    chat = Chat(tokenizer, actor.template_kwargs)
-    if classes:
-        # A template that cannot show tool results is found out now, not at the first call.
-        chat.suffix([{"role": "tool", "name": name, "content": ""} for name in classes], [])
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(actor.concurrency))
+    limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
+    tools = Toolbox(tool_classes(actor.tools), limits)
     engine = EmbeddedEngine.load(
-        config.model.path,
-        config.engine,
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-        seed=config.run.seed,
+        model.path, config.engine, dtype=model.dtype, trust_remote_code=model.trust_remote_code, seed=config.run.seed
     )
-    metrics = open_metrics(config.observe, process.run_dir(config.run), name)
-    clients = [ReplayClient(process.replay_endpoint(config.network), name, life, stop) for _ in range(2)]
-    worker = Worker(
-        partial(
-            run_episode,
-            engine=engine,
-            chat=chat,
-            toolbox=tools,
-            limits=Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens),
-            step_split=actor.step_split,
-        ),
-        source=clients[0],
-        sink=clients[1],
-        concurrency=actor.concurrency,
-        report=Report(engine, tools.counts, metrics),
-    )
-    channel = ZmqChannel(process.weights_endpoint(config.network), zmq.asyncio.Context.instance())
-    weights = asyncio.create_task(Receiver(channel, engine.expected).run(engine))
-    work = asyncio.create_task(worker.run(_as_asyncio(stop)))
+    name, life, endpoint = process.worker_name("actor"), process.incarnation(), process.replay_endpoint(network)
+    with ExitStack() as stack:
+        metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), name)))
+        source = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop)))
+        sink = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop)))
+        episodes = _episodes(config, engine, tools)
+        worker = Worker(episodes, source, sink, actor.concurrency, Report(engine, tools.counts, metrics))
+        channel = ZmqChannel(process.weights_endpoint(network), zmq.asyncio.Context.instance())
+        try:
+            await _first_to_end(worker.run(_as_asyncio(stop)), Receiver(channel, engine.expected).run(engine))
+        finally:
+            await engine.close()
+
+
+def _episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> Callable[[Ticket], Awaitable[Trajectory]]:
+    """What runs the episode of a ticket. Raises ConfigError: the chat template does not do."""
+    from transformers import AutoTokenizer
+
+    from asyncrl.actor.chat import Chat
+    from asyncrl.actor.episode import Limits
+    from asyncrl.actor.rollout import run_episode
+
+    actor, model = config.actor, config.model
+    tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    chat = Chat(tokenizer, actor.template_kwargs)
+    if tools.names:
+        # A template that cannot show tool results is found out now, not at the first call.
+        chat.suffix([{"role": "tool", "name": name, "content": ""} for name in tools.names], [])
+    limits = Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens)
+    return partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=actor.step_split)
+
+
+async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all until one ends, with its error if it has one: an actor needs both its tickets and its weights."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        # Without weights there is no work either: whichever ends first ends the actor, with its error.
-        done, _ = await asyncio.wait([work, weights], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        for task in (work, weights):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(work, weights, return_exceptions=True)
-        await engine.close()
-        for client in clients:
-            client.close()
-        metrics.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _as_asyncio(stop: threading.Event) -> asyncio.Event:

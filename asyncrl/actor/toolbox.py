@@ -49,6 +49,7 @@ class Toolbox:
 
     def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits) -> None:
         self._classes = classes
+        self.names = tuple(classes)
         self.limits = limits
         self.counts = ToolCounts()
 

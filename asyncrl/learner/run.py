@@ -20,7 +20,8 @@ from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.trainer import Trainer
-from asyncrl.observe.metrics import Fanout, Metrics, open_metrics
+from asyncrl.observe.metrics import Fanout, Metrics
+from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.client import ReplayClient
 from asyncrl.weights.publisher import Publisher as WeightPublisher
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.schema import ObserveConfig
 from asyncrl.errors import ConfigError
-from asyncrl.observe.metrics import Value
+from asyncrl.observe.metrics import Fanout, Metrics, Value
 
 
 class JsonLines:
@@ -74,3 +75,16 @@ class Wandb:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def open_metrics(config: ObserveConfig, run_dir: Path, role: str) -> Metrics:
+    """The sinks of one role's process: JSON lines always, the console and Weights & Biases as configured.
+
+    Raises ConfigError: wandb is wanted and not installed.
+    """
+    sinks: list[Metrics] = [JsonLines(run_dir / "metrics" / f"{role}.jsonl")]
+    if config.console:
+        sinks.append(Console(role))
+    if config.wandb:
+        sinks.append(Wandb(config.wandb_project, run_dir, role))
+    return Fanout(sinks)

@@ -14,7 +14,7 @@ def run(config: TrainConfig) -> None:
     process.limit_threads(config.cluster.scorer_threads)
     from transformers import AutoTokenizer
 
-    from asyncrl.observe.metrics import open_metrics
+    from asyncrl.observe.sinks import open_metrics
     from asyncrl.scoring.models.value_head import load_value_head
     from asyncrl.scoring.scorer import Scorer
     from asyncrl.scoring.verifier import Verifier
