@@ -120,7 +120,9 @@ class Learner:
         labels = self._replay.labels(plan.ids)
         trajectories = self._replay.fetch([plan.ids[member] for member in members])
         device = self._ranks.device
-        return build_episodes(plan, labels, device), build_share(members, trajectories, device)
+        return build_episodes(plan, labels, device, self._config.algorithm.greedy_sibling), build_share(
+            members, trajectories, device
+        )
 
     def _publish(self, version: int) -> None:
         dtype = DTYPES[self._config.model.dtype]

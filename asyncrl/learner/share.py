@@ -16,8 +16,11 @@ from asyncrl.learner.backbone import Packed
 from asyncrl.types import BatchPlan, Labels, Trajectory
 
 
-def build_episodes(plan: BatchPlan, labels: Sequence[Labels], device: torch.device) -> Episodes:
-    """The S sequences of the plan. `extra` holds the named scores that every trajectory has."""
+def build_episodes(
+    plan: BatchPlan, labels: Sequence[Labels], device: torch.device, greedy_sibling: bool = False
+) -> Episodes:
+    """The S sequences of the plan. `extra` holds the named scores that every trajectory has. With `greedy_sibling` the
+    first member of every group, which a plan names first, is the greedy one."""
     order = {group: index for index, group in enumerate(dict.fromkeys(plan.group_ids))}
     names = set(labels[0].extra).intersection(*(each.extra for each in labels))
     steps = [len(each.step_scores) for each in labels]
@@ -31,7 +34,14 @@ def build_episodes(plan: BatchPlan, labels: Sequence[Labels], device: torch.devi
         step_end=_joined([each.step_ends for each in labels], torch.int64, device),
         extra={name: _scores([each.extra[name] for each in labels], device) for name in sorted(names)},
         version=plan.version,
+        greedy=_firsts(plan.group_ids).to(device) if greedy_sibling else None,
     )
+
+
+def _firsts(groups: Sequence[str]) -> Tensor:
+    """True where a group appears for the first time, bool[S]."""
+    first = {group: index for index, group in reversed(list(enumerate(groups)))}
+    return torch.tensor([first[group] == index for index, group in enumerate(groups)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

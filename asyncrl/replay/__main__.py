@@ -37,6 +37,7 @@ def rules(config: TrainConfig) -> Rules:
         max_attempts=replay.max_attempts,
         temperature=config.actor.temperature,
         high_water_bytes=int(replay.max_store_gb * HIGH_WATER * 1e9),
+        greedy_sibling=config.algorithm.greedy_sibling,
     )
 
 

@@ -64,7 +64,7 @@ class Episodes:
             group_id=group_id,
             member=member,
             purpose=Purpose(group.purpose),
-            temperature=self._rules.temperature if group.training else 0.0,
+            temperature=self._rules.temperature_of(group, member),
             min_version=max(0, newest) if group.training else group.version,
         )
 

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What the replay is told at its start. `batch_size` is in trajectories, `publish_every` in learner steps; a store
-    of more than `high_water_bytes` stops new groups until some of it is released."""
+    of more than `high_water_bytes` stops new groups until some of it is released. With `greedy_sibling` the first
+    member of every group is sampled greedily."""
 
     admission: Admission
     feed: Feed
@@ -32,9 +33,14 @@ class Rules:
     max_attempts: int
     temperature: float
     high_water_bytes: int
+    greedy_sibling: bool = False
 
     def task(self, group: Group) -> Task:
         return self.feed.tasks[group.row] if group.training else self.held_out[group.row]
+
+    def temperature_of(self, group: Group, member: int) -> float:
+        greedy = not group.training or (self.greedy_sibling and member == 0)
+        return 0.0 if greedy else self.temperature
 
     def version_at(self, step: int) -> int:
         """The learner's policy version while it makes step `step`."""

@@ -35,6 +35,15 @@ def test_episodes_follow_the_plan_and_step_scores_know_their_sequence():
     assert episodes.version == 5
 
 
+def test_a_greedy_sibling_is_the_first_member_of_its_group():
+    labels = [labels_with(f"t{index}", []) for index in range(4)]
+    plan = make_plan(["b", "b", "a", "a"])
+    greedy = build_episodes(plan, labels, CPU, greedy_sibling=True).greedy
+    assert greedy is not None
+    assert greedy.tolist() == [True, False, True, False]
+    assert build_episodes(plan, labels, CPU).greedy is None
+
+
 def test_only_scores_that_every_trajectory_has_are_handed_on():
     labels = [labels_with("t0", [], style=1.0, odd=3.0), labels_with("t1", [], style=2.0)]
     assert {name: each.tolist() for name, each in build_episodes(make_plan(["a", "a"]), labels, CPU).extra.items()} == {

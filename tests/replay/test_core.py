@@ -205,6 +205,11 @@ def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) ->
     assert core.status()["committed"] == 0
 
 
+def test_with_a_greedy_sibling_the_first_member_of_every_group_is_greedy(tmp_path: Path) -> None:
+    tickets = Core(tmp_path, make_rules(greedy_sibling=True)).tickets(4)
+    assert [(ticket.member, ticket.temperature) for ticket in tickets] == [(0, 0.0), (1, 1.0)] * 2
+
+
 def test_a_failed_evaluation_task_counts_as_failed_not_as_wrong(core: Core) -> None:
     from asyncrl.replay.report import evaluation
 

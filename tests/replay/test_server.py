@@ -17,7 +17,7 @@ from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
 from asyncrl.wire import Message, decode, encode
-from tests.helpers import make_labels, make_trajectory
+from tests.helpers import make_labels, make_trajectory, until
 from tests.replay.support import make_rules
 
 
@@ -32,10 +32,18 @@ class Running:
         self.socket.router_mandatory = True
         self.port = port or self.socket.bind_to_random_port("tcp://127.0.0.1")
         if port:
-            self.socket.bind(f"tcp://127.0.0.1:{port}")
+            until(self._bound)
         server = Server(self.socket, self.store, Service(make_rules(), 10.0, time.monotonic))
         self.thread = threading.Thread(target=server.run, args=(self.stop,), daemon=True)
         self.thread.start()
+
+    def _bound(self) -> bool:
+        """A port that was served a moment ago may not be free at once."""
+        try:
+            self.socket.bind(self.endpoint)
+        except zmq.ZMQError:
+            return False
+        return True
 
     @property
     def endpoint(self) -> str:
