@@ -12,6 +12,16 @@ from asyncrl.demo.prepare import prepare
 from tests.end_to_end.support import ROOT, Run
 
 
+LONGEST_S = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs take minutes, and share the machine with whatever else is tested."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(LONGEST_S))
+
+
 @pytest.fixture(scope="session")
 def prepared() -> list[str]:
     """The command line that trains on the demo's task."""

@@ -52,7 +52,7 @@ class Run:
         """The learner's metrics, a line a step; a step that was done again stands twice."""
         return [line for line in read_lines(self.dir / "metrics" / "learner.jsonl") if "reward/mean" in line]
 
-    def wait_for_step(self, step: int, seconds: float = 120.0) -> None:
+    def wait_for_step(self, step: int, seconds: float = 240.0) -> None:
         def reached() -> bool:
             assert self.process.poll() is None, self.output
             return any(line["step"] >= step for line in self.steps())
@@ -70,7 +70,7 @@ class Run:
             self.process.wait(30)
         self._output.close()
 
-    def finish(self, seconds: float = 240.0) -> dict[str, Any]:
+    def finish(self, seconds: float = 480.0) -> dict[str, Any]:
         """Wait for the end; returns the last line, which is JSON where the command ends so."""
         assert self.process.wait(seconds) == 0, self.output
         last = self.output.strip().splitlines()[-1]
