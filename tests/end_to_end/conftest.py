@@ -11,7 +11,6 @@ from asyncrl.demo.command import CACHE, SEED, prepared_overrides
 from asyncrl.demo.prepare import prepare
 from tests.end_to_end.support import ROOT, Run
 
-
 LONGEST_S = 900
 
 
