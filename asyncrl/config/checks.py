@@ -121,6 +121,12 @@ def _check_combinations(config: TrainConfig) -> None:
         f"the last weights must be published: make it a multiple of learner.publish_every={learner.publish_every}",
     )
     _require(
+        learner.checkpoint_every % learner.publish_every == 0,
+        config,
+        "learner.checkpoint_every",
+        f"a resumed learner publishes its version anew: make it a multiple of publish_every={learner.publish_every}",
+    )
+    _require(
         config.scoring.timeout_s < config.replay.lease_s,
         config,
         "scoring.timeout_s",

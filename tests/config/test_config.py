@@ -49,6 +49,8 @@ def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int
     [
         ({"learner.batch_size": 10, "learner.group_size": 4}, "such as 12"),
         ({"learner.minibatches": 7}, "divide"),
+        ({"learner.publish_every": 7}, "last weights must be published"),
+        ({"learner.publish_every": 4, "learner.checkpoint_every": 10}, "multiple of publish_every=4"),
         ({"actor.max_tokens": 9000}, "engine.max_length"),
         ({"actor.temperature": 0.0}, "no exploration"),
         ({"learner.eval_every": 5}, "data.eval"),

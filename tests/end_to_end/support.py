@@ -52,6 +52,11 @@ class Run:
         """The learner's metrics, a line a step; a step that was done again stands twice."""
         return [line for line in read_lines(self.dir / "metrics" / "learner.jsonl") if "reward/mean" in line]
 
+    def accuracies(self) -> list[float]:
+        """The held-out accuracies so far, in the order of their steps."""
+        lines = read_lines(self.dir / "metrics" / "learner.jsonl")
+        return [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+
     def wait_for_step(self, step: int, seconds: float = 240.0) -> None:
         def reached() -> bool:
             assert self.process.poll() is None, self.output

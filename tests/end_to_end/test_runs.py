@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 from collections.abc import Callable
 
 from asyncrl.demo.report import summarise
@@ -15,7 +14,9 @@ Start = Callable[..., Run]
 
 
 def by_chance(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """A rule that knows nothing."""
+    """A coin for training tasks; the held-out ones are judged as they are, so that learning would show."""
+    if task.extra_info["split"] == "eval":
+        return float(answer.strip() == task.ground_truth)
     return float(random.Random(trajectory.id).random() < 0.5)
 
 
@@ -31,18 +32,18 @@ def test_a_policy_whose_reward_is_chance_does_not_learn(start: Start, prepared: 
     rule = "scoring.rule=tests.end_to_end.test_runs.by_chance"
     run = start("train", *prepared, rule, "scoring.shaping.process_weight=0", "learner.steps=8")
     run.finish()
-    rewards = [line["outcome/mean"] for line in run.steps()]
-    assert all(0.25 < reward < 0.75 for reward in rewards), rewards
+    accuracies = run.accuracies()
+    # Eight steps with the true reward end above 0.9; ties between operators alone move it by 0.3.
+    assert len(accuracies) == 2
+    assert max(accuracies) < 0.8, accuracies
 
 
 def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: list[str]) -> None:
     changes = (*prepared, "learner.steps=8", "learner.checkpoint_every=2", "learner.eval_every=0")
     first = start("train", *changes)
     first.wait_for_step(3)
-    started = time.monotonic()
     first.process.send_signal(signal.SIGINT)
     assert first.process.wait(30) == 130, first.output
-    stopped_in = time.monotonic() - started
     assert "resume" in first.output
     before = len(first.steps())
     other = start("train", *changes, "learner.lr=1")
@@ -54,7 +55,6 @@ def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: li
     assert min(line["step"] for line in second.steps()[before:]) >= 2
     summary = summarise(read_config(second.dir), second.dir, 1.0)
     assert (summary["lost"], summary["trained_twice"], summary["trajectories_trained"]) == (0, 0, 8 * 64)
-    assert stopped_in < 30
 
 
 def test_two_learner_ranks_train_the_same_loop(start: Start, prepared: list[str]) -> None:
