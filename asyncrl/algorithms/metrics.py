@@ -54,7 +54,7 @@ def update_sums(log_ratio: Tensor, weights: Tensor | None, advantages: Tensor) -
         "weight/sum": count if weights is None else _sum(weights),
         "weight/squared": count if weights is None else _sum(weights.square()),
         "advantage/sum": _sum(advantages),
-        "advantage/squared": _sum(advantages.square()),
+        "advantage/squared": _sum(advantages.double().square()),
         "advantage/positive": (advantages > 0).count_nonzero().double(),
     }
 
@@ -64,7 +64,7 @@ def return_sums(view: View, tokens: Tokens) -> dict[str, Tensor]:
     if tokens.returns is None:
         return {}
     returns = view.take(tokens.returns)
-    return {"return/sum": _sum(returns), "return/squared": _sum(returns.square())}
+    return {"return/sum": _sum(returns), "return/squared": _sum(returns.double().square())}
 
 
 def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, float]:
@@ -148,5 +148,5 @@ def _lags(counts: Sequence[float]) -> dict[str, float]:
 
 
 def _sum(values: Tensor) -> Tensor:
-    """Torch adds float32 in a tree; a float64 copy of millions of numbers costs more than all else here."""
-    return values.sum().double()
+    """In float64: moments are differences of sums, which float32 would leave without digits."""
+    return values.sum(dtype=torch.float64)

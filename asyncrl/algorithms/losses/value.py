@@ -68,8 +68,8 @@ def value_loss(
     error = returns - now.detach()
     sums = {
         "value/tokens": error.new_tensor(error.numel(), dtype=torch.float64),
-        "value/error": error.sum().double(),
-        "value/error_squared": error.square().sum().double(),
+        "value/error": error.sum(dtype=torch.float64),
+        "value/error_squared": error.double().square().sum(),
         "value/clipped": clipped.count_nonzero().double(),
     }
     return losses.sum() / max(1, totals.tokens), sums
