@@ -213,6 +213,21 @@ class Labels:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lease:
+    """A trajectory that a scorer shall work on.
+
+    `kinds` are the kinds of scoring that it shall do now; `partial` is what earlier kinds found, None at first; `final`
+    says that nothing remains after it, so that the labels it gives back carry the reward.
+    """
+
+    task: Task
+    trajectory: Trajectory
+    kinds: tuple[str, ...]
+    partial: Labels | None
+    final: bool
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """The trajectories that make learner step `step`, in order, recorded before it is handed out.

@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.needs import configured
 
 CHOICES: dict[str, Sequence[str]] = {
     "model.dtype": ("float32", "bfloat16"),
@@ -75,6 +76,7 @@ def check(config: TrainConfig) -> None:
     for key in NOT_NEGATIVE:
         _require(value(config, key) >= 0, config, key, "it must be 0 or more")
     _check_combinations(config)
+    _check_kinds(config)
     _check_files(config)
     check_bind(config.network.host, config.network.insecure)
 
@@ -144,6 +146,23 @@ def _check_combinations(config: TrainConfig) -> None:
         config,
         "scoring.shaping.process_weight",
         "step scores need scoring.prm, the folder of a process reward model",
+    )
+
+
+def _check_kinds(config: TrainConfig) -> None:
+    known = configured(config.scoring)
+    for source, kinds in config.scoring.needs.items():
+        _require(
+            bool(kinds) and set(kinds) <= set(known),
+            config,
+            "scoring.needs",
+            f"{source} must name some of the kinds that are configured: {', '.join(known)}",
+        )
+    _require(
+        set(config.scoring.serve) <= set(known),
+        config,
+        "scoring.serve",
+        f"name some of the kinds that are configured: {', '.join(known)}",
     )
 
 
