@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-from asyncrl.errors import RefusedError
+from asyncrl.errors import RefusedError, StoreError
 from asyncrl.replay.groups import Groups
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.records import Facts, Group
@@ -12,6 +13,9 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.types import Purpose, Ticket, Trajectory
+from asyncrl.wire import Buffer
+
+log = logging.getLogger(__name__)
 
 
 class Episodes:
@@ -121,11 +125,16 @@ class Episodes:
         self._groups.withdraw(tx, ticket)
         self._groups.fail_member(tx, entry[0], entry[1], reason)
 
-    def fetch(self, tx: Transaction, table: str, names: Sequence[str]) -> list[bytes]:
-        """The stored frames of trajectories (`data`) or their labels (`labels`). Raises RefusedError: one is gone."""
-        values = []
+    def fetch(self, tx: Transaction, table: str, names: Sequence[str]) -> list[Buffer]:
+        """The stored frames of trajectories (`data`) or their labels (`labels`). Raises RefusedError: one is gone or
+        damaged."""
+        values: list[Buffer] = []
         for name in names:
-            value = tx.get_bytes(table, name)
+            try:
+                value = tx.get_bytes(table, name)
+            except StoreError as error:
+                log.error("%s cannot be given out: %s", name, error)
+                raise RefusedError(str(error)) from error
             if value is None:
                 facts = Facts.load(tx, name)
                 raise RefusedError(f"the {table} of {name} are not there: {facts.state if facts else 'it is unknown'}")

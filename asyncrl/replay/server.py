@@ -51,7 +51,7 @@ class Server:
         self._next_tick = clock()
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set."""
+        """Serve until `stop` is set. Raises StoreError: the store is damaged, where nothing can be answered for."""
         with self._store.transaction() as tx:
             self._service.start(tx)
         while not stop.is_set():
@@ -95,6 +95,8 @@ class Server:
             return [
                 (client, Message("busy", request.sequence, {"reason": "the store is full; see replay.max_store_gb"}))
             ]
+        except StoreError:
+            raise
         except (AsyncrlError, lmdb.BadValsizeError) as error:
             log.warning("refused %s: %s", request.kind, error)
             tx.add("refused")
@@ -125,6 +127,8 @@ class Server:
         try:
             with tx.nested() as nested:
                 return self._service.handle(nested, request)
+        except StoreError:
+            raise
         except AsyncrlError as error:
             return Message("refused", request.sequence, {"reason": str(error)})
 

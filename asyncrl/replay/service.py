@@ -6,7 +6,7 @@ again when the state has changed, until the requester's patience is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.wire import (
+    Buffer,
     Message,
     encode,
     join,
@@ -184,6 +185,6 @@ def _reply(request: Message, **body: Any) -> Message:
     return Message("ok", request.sequence, body)
 
 
-def _frames(request: Message, values: list[bytes], **body: Any) -> Message:
+def _frames(request: Message, values: Sequence[Buffer], **body: Any) -> Message:
     arrays = {str(index): np.frombuffer(value, np.uint8) for index, value in enumerate(values)}
     return Message("ok", request.sequence, body, arrays)

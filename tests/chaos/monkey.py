@@ -18,22 +18,25 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from asyncrl.launch.local import free_ports
 from asyncrl.replay.stored import StoredRun
+from tests.chaos.rule import WITNESS_VARIABLE
 from tests.chaos.verdict import judge
 from tests.chaos.witness import Witness
-from tests.chaos.world import WITNESS_VARIABLE, World
+from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import until
 
 log = logging.getLogger("monkey")
 
-MEAN_PAUSE_S = 1.6
+VICTIMS = {"replay": 0.3, "actor": 0.3, "scoring": 0.25, "learner": 0.15}
+"""Chances by kind of role: the learner is slowest to start, and without it nothing is trained."""
+MEAN_PAUSE_S = 2.0
 LONGEST_STOP_S = 7.0
 PROGRESS_S = 15.0
 STEPS_AFTER = 3
@@ -73,7 +76,7 @@ class Monkey:
         roles = self._alive()
         if not roles:
             return
-        chance, victim = self._rng.random(), self._rng.choice(sorted(roles))
+        chance, victim = self._rng.random(), self._victim(roles)
         if chance < 0.55:
             self._kill(roles[victim])
         elif chance < 0.7:
@@ -86,6 +89,10 @@ class Monkey:
             with suppress(ProcessLookupError):
                 os.kill(roles[victim], signal.SIGSTOP)
                 self._stopped[roles[victim]] = time.monotonic() + self._rng.uniform(0.5, LONGEST_STOP_S)
+
+    def _victim(self, roles: Collection[str]) -> str:
+        chances = {name: VICTIMS[name.split("-")[0]] for name in sorted(roles)}
+        return self._rng.choices(list(chances), list(chances.values()))[0]
 
     def _kill(self, pid: int) -> None:
         if self.kills < self._wanted:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.errors import ScoringError
-from asyncrl.types import Task, Trajectory
 from tests.helpers import make_task
 from tests.learner.support import write_model
 
@@ -17,7 +13,6 @@ BATCH = 8
 GROUP = 2
 MAX_LAG = 1
 TASKS = 64
-WITNESS_VARIABLE = "ASYNCRL_TEST_WITNESS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,7 @@ class World:
             "actor.episode_timeout_s=20",
             "engine.slots=8",
             "engine.max_length=128",
-            "scoring.rule=tests.chaos.world.coin",
+            "scoring.rule=tests.chaos.rule.coin",
             "scoring.timeout_s=2",
             "scoring.batch_trajectories=4",
             f"learner.batch_size={BATCH}",
@@ -66,15 +61,3 @@ class World:
             "cluster.scorers=2",
             "cluster.max_restarts=100000",
         ]
-
-
-def coin(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """A reward that depends on the trajectory's id alone; one in fifty cannot be judged. Whatever is judged was
-    accepted, so its id is written down where the monkey looks."""
-    if witness := os.environ.get(WITNESS_VARIABLE):
-        with Path(witness).open("a") as file:
-            file.write(f"{trajectory.id}\n")
-    fate = zlib.crc32(trajectory.id.encode())
-    if fate % 50 == 0:
-        raise ScoringError("this one cannot be judged")
-    return float(fate // 50 % 2)
