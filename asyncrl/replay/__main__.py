@@ -11,11 +11,15 @@ from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import UnavailableError
+from asyncrl.replay.client import CREDITS
 from asyncrl.replay.from_config import open_store, rules
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
 
 log = logging.getLogger("asyncrl.replay")
+
+MESSAGES_PER_PEER = 2 * CREDITS
+"""Messages that wait in memory for or from one peer; who has more does not keep to its credits."""
 
 
 def run(config: TrainConfig) -> None:
@@ -25,6 +29,7 @@ def run(config: TrainConfig) -> None:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.linger = 0
     socket.router_mandatory = True
+    socket.sndhwm = socket.rcvhwm = MESSAGES_PER_PEER
     socket.maxmsgsize = config.network.max_message_mb << 20
     endpoint = process.replay_endpoints(config.network, config.replay.shards)[config.replay.shard]
     try:

@@ -122,6 +122,7 @@ class Labelling:
         if not held or facts is None or facts.state != State.LEASED:
             tx.add("late_labels")
             return False
+        self._scorers.worked(worker)
         tx.put_bytes("labels", name, frames)
         group = Group.of(tx, facts.group)
         facts.scored, facts.leased, facts.attempts = facts.scored + facts.leased, 0, 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import lmdb
 import zmq
 
-from asyncrl.errors import AsyncrlError, StoreError
+from asyncrl.errors import AsyncrlError, BusyError, StoreError
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store, Transaction
 from asyncrl.wire import Buffer, Message, decode, encode
@@ -91,10 +91,9 @@ class Server:
             request = decode(frames)
             with tx.nested() as nested:
                 reply = self._service.handle(nested, request)
-        except lmdb.MapFullError:
-            return [
-                (client, Message("busy", request.sequence, {"reason": "the store is full; see replay.max_store_gb"}))
-            ]
+        except (lmdb.MapFullError, BusyError) as error:
+            reason = str(error) if isinstance(error, BusyError) else "the store is full; see replay.max_store_gb"
+            return [(client, Message("busy", request.sequence, {"reason": reason}))]
         except StoreError:
             raise
         except (AsyncrlError, lmdb.BadValsizeError) as error:
@@ -148,4 +147,4 @@ class Server:
         try:
             self._socket.send_multipart([client, *encode(reply)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            log.info("a requester has gone before its answer: %s", error)
+            log.info("a requester has gone, or does not take its answers: %s", error)

@@ -46,7 +46,7 @@ class Service:
         self._actors = Workers("actors", lease_s, clock)
         self._scorers = Workers("scorers", lease_s, clock)
         self.labelling = Labelling(rules, groups, self._scorers)
-        self.episodes = Episodes(rules, groups, self.labelling, self._actors)
+        self.episodes = Episodes(rules, groups, self.labelling, self._actors, clock)
         self.letters = Letters(groups, self.labelling)
         self.planning = Planning(rules, groups)
         self._handlers: dict[str, Handler] = {
@@ -71,7 +71,7 @@ class Service:
 
     def start(self, tx: Transaction) -> None:
         """Take up what an earlier process left: everyone who held work gets a fresh lease."""
-        self._actors.adopt(tx)
+        self.episodes.adopt(tx)
         self._scorers.adopt(tx)
 
     def tick(self, tx: Transaction) -> None:

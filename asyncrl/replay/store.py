@@ -175,8 +175,12 @@ class Transaction:
 
     def live_bytes(self) -> int:
         """Bytes of all pages that hold something."""
-        stats = [self._raw.stat(db=table) for table in self._tables.values()]
-        return sum(s["psize"] * (s["branch_pages"] + s["leaf_pages"] + s["overflow_pages"]) for s in stats)
+        return sum(self.table_bytes(table) for table in self._tables)
+
+    def table_bytes(self, table: str) -> int:
+        """Bytes of the pages of one table."""
+        stat = self._raw.stat(db=self._tables[table])
+        return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
 
     @contextlib.contextmanager
     def nested(self) -> Iterator[Transaction]:
