@@ -34,14 +34,16 @@ from tests.helpers import until
 
 log = logging.getLogger("monkey")
 
-VICTIMS = {"replay": 0.3, "actor": 0.3, "scoring": 0.25, "learner": 0.15}
+VICTIMS = {"replay": 0.25, "actor": 0.35, "scoring": 0.25, "learner": 0.15}
 """Chances by kind of role: the learner is slowest to start, and without it nothing is trained."""
-MEAN_PAUSE_S = 2.0
+MEAN_PAUSE_S = 1.0
 LONGEST_STOP_S = 7.0
-PROGRESS_S = 15.0
+BURST = 10
+STEPS_BETWEEN = 2
 STEPS_AFTER = 3
 WITHOUT_END = 1_000_000
 START_S = 120.0
+GO_ON_S = 300.0
 
 
 class Monkey:
@@ -59,17 +61,20 @@ class Monkey:
         return len(self._killed)
 
     def rage(self) -> None:
-        """Kill until there were enough kills, and leave nobody stopped."""
-        report = time.monotonic()
-        while self.kills < self._wanted:
-            assert self._run.process.poll() is None, self._run.output
-            self._continue(time.monotonic())
-            self._strike()
-            if time.monotonic() > report:
-                report = time.monotonic() + PROGRESS_S
-                log.info("%d of %d kills", self.kills, self._wanted)
-            time.sleep(self._rng.expovariate(1 / MEAN_PAUSE_S))
-        self._continue(float("inf"))
+        """Kill until there were enough kills; after each burst the run must go on."""
+        for burst in range(BURST, self._wanted + BURST, BURST):
+            while self.kills < min(burst, self._wanted):
+                assert self._run.process.poll() is None, self._run.output
+                self._continue(time.monotonic())
+                self._strike()
+                time.sleep(self._rng.expovariate(1 / MEAN_PAUSE_S))
+            self._continue(float("inf"))
+            goal = self._newest_step() + STEPS_BETWEEN
+            log.info("%d of %d kills; the run must now reach step %d", self.kills, self._wanted, goal)
+            self._run.wait_for_step(goal, GO_ON_S)
+
+    def _newest_step(self) -> int:
+        return max((line["step"] for line in self._run.steps()), default=-1)
 
     def _strike(self) -> None:
         """One misfortune: a kill, a few at once, a kill in the next start too, or a standstill."""
@@ -135,7 +140,6 @@ def chaos(folder: Path, kills: int, seed: int, shards: int) -> dict[str, Any]:
         monkey = Monkey(run, kills, random.Random(seed))
         until((run.dir / "processes.json").exists, START_S)
         monkey.rage()
-        run.wait_for_step(1)
         run.process.send_signal(signal.SIGINT)
         run.process.wait(60)
         steps = _planned(run.dir) + STEPS_AFTER
