@@ -93,6 +93,7 @@ class Server:
                 reply = self._service.handle(nested, request)
         except (lmdb.MapFullError, BusyError) as error:
             reason = str(error) if isinstance(error, BusyError) else "the store is full; see replay.max_store_gb"
+            log.warning("%s must wait: %s", request.kind, reason)
             return [(client, Message("busy", request.sequence, {"reason": reason}))]
         except StoreError:
             raise
