@@ -53,6 +53,7 @@ POSITIVE = (
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
     "critic.lr",
+    "implicit.lr",
     "cluster.actors",
     "cluster.scorers",
     "cluster.learner_ranks",
@@ -144,6 +145,12 @@ def _check_combinations(config: TrainConfig) -> None:
         config,
         "scoring.timeout_s",
         f"a scorer that verifies for longer loses its lease; stay under replay.lease_s={config.replay.lease_s}",
+    )
+    _require(
+        not config.implicit.train or config.algorithm.advantage.name == "prime",
+        config,
+        "implicit.train",
+        f"algorithm.advantage={config.algorithm.advantage.name} does not read it; use algorithm=prime",
     )
     _require(actor.temperature > 0, config, "actor.temperature", "training samples; 0 (greedy) has no exploration")
     _require(

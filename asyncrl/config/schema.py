@@ -174,6 +174,15 @@ class CriticConfig:
 
 
 @dataclass
+class ImplicitConfig:
+    """The implicit process model of algorithm=prime, trained on outcomes beside the policy. It shares learner.*."""
+
+    train: bool = option(False, "train it in the learner; else algorithm=prime reads the step scores of scoring.prm")
+    path: str | None = option(None, "Hugging Face folder or hub name of its first weights; none is model.path")
+    lr: float = option(1e-6, "learning rate of its AdamW")
+
+
+@dataclass
 class Choice:
     """An algorithm's part: its name and the parameters that differ from its defaults."""
 
@@ -246,6 +255,7 @@ class TrainConfig:
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    implicit: ImplicitConfig = field(default_factory=ImplicitConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
