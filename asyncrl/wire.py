@@ -67,6 +67,10 @@ def _header(frame: Buffer) -> tuple[str, int, dict[str, Any], list[Any]]:
     if len(frame) > MAX_HEADER_BYTES:
         raise WireError(f"the header has {len(frame)} bytes; at most {MAX_HEADER_BYTES} are taken")
     try:
+        # A walk without building anything: what a list announces must have come before memory is taken for it.
+        walk = msgpack.Unpacker(max_buffer_size=len(frame), max_ext_len=0)
+        walk.feed(frame)
+        walk.skip()
         header = msgpack.unpackb(frame, max_ext_len=0)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"the header is no msgpack: {error}") from error
@@ -95,7 +99,10 @@ def _array(entry: Any, frame: Buffer) -> tuple[str, NDArray[Any]]:
     dtype, size = _DTYPES[code], math.prod(shape)
     if size * dtype.itemsize != len(frame):
         raise WireError(f"array {name!r} announces {size * dtype.itemsize} bytes, {len(frame)} came")
-    return name, np.frombuffer(frame, dtype).reshape(shape)
+    try:
+        return name, np.frombuffer(frame, dtype).reshape(shape)
+    except ValueError as error:
+        raise WireError(f"array {name!r} cannot have the shape {shape!r:.100}: {error}") from error
 
 
 def join(frames: Sequence[Buffer]) -> bytes:
@@ -152,7 +159,13 @@ def read_trajectory(message: Message) -> Trajectory:
             group_id=_text(body["group"]),
             member=int(body["member"]),
             turns=tuple(
-                Turn(int(start), int(end), Role(role), _text(finish), tuple(ToolCall(_text(n), a) for n, a in calls))
+                Turn(
+                    int(start),
+                    int(end),
+                    Role(role),
+                    _text(finish),
+                    tuple(ToolCall(_text(n), dict(a)) for n, a in calls),
+                )
                 for start, end, role, finish, calls in body["turns"]
             ),
             steps=tuple(Step(int(start), int(end)) for start, end in body["steps"]),
@@ -161,7 +174,7 @@ def read_trajectory(message: Message) -> Trajectory:
             timings=_numbers(body["timings"]),
             **{name: message.arrays[name] for name in ("tokens", "loss_mask", "logprobs", "versions")},
         )
-    except (KeyError, TypeError, ValueError, InvariantError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, InvariantError) as error:
         raise WireError(f"not a trajectory: {type(error).__name__}: {error}") from error
 
 
@@ -190,7 +203,7 @@ def read_labels(message: Message) -> Labels:
             step_ends=message.arrays["step_ends"],
             extra=_numbers(body["extra"]),
         )
-    except (KeyError, TypeError, ValueError, InvariantError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, InvariantError) as error:
         raise WireError(f"not labels: {type(error).__name__}: {error}") from error
 
 
@@ -240,7 +253,7 @@ def read_ticket(body: Mapping[str, Any]) -> Ticket:
             temperature=float(body["temperature"]),
             min_version=int(body["min_version"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError(f"not a ticket: {type(error).__name__}: {error}") from error
 
 
@@ -264,4 +277,7 @@ def _text(value: Any) -> str:
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    return {_text(name): float(value) for name, value in dict(values).items()}
+    numbers = {_text(name): float(value) for name, value in dict(values).items()}
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError(f"a number is not finite: {numbers!r:.100}")
+    return numbers

@@ -20,6 +20,7 @@ from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.trainer import Trainer
+from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.client import ReplayClient
@@ -38,12 +39,20 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         ranks = stack.enter_context(joined())
         context = stack.enter_context(zmq.Context())
         worker = process.worker_name(f"learner-{ranks.rank}")
-        client = ReplayClient(process.replay_endpoint(network), worker, process.incarnation(), stop, context=context)
+        client = ReplayClient(
+            process.replay_endpoint(network),
+            worker,
+            process.incarnation(),
+            stop,
+            context=context,
+            keys=client_keys(network),
+        )
         replay = stack.enter_context(closing(client))
         publisher: WeightPublisher | None = None
         metrics: Metrics = Fanout([])
         if ranks.rank == 0:
-            publisher = WeightPublisher(network.host, network.weights_port, context, insecure=network.insecure)
+            keys, insecure = server_keys(network), network.insecure
+            publisher = WeightPublisher(network.host, network.weights_port, context, keys=keys, insecure=insecure)
             stack.callback(publisher.close)
             metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), "learner")))
         train(config, ranks, replay, publisher, metrics, stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
 
 import zmq
 
@@ -11,7 +12,8 @@ from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.reading import read_tasks
-from asyncrl.errors import UnavailableError
+from asyncrl.network.keys import server_keys
+from asyncrl.network.sockets import listen
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.groups import Rules
@@ -44,27 +46,20 @@ def rules(config: TrainConfig) -> Rules:
 def run(config: TrainConfig) -> None:
     """Serve until a signal. Raises UnavailableError: the port is taken; StoreError: the store cannot be opened."""
     stop = process.stop_on_signals()
+    network, endpoint = config.network, process.replay_endpoint(config.network)
+    keys = server_keys(network)
     store = Store(
         process.run_dir(config.run) / "replay",
         int(config.replay.max_store_gb * 1e9),
         durable=config.replay.durability == "fsync",
     )
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-    socket.linger = 0
-    socket.router_mandatory = True
-    socket.maxmsgsize = config.network.max_message_mb << 20
-    endpoint = process.replay_endpoint(config.network)
     try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise UnavailableError(
-            f"cannot listen at {endpoint}: {error}; set network.replay_port to a free port"
-        ) from error
-    log.info("replay serves %s from %s", endpoint, process.run_dir(config.run) / "replay")
-    try:
-        Server(socket, store, Service(rules(config), config.replay.lease_s, time.monotonic)).run(stop)
+        listener = listen(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20)
+        log.info("replay serves %s from %s", endpoint, process.run_dir(config.run) / "replay")
+        with closing(listener):
+            service = Service(rules(config), config.replay.lease_s, time.monotonic, lambda: listener.strangers)
+            Server(listener.socket, store, service).run(stop)
     finally:
-        socket.close()
         store.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
+from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 
 
@@ -24,7 +25,8 @@ def run(config: TrainConfig) -> None:
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
     prm = load_value_head(scoring.prm) if scoring.prm else None
     verifier = Verifier(scoring.rule, scoring.rules, scoring.timeout_s)
-    client = ReplayClient(process.replay_endpoint(config.network), name, process.incarnation(), stop)
+    keys, endpoint = client_keys(config.network), process.replay_endpoint(config.network)
+    client = ReplayClient(endpoint, name, process.incarnation(), stop, keys=keys)
     metrics = open_metrics(config.observe, process.run_dir(config.run), name)
     worker = Worker(client, Scorer(scoring, tokenizer, verifier, prm), scoring, metrics, config.replay.lease_s)
     try:
