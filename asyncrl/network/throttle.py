@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-MAX_REASON = 300
+MAX_REASON = 500
 
 
 class Throttled:
