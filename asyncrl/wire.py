@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from asyncrl.errors import InvariantError, WireError
 from asyncrl.types import BatchPlan, Finish, Labels, Purpose, Role, Step, Task, Ticket, ToolCall, Trajectory, Turn
+from asyncrl.unpacking import unpack
 
 PROTOCOL = 1
 MAX_HEADER_BYTES = 4 << 20
@@ -67,13 +68,9 @@ def _header(frame: Buffer) -> tuple[str, int, dict[str, Any], list[Any]]:
     if len(frame) > MAX_HEADER_BYTES:
         raise WireError(f"the header has {len(frame)} bytes; at most {MAX_HEADER_BYTES} are taken")
     try:
-        # A walk without building anything: what a list announces must have come before memory is taken for it.
-        walk = msgpack.Unpacker(max_buffer_size=len(frame), max_ext_len=0)
-        walk.feed(frame)
-        walk.skip()
-        header = msgpack.unpackb(frame, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise WireError(f"the header is no msgpack: {error}") from error
+        header = unpack(frame)
+    except WireError as error:
+        raise WireError(f"the header cannot be read: {error}") from error
     if not isinstance(header, list) or not header:
         raise WireError("the header is no list")
     if header[0] != PROTOCOL:
@@ -94,11 +91,13 @@ def _array(entry: Any, frame: Buffer) -> tuple[str, NDArray[Any]]:
             raise WireError(
                 f"an array must be [name, dtype, shape] with a dtype of {sorted(_DTYPES)}, not {entry!r:.100}"
             )
-    if not all(isinstance(size, int) and 0 <= size < 1 << 40 for size in shape):
+    if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
         raise WireError(f"array {name!r} has the impossible shape {shape!r:.100}")
     dtype, size = _DTYPES[code], math.prod(shape)
     if size * dtype.itemsize != len(frame):
         raise WireError(f"array {name!r} announces {size * dtype.itemsize} bytes, {len(frame)} came")
+    if code == "|b1" and size and np.frombuffer(frame, np.uint8).max() > 1:
+        raise WireError(f"array {name!r} has truth values other than 0 and 1")
     try:
         return name, np.frombuffer(frame, dtype).reshape(shape)
     except ValueError as error:

@@ -19,6 +19,9 @@ CHOICES: dict[str, Sequence[str]] = {
     "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
+MAX_FRAME_MB = 4095
+"""A frame's length has 32 bits in the store."""
+
 POSITIVE = (
     "actor.concurrency",
     "actor.max_turns",
@@ -77,6 +80,7 @@ def check(config: TrainConfig) -> None:
     _check_combinations(config)
     _check_files(config)
     network = config.network
+    _require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
     check_bind(network.host, network.insecure, secured=network.keys is not None)
 
 

@@ -33,7 +33,7 @@ class Throttled:
         self._unsaid = 0
 
     def warn(self, reason: object) -> None:
-        """Log `reason`, cut short, or count it."""
+        """Log `reason`, cut short and on one line, or count it."""
         now = self._clock()
         self._credit = min(self._burst, self._credit + (now - self._refilled) / self._every_s)
         self._refilled = now
@@ -42,5 +42,6 @@ class Throttled:
             return
         self._credit -= 1
         more = f" (and {self._unsaid} times more since the last line)" if self._unsaid else ""
-        self._logger.warning("%s%s: %s", self._what, more, str(reason)[:MAX_REASON])
+        told = str(reason)[:MAX_REASON].encode("unicode_escape").decode()
+        self._logger.warning("%s%s: %s", self._what, more, told)
         self._unsaid = 0

@@ -51,7 +51,7 @@ REQUESTS: dict[str, dict[str, Field]] = {
     "trajectory": {"id": NAME, "group": NAME},
     "failed": {"ticket": NAME, "reason": TEXT},
     "lease": {**WHO, "trajectories": whole(), "tokens": whole()},
-    "renew": WHO,
+    "renew": {"worker": NAME},
     "labels": {**WHO, "id": NAME},
     "scoring-failed": {**WHO, "id": NAME, "reason": TEXT},
     "plan": {"step": whole()},

@@ -20,3 +20,8 @@ def test_the_first_are_said_at_once_and_the_others_counted(caplog: pytest.LogCap
     warnings.warn("unsaid")
     assert caplog.records[-1].getMessage() == f"refused (and 997 times more since the last line): {'x' * MAX_REASON}"
     assert len(caplog.records) == 4
+
+
+def test_a_stranger_cannot_write_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    Throttled(logging.getLogger("t"), "refused").warn("x\n2026-01-01 ERROR the store is lost\x1b[2J")
+    assert caplog.records[-1].getMessage() == "refused: x\\n2026-01-01 ERROR the store is lost\\x1b[2J"

@@ -16,6 +16,7 @@ import numpy as np
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.replay.requests import check
+from asyncrl.types import Role, ToolCall, Turn
 from asyncrl.wire import PROTOCOL, Message, decode, encode, labels_message, trajectory_message
 from tests.helpers import make_labels, make_trajectory
 
@@ -23,10 +24,21 @@ Frames = list[bytes]
 
 WHO = {"worker": "stranger", "incarnation": "1"}
 LABELS = labels_message(make_labels("nobody"))
+CALLS = Turn(4, 8, Role.ASSISTANT, "stop", (ToolCall("calculator", {"expression": "1+1", "nested": [[{"a": [1]}]]}),))
 REPLAY_REQUESTS = [
     Message("tickets", 1, {**WHO, "holding": ["nobody"], "want": 0}),
     trajectory_message(make_trajectory(id="nobody", group_id="nothing"), 2),
     trajectory_message(make_trajectory(length=400, id="nobody", group_id="nothing"), 3),
+    trajectory_message(
+        make_trajectory(
+            id="nobody",
+            group_id="nothing",
+            turns=(Turn(0, 4, Role.PROMPT), CALLS),
+            rewards={"tool": 0.5},
+            timings={"generate": 1.5},
+        ),
+        17,
+    ),
     Message("failed", 4, {"ticket": "nobody", "reason": "broken"}),
     Message("lease", 5, {**WHO, "trajectories": 0, "tokens": 4096}),
     Message("renew", 6, {"worker": "stranger"}),
@@ -53,7 +65,7 @@ ORDERS = {
     "evaluate": "version",
 }
 DEEP: Any = []
-for _ in range(400):
+for _ in range(990):
     DEEP = [DEEP]
 HOSTILE: Sequence[Any] = [
     *(None, True, False, 0, 1, -1, 1 << 31, -(1 << 31), 10**9, 10**18, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1),
