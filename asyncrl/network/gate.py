@@ -75,7 +75,7 @@ class Gate:
         if event == zmq.EVENT_MONITOR_STOPPED:
             return False
         self.strangers += 1
-        self._warnings.warn(FAILED[event])
+        self._warnings.say(FAILED[event])
         return True
 
 
@@ -102,5 +102,5 @@ class _Porter:
         try:
             return len(credentials) == 1 and z85.encode(credentials[0]) in allowed_keys(self._allowed)
         except ConfigError as error:
-            self._warnings.warn(error)
+            self._warnings.say(error)
             return False

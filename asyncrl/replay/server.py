@@ -51,7 +51,7 @@ class Server:
         self._waiting: dict[tuple[bytes, str], Waiting] = {}
         self._next_tick = clock()
         self._refusals = Throttled(log, "refused a request")
-        self._undelivered = Throttled(log, "a requester has gone before its answer")
+        self._undelivered = Throttled(log, "a requester has gone before its answer", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set."""
@@ -131,7 +131,7 @@ class Server:
 
     def _refuse(self, tx: Transaction, request: Message, error: Exception) -> Message:
         tx.add("refused")
-        self._refusals.warn(f"{request.kind:.50}: {error}")
+        self._refusals.say(f"{request.kind:.50}: {error}")
         return Message("refused", request.sequence, {"reason": str(error)[:MAX_REASON]})
 
     def _recover(self, error: StoreError, requests: list[tuple[bytes, list[Buffer]]]) -> None:
@@ -150,4 +150,4 @@ class Server:
         try:
             self._socket.send_multipart([client, *encode(reply)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            self._undelivered.warn(error)
+            self._undelivered.say(error)

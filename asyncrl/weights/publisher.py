@@ -60,7 +60,7 @@ class Publisher:
         self.endpoint = self._listener.endpoint
         self.refused = 0
         self._refusals = Throttled(logger, "refused a request for weights")
-        self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none")
+        self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
         self._chunk_bytes = chunk_bytes
         self._offers = Offers(forget_s)
         self._published = -1
@@ -127,7 +127,7 @@ class Publisher:
             reply = self._offers.handle(receiver, decode(frames), time.monotonic())
         except WireError as error:
             self.refused += 1
-            self._refusals.warn(error)
+            self._refusals.say(error)
             reply = Message("refused", body={"reason": str(error)[:MAX_REASON]})
         if reply:
             self._send(receiver, reply)
@@ -136,4 +136,4 @@ class Publisher:
         try:
             self._router.send_multipart([receiver, *encode(message)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            self._undelivered.warn(error)
+            self._undelivered.say(error)
