@@ -5,6 +5,7 @@ Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -152,10 +153,10 @@ class Trajectory:
             bool(((self.versions >= 0) == mask).all()),
             f"{self.id}: versions must be 0 or more exactly on the sampled tokens and {NO_VERSION} elsewhere",
         )
-        sampled = self.logprobs[mask]
+        # Extremes, since nan spreads to them: two passes instead of four over the longest array there is.
         _require(
-            bool(np.isfinite(sampled).all() and (sampled <= 1e-4).all()),
-            f"{self.id}: a sampled token has no valid log-prob (they must be finite and at most 0)",
+            -math.inf < float(self.logprobs.min()) and float(self.logprobs.max()) <= 1e-4,
+            f"{self.id}: a sampled token has no valid log-prob (they must be finite and at most 0, elsewhere 0)",
         )
         _check_spans(self.id, "turn", self.turns, len(mask))
         _check_spans(self.id, "step", self.steps, len(mask))
@@ -213,12 +214,24 @@ class Labels:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lease:
+    """A trajectory that a scorer shall score. `kinds` are the kinds of scores that it shall give now, `partial` is what
+    earlier kinds found (None at first), and `final` is true where nothing remains to be scored after these."""
+
+    task: Task
+    trajectory: Trajectory
+    kinds: tuple[str, ...]
+    partial: Labels | None
+    final: bool
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """The trajectories that make learner step `step`, in order, recorded before it is handed out.
 
-    `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens) and
-    `sampled` (those of the policy) run parallel to `ids`.
+    `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens),
+    `sampled` (those of the policy) and `weights` (importance weights of the sampler, at most 1) run parallel to `ids`.
     """
 
     step: int
@@ -227,10 +240,11 @@ class BatchPlan:
     group_ids: Sequence[str]
     tokens: Sequence[int]
     sampled: Sequence[int]
+    weights: Sequence[float]
 
     def __post_init__(self) -> None:
         _require(
-            len(self.ids) == len(self.group_ids) == len(self.tokens) == len(self.sampled) > 0,
-            f"plan {self.step}: ids, group_ids, tokens and sampled must be parallel and not empty",
+            len(self.ids) == len(self.group_ids) == len(self.tokens) == len(self.sampled) == len(self.weights) > 0,
+            f"plan {self.step}: ids, group_ids, tokens, sampled and weights must be parallel and not empty",
         )
         _require(len(set(self.ids)) == len(self.ids), f"plan {self.step} names a trajectory twice")

@@ -18,12 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import InvariantError, WireError
-from asyncrl.types import BatchPlan, Finish, Labels, Purpose, Role, Step, Task, Ticket, ToolCall, Trajectory, Turn
+from asyncrl.types import (
+    NO_VERSION,
+    BatchPlan,
+    Finish,
+    Labels,
+    Purpose,
+    Role,
+    Step,
+    Task,
+    Ticket,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
 from asyncrl.unpacking import unpack
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_HEADER_BYTES = 4 << 20
 MAX_ARRAYS = 4096
+MAX_EMPTY_SIDE = 64
+"""An array without elements cannot be as long as it likes: others take memory by its length."""
 
 Buffer = bytes | bytearray | memoryview
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}
@@ -96,12 +111,11 @@ def _array(entry: Any, frame: Buffer) -> tuple[str, NDArray[Any]]:
     dtype, size = _DTYPES[code], math.prod(shape)
     if size * dtype.itemsize != len(frame):
         raise WireError(f"array {name!r} announces {size * dtype.itemsize} bytes, {len(frame)} came")
+    if not size and max(shape) > MAX_EMPTY_SIDE:
+        raise WireError(f"array {name!r} is empty, and claims {max(shape)} rows of nothing")
     if code == "|b1" and size and np.frombuffer(frame, np.uint8).max() > 1:
         raise WireError(f"array {name!r} has truth values other than 0 and 1")
-    try:
-        return name, np.frombuffer(frame, dtype).reshape(shape)
-    except ValueError as error:
-        raise WireError(f"array {name!r} cannot have the shape {shape!r:.100}: {error}") from error
+    return name, np.frombuffer(frame, dtype).reshape(shape)
 
 
 def join(frames: Sequence[Buffer]) -> bytes:
@@ -129,7 +143,7 @@ def split(value: Buffer) -> list[memoryview]:
 
 
 def trajectory_message(trajectory: Trajectory, sequence: int = 0) -> Message:
-    """A trajectory as a message of kind `trajectory`."""
+    """A trajectory as a message of kind `trajectory`. Versions travel as runs, and the loss mask is where they are."""
     body = {
         "id": trajectory.id,
         "task": trajectory.task_id,
@@ -144,14 +158,35 @@ def trajectory_message(trajectory: Trajectory, sequence: int = 0) -> Message:
         "rewards": dict(trajectory.rewards),
         "timings": dict(trajectory.timings),
     }
-    arrays = {name: getattr(trajectory, name) for name in ("tokens", "loss_mask", "logprobs", "versions")}
+    arrays = {
+        "tokens": trajectory.tokens,
+        "logprobs": trajectory.logprobs,
+        "versions": version_runs(trajectory.versions),
+    }
     return Message("trajectory", sequence, body, arrays)
+
+
+def version_runs(versions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """versions int32[T] as runs of equal values, int32[R, 2]: where each starts, and its version."""
+    starts = np.concatenate(([0], np.flatnonzero(versions[1:] != versions[:-1]) + 1))
+    return np.stack([starts, versions[starts]], axis=1).astype(np.int32)
+
+
+def read_version_runs(runs: NDArray[np.int32], length: int) -> NDArray[np.int32]:
+    """versions int32[length] from their runs. Raises WireError where these do not cover the length in order."""
+    if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 2 or not len(runs):
+        raise WireError(f"version runs are {runs.dtype}{list(runs.shape)}; they must be int32[R, 2]")
+    lengths = np.diff(runs[:, 0], append=length)
+    if runs[0, 0] != 0 or bool((lengths <= 0).any()):
+        raise WireError(f"version runs do not cover {length} tokens in order")
+    return np.repeat(runs[:, 1], lengths)
 
 
 def read_trajectory(message: Message) -> Trajectory:
     """The trajectory in a message. Raises WireError where it is malformed or breaks an invariant."""
     body = message.body
     try:
+        versions = read_version_runs(message.arrays["versions"], len(message.arrays["tokens"]))
         return Trajectory(
             id=_text(body["id"]),
             task_id=_text(body["task"]),
@@ -171,7 +206,10 @@ def read_trajectory(message: Message) -> Trajectory:
             finish=Finish(body["finish"]),
             rewards=_numbers(body["rewards"]),
             timings=_numbers(body["timings"]),
-            **{name: message.arrays[name] for name in ("tokens", "loss_mask", "logprobs", "versions")},
+            tokens=message.arrays["tokens"],
+            loss_mask=versions != NO_VERSION,
+            logprobs=message.arrays["logprobs"],
+            versions=versions,
         )
     except (KeyError, TypeError, ValueError, OverflowError, InvariantError) as error:
         raise WireError(f"not a trajectory: {type(error).__name__}: {error}") from error

@@ -89,7 +89,7 @@ def test_labels_tickets_and_plans_come_back_as_they_were() -> None:
     assert (got.step_scores.tolist(), got.step_ends.tolist()) == ([0.25], [8])
     ticket = Ticket("x", make_task(), "g", 1, Purpose.EVAL, 0.0, 4)
     assert wire.ticket_body(wire.read_ticket(wire.ticket_body(ticket))) == wire.ticket_body(ticket)
-    plan = BatchPlan(3, 1, ["a", "b"], ["g", "g"], [4, 5], [2, 3])
+    plan = BatchPlan(3, 1, ["a", "b"], ["g", "g"], [4, 5], [2, 3], [1.0, 0.5])
     assert wire.read_plan(wire.plan_body(plan)) == plan
 
 
@@ -136,6 +136,8 @@ def test_an_array_that_lies_about_itself_is_refused_before_anything_is_allocated
 @pytest.mark.parametrize(
     ("shape", "frame"),
     [
+        ([1 << 39, 0], b""),
+        ([1 << 28, 0], b""),
         ([0, 1 << 39, 1 << 39, 1 << 39], b""),
         ([True], b"\0" * 4),
         ([1.0], b"\0" * 4),
@@ -143,7 +145,7 @@ def test_an_array_that_lies_about_itself_is_refused_before_anything_is_allocated
         ([1 << 64 - 1], b""),
     ],
 )
-def test_a_shape_that_numpy_cannot_have_is_refused(shape: Any, frame: bytes) -> None:
+def test_a_shape_that_numpy_cannot_have_or_that_has_no_end_is_refused(shape: Any, frame: bytes) -> None:
     with pytest.raises(WireError):
         decode([msgpack.packb([wire.PROTOCOL, "x", 0, {}, [["a", "<f4", shape]]]), frame])
 
@@ -170,3 +172,13 @@ def test_a_trajectory_with_any_value_in_any_place_is_refused(field: str, value: 
         return
     with pytest.raises(WireError):
         wire.read_trajectory(Message(message.kind, 0, {**message.body, field: value}, message.arrays))
+
+
+def test_no_memory_is_taken_for_the_length_of_an_array_that_is_empty() -> None:
+    message = wire.trajectory_message(make_trajectory())
+    frames = [bytes(frame) for frame in encode(message)]
+    header = msgpack.unpackb(frames[0])
+    header[4][0] = ["tokens", "<i4", [1 << 32, 0]]
+    header[4][2] = ["versions", "<i4", [1, 2]]
+    with pytest.raises(WireError, match="rows of nothing"):
+        decode([msgpack.packb(header), b"", frames[2], np.array([0, 1], np.int32).tobytes()])

@@ -15,6 +15,7 @@ from asyncrl.replay.store import MAX_KEY_BYTES
 MAX_VERSION = (1 << 31) - 1
 MAX_IDS = 256
 MAX_HOLDING = 1 << 16
+MAX_KINDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ REQUESTS: dict[str, dict[str, Field]] = {
     "tickets": {**WHO, "holding": names(MAX_HOLDING), "want": whole()},
     "trajectory": {"id": NAME, "group": NAME},
     "failed": {"ticket": NAME, "reason": TEXT},
-    "lease": {**WHO, "trajectories": whole(), "tokens": whole()},
+    "lease": {**WHO, "serves": names(MAX_KINDS), "trajectories": whole(), "tokens": whole()},
     "renew": {"worker": NAME},
     "labels": {**WHO, "id": NAME},
     "scoring-failed": {**WHO, "id": NAME, "reason": TEXT},
@@ -62,6 +63,8 @@ REQUESTS: dict[str, dict[str, Field]] = {
     "evaluation": {"version": whole(MAX_VERSION), "wait": FLAG},
     "status": {},
     "audit": {},
+    "requeue": {"ticket": NAME},
+    "discard": {"ticket": NAME},
 }
 
 

@@ -14,10 +14,12 @@ import numpy as np
 from asyncrl.errors import RefusedError
 from asyncrl.replay import report
 from asyncrl.replay.episodes import Episodes
-from asyncrl.replay.groups import Groups, Rules
+from asyncrl.replay.groups import Groups
 from asyncrl.replay.labelling import Labelling
+from asyncrl.replay.letters import Letters
 from asyncrl.replay.planning import Planning
 from asyncrl.replay.requests import check
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.wire import (
@@ -50,8 +52,9 @@ class Service:
         self._groups = groups
         self._actors = Workers("actors", lease_s, clock)
         self._scorers = Workers("scorers", lease_s, clock)
-        self.episodes = Episodes(rules, groups, self._actors)
         self.labelling = Labelling(rules, groups, self._scorers)
+        self.episodes = Episodes(rules, groups, self.labelling, self._actors)
+        self.letters = Letters(groups, self.labelling)
         self.planning = Planning(rules, groups)
         self._handlers: dict[str, Handler] = {
             "tickets": self._tickets,
@@ -69,6 +72,8 @@ class Service:
             "evaluation": self._evaluation,
             "status": self._status,
             "audit": self._audit,
+            "requeue": self._requeue,
+            "discard": self._discard,
         }
 
     def start(self, tx: Transaction) -> None:
@@ -114,12 +119,19 @@ class Service:
 
     def _lease(self, tx: Transaction, request: Message) -> Message | None:
         body = request.body
+        worker, incarnation, serves = (
+            str(body["worker"]),
+            str(body["incarnation"]),
+            [str(each) for each in body["serves"]],
+        )
         trajectories = min(int(body["trajectories"]), LEASES_A_REPLY)
         tokens = min(int(body["tokens"]), TOKENS_A_REPLY)
-        leased = self.labelling.lease(tx, str(body["worker"]), str(body["incarnation"]), trajectories, tokens)
+        leased = self.labelling.lease(tx, worker, incarnation, serves, trajectories, tokens)
         if not leased:
             return None
-        return _frames(request, [frames for _, frames in leased], tasks=[task_body(task) for task, _ in leased])
+        heads = [[task_body(each.task), each.kinds, each.final, each.partial is not None] for each in leased]
+        values = [value for each in leased for value in (each.frames, each.partial) if value is not None]
+        return _frames(request, values, leases=heads)
 
     def _renew(self, tx: Transaction, request: Message) -> Message:
         self._scorers.touch(str(request.body["worker"]))
@@ -147,7 +159,7 @@ class Service:
         return _frames(request, self.episodes.fetch(tx, table, list(request.body["ids"])))
 
     def _published(self, tx: Transaction, request: Message) -> Message:
-        self.episodes.publish(tx, int(request.body["version"]))
+        self.planning.published(tx, int(request.body["version"]))
         return _reply(request)
 
     def _checkpointed(self, tx: Transaction, request: Message) -> Message:
@@ -170,7 +182,14 @@ class Service:
         return _reply(request, status={**status, **workers, "strangers": self._strangers()})
 
     def _audit(self, tx: Transaction, request: Message) -> Message:
-        return _reply(request, audit=report.audit(tx))
+        return _reply(request, audit=report.audit(tx, self._rules.admission.uses))
+
+    def _requeue(self, tx: Transaction, request: Message) -> Message:
+        return _reply(request, back=self.letters.requeue(tx, str(request.body["ticket"])))
+
+    def _discard(self, tx: Transaction, request: Message) -> Message:
+        self.letters.discard(tx, str(request.body["ticket"]))
+        return _reply(request)
 
 
 def _reply(request: Message, **body: Any) -> Message:

@@ -74,12 +74,11 @@ def _one_step(client: ReplayClient, generator: np.random.Generator, step: int) -
         assert client.put(trajectory) == "stored"
         assert client.put(trajectory) == "duplicate"
     assert len(sent) == 4
-    leased = client.lease(8, 1 << 20)
-    assert {trajectory.id for _, trajectory in leased} == sent.keys()
-    for task, trajectory in leased:
-        assert task.id
-        _same(trajectory, sent[trajectory.id])
-        client.label(make_labels(trajectory.id, float(len(trajectory))))
+    leases = client.lease(["rules"], 8, 1 << 20)
+    assert {lease.trajectory.id for lease in leases} == sent.keys()
+    for lease in leases:
+        _same(lease.trajectory, sent[lease.trajectory.id])
+    client.label([make_labels(lease.trajectory.id, float(len(lease.trajectory))) for lease in leases])
     plan = client.plan(step)
     assert plan is not None
     assert set(plan.ids) == sent.keys()

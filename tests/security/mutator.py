@@ -40,7 +40,7 @@ REPLAY_REQUESTS = [
         17,
     ),
     Message("failed", 4, {"ticket": "nobody", "reason": "broken"}),
-    Message("lease", 5, {**WHO, "trajectories": 0, "tokens": 4096}),
+    Message("lease", 5, {**WHO, "serves": ["rules", "process"], "trajectories": 0, "tokens": 4096}),
     Message("renew", 6, {"worker": "stranger"}),
     Message(LABELS.kind, 7, {**LABELS.body, **WHO}, LABELS.arrays),
     Message("scoring-failed", 8, {**WHO, "id": "nobody", "reason": "nonsense"}),
@@ -52,6 +52,8 @@ REPLAY_REQUESTS = [
     Message("evaluation", 14, {"version": 0, "wait": False}),
     Message("status", 15, {}),
     Message("audit", 16, {}),
+    Message("requeue", 18, {"ticket": "nobody"}),
+    Message("discard", 19, {"ticket": "nobody"}),
 ]
 WEIGHT_REQUESTS = [
     Message("manifest", 1, {"holds": 5}),
@@ -76,7 +78,22 @@ HOSTILE: Sequence[Any] = [
 ]
 DTYPES = ["<i4", "<f4", "|b1", "|u1", "<i8", "|O", "<f2", "|V9", "<U4", ">i4", ""]
 SHAPES: Sequence[Any] = [
-    *([], [0], [1], [-1], [1 << 39], [1 << 40], [0, 1 << 39, 1 << 39, 1 << 39], [1] * 9, [1.5], [True], ["1"], None),
+    *(
+        [],
+        [0],
+        [1],
+        [-1],
+        [1 << 39],
+        [1 << 40],
+        [0, 1 << 39, 1 << 39, 1 << 39],
+        [1 << 39, 0],
+        [1 << 30, 0],
+        [1] * 9,
+        [1.5],
+        [True],
+        ["1"],
+        None,
+    ),
     *([8], [4, 2], [2, 2, 2], [1 << 20] * 3, [(1 << 64) - 1]),
 ]
 BOMBS = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.launch.local import free_port
+from asyncrl.launch.local import free_ports
 from asyncrl.replay.client import ReplayClient
 from tests.helpers import make_task, until
 
@@ -68,7 +68,7 @@ def replay(folder: Path, *overrides: str) -> Iterator[Target]:
     """A replay that always has tickets, whose leases end soon."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tasks(folder / "tasks.parquet", (make_task(index) for index in range(8)))
-    port = free_port()
+    port = free_ports(1)
     settings = [
         *("model.path=none", f"data.train={folder / 'tasks.parquet'}", f"run.dir={folder}"),
         *(f"network.replay_port={port}", "replay.max_lag=1000000", "replay.durability=os"),
