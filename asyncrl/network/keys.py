@@ -101,8 +101,10 @@ def add_client(folder: Path, name: str) -> Path:
 def _make_client(folder: Path, theirs: Path, name: str) -> None:
     public, secret = zmq.curve_keypair()
     _write(theirs / "client.secret", secret, 0o600)
-    with (folder / "allowed").open("ab") as clients:
-        clients.write(public + b" " + name.encode() + b"\n")
+    allowed = folder / "allowed"
+    start = "" if _read(allowed).endswith("\n") else "\n"  # a person may have left the last line open
+    with allowed.open("a", encoding="ascii") as clients:
+        clients.write(f"{start}{public.decode()} {name}\n")
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -142,5 +144,5 @@ def _key(path: Path, text: str) -> bytes:
     except (ValueError, KeyError, struct.error):
         pass
     raise ConfigError(
-        f"network.keys: {path} must hold keys of 40 characters as `asyncrl keys` writes them, not {len(key)}"
+        f"network.keys: {path} holds what is no key; a key is 40 characters as `asyncrl keys` writes them"
     )

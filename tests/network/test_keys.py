@@ -100,6 +100,13 @@ def test_remarks_and_empty_lines_in_the_list_are_passed_over_and_nonsense_is_not
         allowed_keys(path)
 
 
+def test_a_list_that_a_person_has_edited_takes_a_new_client_on_a_line_of_its_own(folder: Path) -> None:
+    path = folder / "allowed"
+    path.write_text(path.read_text().rstrip())
+    add_client(folder, "gpu7")
+    assert len(allowed_keys(path)) == 2
+
+
 def test_keys_show_no_secret(folder: Path) -> None:
     network = NetworkConfig(keys=str(folder))
     for keys in (server_keys(network), client_keys(network)):
