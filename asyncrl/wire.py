@@ -63,11 +63,11 @@ def encode(message: Message) -> list[Buffer]:
     return [header, *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
 
 
-def decode(frames: Sequence[Buffer]) -> Message:
+def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -> Message:
     """The message in `frames`. Raises WireError with the reason where they are malformed."""
     if not frames:
         raise WireError("a message needs a header frame")
-    kind, sequence, body, layout = _header(frames[0])
+    kind, sequence, body, layout = _header(frames[0], max_header_bytes)
     if len(layout) != len(frames) - 1:
         raise WireError(f"the header announces {len(layout)} arrays, {len(frames) - 1} came")
     arrays: dict[str, NDArray[Any]] = {}
@@ -79,9 +79,9 @@ def decode(frames: Sequence[Buffer]) -> Message:
     return Message(kind, sequence, body, arrays)
 
 
-def _header(frame: Buffer) -> tuple[str, int, dict[str, Any], list[Any]]:
-    if len(frame) > MAX_HEADER_BYTES:
-        raise WireError(f"the header has {len(frame)} bytes; at most {MAX_HEADER_BYTES} are taken")
+def _header(frame: Buffer, max_bytes: int) -> tuple[str, int, dict[str, Any], list[Any]]:
+    if len(frame) > max_bytes:
+        raise WireError(f"the header has {len(frame)} bytes; at most {max_bytes} are taken")
     try:
         header = unpack(frame)
     except WireError as error:

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 POLL_MS = 100
+MAX_REPLY_HEADER_BYTES = 256 << 20
+"""A reply brings many tasks with their prompts, from a server that is known."""
 FETCH_BATCH = 16
 CREDITS = 8
 
@@ -226,7 +228,7 @@ class ReplayClient:
             raise UnavailableError(f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s")
         if not self._socket.poll(POLL_MS):
             return None
-        return decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+        return decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)], MAX_REPLY_HEADER_BYTES)
 
     def _pause(self, busy: str, waited: float) -> None:
         """Before requests are sent again: over a fresh connection, since the old one may lead nowhere."""

@@ -19,7 +19,7 @@ from asyncrl.network.keys import ClientKeys, add_client
 from asyncrl.replay.client import ReplayClient
 from asyncrl.weights.channels.zmq import ZmqChannel
 from tests.helpers import make_trajectory, until
-from tests.network.support import client_of, made, strangers
+from tests.network.support import client_of, made, peer, strangers
 from tests.security import published
 from tests.security.targets import Target, asked, publisher, replay
 
@@ -112,6 +112,19 @@ def test_a_client_that_is_not_heard_tells_its_user_what_to_check(
         unheard.status()
     unheard.close()
     assert "is this client in its list `allowed`?" in caplog.text
+
+
+def test_a_peer_that_sends_more_than_the_limit_is_cut_off_and_the_others_go_on(folder: Path) -> None:
+    with replay(folder / "small", "network.max_message_mb=1") as target:
+        with peer(target.endpoint, None) as flood:
+            flood.send(b"x" * (2 << 20))
+            assert asked(target, "status")["refused"] == 0
+            assert not flood.poll(200)
+        with peer(target.endpoint, None) as modest:
+            modest.send(b"x" * (1 << 20))
+            assert modest.poll(10_000)
+            assert wire.decode(modest.recv_multipart()).kind == "refused"
+        assert asked(target, "status")["refused"] == 1
 
 
 def test_a_client_of_another_version_is_told_both_versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
