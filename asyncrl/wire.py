@@ -168,16 +168,20 @@ def trajectory_message(trajectory: Trajectory, sequence: int = 0) -> Message:
 
 def version_runs(versions: NDArray[np.int32]) -> NDArray[np.int32]:
     """versions int32[T] as runs of equal values, int32[R, 2]: where each starts, and its version."""
-    starts = np.concatenate(([0], np.flatnonzero(versions[1:] != versions[:-1]) + 1))
-    return np.stack([starts, versions[starts]], axis=1).astype(np.int32)
+    changes = np.flatnonzero(versions[1:] != versions[:-1])
+    runs = np.zeros((len(changes) + 1, 2), np.int32)
+    runs[1:, 0] = changes + 1
+    runs[:, 1] = versions[runs[:, 0]]
+    return runs
 
 
 def read_version_runs(runs: NDArray[np.int32], length: int) -> NDArray[np.int32]:
     """versions int32[length] from their runs. Raises WireError where these do not cover the length in order."""
     if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 2 or not len(runs):
         raise WireError(f"version runs are {runs.dtype}{list(runs.shape)}; they must be int32[R, 2]")
-    lengths = np.diff(runs[:, 0], append=length)
-    if runs[0, 0] != 0 or bool((lengths <= 0).any()):
+    starts = runs[:, 0].tolist()
+    lengths = [end - start for start, end in zip(starts, [*starts[1:], length], strict=True)]
+    if starts[0] != 0 or min(lengths) <= 0:
         raise WireError(f"version runs do not cover {length} tokens in order")
     return np.repeat(runs[:, 1], lengths)
 
