@@ -14,7 +14,7 @@ import zmq.asyncio
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import Trajectory
 from asyncrl.weights.channels.zmq import ZmqChannel
-from tests.helpers import make_labels, make_trajectory
+from tests.helpers import make_labels, make_trajectory, until
 from tests.security import published
 
 ANSWER_S = 60.0
@@ -22,7 +22,7 @@ PAUSE_S = 0.02
 
 
 class Honest:
-    """Does `work` in a thread, again and again, until `stop`, which raises what went wrong."""
+    """Does `work` in a thread, again and again, until `stop`."""
 
     def __init__(self, work: Callable[[threading.Event, Callable[[], None]], None]) -> None:
         self.rounds = 0
@@ -42,6 +42,8 @@ class Honest:
         self.rounds += 1
 
     def stop(self) -> None:
+        """End after a whole round at least; raises what went wrong."""
+        until(lambda: self.rounds or not self._thread.is_alive(), ANSWER_S)
         self._stopping.set()
         self._thread.join(2 * ANSWER_S)
         assert not self._thread.is_alive()
