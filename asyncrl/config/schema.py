@@ -229,8 +229,9 @@ class NetworkConfig:
     host: str = option("127.0.0.1", "address that replay and publisher bind, and that others connect to")
     replay_port: int = option(5755, "port of the replay, its shards on those that follow; 0 chooses free ones")
     weights_port: int = option(5756, "port of the weight publisher; 0 lets `asyncrl train` choose one")
-    insecure: bool = option(False, "allow an address that others can reach, without encryption")
-    max_message_mb: int = option(256, "largest message that is taken")
+    keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md")
+    insecure: bool = option(False, "allow an address that others can reach without keys, open to everyone there")
+    max_message_mb: int = option(256, "largest frame of a message that is taken; more ends its sender's connection")
 
 
 @dataclass

@@ -24,6 +24,7 @@ from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.recorded import RecordedReplay
 from asyncrl.learner.trainer import Trainer
+from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.client import ReplayClient
@@ -70,11 +71,13 @@ def _replay(
         return RecordedReplay(Path(config.replay.source), config.learner.steps)
     worker, life = process.worker_name(f"learner-{ranks.rank}"), process.incarnation()
     endpoints = process.replay_endpoints(config.network, config.replay.shards)
-    return ShardedReplay([ReplayClient(each, worker, life, stop, context=context) for each in endpoints])
+    keys = client_keys(config.network)
+    return ShardedReplay([ReplayClient(each, worker, life, stop, context=context, keys=keys) for each in endpoints])
 
 
 def _publisher(network: NetworkConfig, context: zmq.Context[Any]) -> WeightPublisher:
-    return WeightPublisher(network.host, network.weights_port, context, insecure=network.insecure)
+    keys, insecure = server_keys(network), network.insecure
+    return WeightPublisher(network.host, network.weights_port, context, keys=keys, insecure=insecure)
 
 
 def train(
