@@ -17,6 +17,7 @@ import lmdb
 import zmq
 
 from asyncrl.errors import AsyncrlError, BusyError, StoreError
+from asyncrl.network.throttle import MAX_REASON, Throttled
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store, Transaction
 from asyncrl.wire import Buffer, Message, decode, encode
@@ -24,6 +25,8 @@ from asyncrl.wire import Buffer, Message, decode, encode
 log = logging.getLogger(__name__)
 
 BATCH = 256
+REPLIES_BYTES = 32 << 20
+"""Replies that are collected before they are sent; what is asked for beyond them waits for the next turn."""
 TICK_S = 0.25
 PATIENCE_S = 1.0
 
@@ -48,26 +51,35 @@ class Server:
         self._service = service
         self._clock = clock
         self._waiting: dict[tuple[bytes, str], Waiting] = {}
+        self._backlog: list[tuple[bytes, list[Buffer]]] = []
         self._next_tick = clock()
+        self._refusals = Throttled(log, "refused a request")
+        self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set. Raises StoreError: the store is damaged, where nothing can be answered for."""
         with self._store.transaction() as tx:
             self._service.start(tx)
         while not stop.is_set():
-            if self._socket.poll(int(TICK_S * 1000)) or self._clock() >= self._next_tick:
+            if self._backlog or self._socket.poll(int(TICK_S * 1000)) or self._clock() >= self._next_tick:
                 self._turn()
 
     def _turn(self) -> None:
-        requests = self._receive()
+        requests, self._backlog = self._backlog or self._receive(), []
         replies: list[tuple[bytes, Message]] = []
         try:
             with self._store.transaction() as tx:
                 if self._clock() >= self._next_tick:
                     self._next_tick = self._clock() + TICK_S
                     self._service.tick(tx)
-                for client, frames in requests:
-                    replies += self._answer(tx, client, frames)
+                size = 0
+                for number, (client, frames) in enumerate(requests):
+                    if size > REPLIES_BYTES:
+                        requests, self._backlog = requests[:number], requests[number:]
+                        break
+                    answers = self._answer(tx, client, frames)
+                    size += sum(array.nbytes for _, answer in answers for array in answer.arrays.values())
+                    replies += answers
                 replies += self._retry_waiting(tx)
         except lmdb.Error as error:
             self._recover(StoreError(f"the store cannot commit: {error}; is the disk full?"), requests)
@@ -98,9 +110,7 @@ class Server:
         except StoreError:
             raise
         except (AsyncrlError, lmdb.BadValsizeError) as error:
-            log.warning("refused %s: %s", request.kind, error)
-            tx.add("refused")
-            return [(client, Message("refused", request.sequence, {"reason": str(error)}))]
+            return [(client, self._refuse(tx, request, error))]
         if reply is None:
             self._waiting[client, request.kind] = Waiting(client, request, self._clock() + PATIENCE_S)
             return []
@@ -130,7 +140,12 @@ class Server:
         except StoreError:
             raise
         except AsyncrlError as error:
-            return Message("refused", request.sequence, {"reason": str(error)})
+            return self._refuse(tx, request, error)
+
+    def _refuse(self, tx: Transaction, request: Message, error: Exception) -> Message:
+        tx.add("refused")
+        self._refusals.say(f"{request.kind:.50}: {error}")
+        return Message("refused", request.sequence, {"reason": str(error)[:MAX_REASON]})
 
     def _recover(self, error: StoreError, requests: list[tuple[bytes, list[Buffer]]]) -> None:
         """Nothing of this turn was stored: say so to everyone, and take up the leases as the store has them."""
@@ -148,4 +163,4 @@ class Server:
         try:
             self._socket.send_multipart([client, *encode(reply)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            log.info("a requester has gone, or does not take its answers: %s", error)
+            self._undelivered.say(error)
