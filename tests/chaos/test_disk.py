@@ -68,10 +68,10 @@ class Delivery:
 
 
 def label_all(scorer: ReplayClient, count: int) -> set[str]:
-    """Label trajectories until `count` were; their ids."""
+    """Label whatever waits until there were `count` at least; their ids."""
     done: set[str] = set()
     while len(done) < count:
-        names = [lease.trajectory.id for lease in scorer.lease(["rules"], count, 1 << 30)]
+        names = [lease.trajectory.id for lease in scorer.lease(["rules"], 100, 1 << 30)]
         scorer.label([make_labels(name) for name in names])
         done.update(names)
     return done
