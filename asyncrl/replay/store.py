@@ -282,11 +282,11 @@ def _require_whole(environment: lmdb.Environment, file: Path) -> None:
     if missing > MOST_UNWRITTEN_BYTES:
         raise StoreError(f"{file} is truncated: {missing} of {whole} bytes are missing; {ADVICE}")
     if missing > 0:
-        handle = os.open(file, os.O_RDWR)
         try:
-            os.posix_fallocate(handle, whole - 1, 1)
-        finally:
-            os.close(handle)
+            with file.open("r+b") as raw:
+                os.posix_fallocate(raw.fileno(), whole - 1, 1)
+        except OSError as error:
+            raise StoreError(f"{file} lacks its last {missing} bytes, and cannot be filled up: {error}") from error
 
 
 @contextlib.contextmanager
