@@ -54,6 +54,7 @@ class Server:
         self._backlog: list[tuple[bytes, list[Buffer]]] = []
         self._next_tick = clock()
         self._refusals = Throttled(log, "refused a request")
+        self._delays = Throttled(log, "a request must wait")
         self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
@@ -105,7 +106,7 @@ class Server:
                 reply = self._service.handle(nested, request)
         except (lmdb.MapFullError, BusyError) as error:
             reason = str(error) if isinstance(error, BusyError) else "the store is full; see replay.max_store_gb"
-            log.warning("%s must wait: %s", request.kind, reason)
+            self._delays.say(f"{request.kind}: {reason}")
             return [(client, Message("busy", request.sequence, {"reason": reason}))]
         except StoreError:
             raise
