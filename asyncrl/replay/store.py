@@ -88,7 +88,7 @@ class Transaction:
     def put(self, table: str, key: Key, value: Any) -> None:
         self.put_bytes(table, key, msgpack.packb(value))
 
-    def _unpacked(self, table: str, key: bytes, sealed: bytes) -> Any:
+    def _unpacked(self, table: str, key: bytes, sealed: bytes | memoryview) -> Any:
         # The same as unsealing and unpacking; records are so many and so small that a call more can be measured.
         value = sealed[SEAL_BYTES:]
         if xxh3_64_digest(value, xxh3_64_intdigest(key)) != sealed[:SEAL_BYTES]:
