@@ -38,6 +38,16 @@ def answer_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
     return _text(trajectory, last.start, last.end, tokenizer, skip_special=True)
 
 
+def response_start(trajectory: Trajectory) -> int:
+    """The first token behind the prompt."""
+    return next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT)
+
+
+def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
+    """All that follows the prompt, tool results included, without special tokens."""
+    return _text(trajectory, response_start(trajectory), len(trajectory), tokenizer, skip_special=True)
+
+
 def transcript(trajectory: Trajectory, tokenizer: Decoder) -> list[Segment]:
     """The text up to the end of the last step, special tokens included, cut at the bounds of the steps."""
     return [
