@@ -96,15 +96,37 @@ class ShapingConfig:
 
 
 @dataclass
+class ScoringModelConfig:
+    """A process reward model: docs/scoring.md says what each family expects."""
+
+    family: str = option("value_head", "how it reads and scores: a built-in family, or the dotted path of a class")
+    path: str | None = option(None, "local folder or hub name of the model, the URL of a remote one, or none")
+    dtype: str = option("float32", "compute dtype: float32 | bfloat16 | float16")
+    device: str = option("cpu", "where it runs: cpu | cuda | cuda:N | auto (a GPU where there is one)")
+    micro_tokens: int = option(16384, "tokens of one forward pass, padding included")
+    long_inputs: str = option("refuse", "inputs that are too long: refuse | drop_oldest (tool results, never steps)")
+    trust_remote_code: bool = option(False, "run code that comes with the model")
+    params: dict[str, Any] = option({}, "what this family alone takes, where it differs from its defaults")
+
+
+@dataclass
+class OutcomeModelConfig(ScoringModelConfig):
+    """A model that scores whole episodes: docs/scoring.md says what each family expects."""
+
+    family: str = option("sequence_classifier", "how it reads and scores: a built-in family, or a class's dotted path")
+
+
+@dataclass
 class ScoringConfig:
     """The pool of scorers."""
 
     rule: str = option("exact_number", "verifier: a built-in name or the dotted path of a function")
     rules: dict[str, str] = option({}, "verifier by data source, where it differs from `rule`")
-    prm: str | None = option(None, "folder of a process reward model, or none")
     batch_trajectories: int = option(32, "trajectories that one lease holds at most")
     batch_tokens: int = option(65536, "tokens that one lease holds at most")
     timeout_s: float = option(10.0, "seconds that one verification may take")
+    prm: ScoringModelConfig = field(default_factory=ScoringModelConfig)
+    outcome_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
 
 
