@@ -11,12 +11,19 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.needs import configured
 
+_DTYPES = ("float32", "bfloat16", "float16")
+_LONG_INPUTS = ("refuse", "drop_oldest")
+
 CHOICES: dict[str, Sequence[str]] = {
     "model.dtype": ("float32", "bfloat16"),
     "model.attention": ("sdpa", "flash_attention_2", "flex_attention"),
     "engine.kind": ("embedded",),
     "actor.step_split": ("turn", "paragraph", "line"),
     "replay.durability": ("fsync", "os"),
+    "scoring.prm.dtype": _DTYPES,
+    "scoring.prm.long_inputs": _LONG_INPUTS,
+    "scoring.outcome_model.dtype": _DTYPES,
+    "scoring.outcome_model.long_inputs": _LONG_INPUTS,
     "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
@@ -35,6 +42,8 @@ POSITIVE = (
     "scoring.batch_trajectories",
     "scoring.batch_tokens",
     "scoring.timeout_s",
+    "scoring.prm.micro_tokens",
+    "scoring.outcome_model.micro_tokens",
     "learner.steps",
     "learner.batch_size",
     "learner.group_size",
@@ -142,10 +151,10 @@ def _check_combinations(config: TrainConfig) -> None:
         "evaluation needs data.eval, a Parquet file of held-out tasks",
     )
     _require(
-        config.scoring.shaping.process_weight == 0 or config.scoring.prm is not None,
+        config.scoring.shaping.process_weight == 0 or config.scoring.prm.path is not None,
         config,
         "scoring.shaping.process_weight",
-        "step scores need scoring.prm, the folder of a process reward model",
+        "step scores need scoring.prm.path, the folder or hub name of a process reward model",
     )
 
 

@@ -16,6 +16,6 @@ def preflight(config: TrainConfig) -> None:
     check(
         config.algorithm,
         critic=True,
-        step_scores=config.scoring.prm is not None,
+        step_scores=config.scoring.prm.path is not None,
         group_size=config.learner.group_size,
     )

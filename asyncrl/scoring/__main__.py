@@ -15,14 +15,14 @@ def run(config: TrainConfig) -> None:
     from transformers import AutoTokenizer
 
     from asyncrl.observe.sinks import open_metrics
-    from asyncrl.scoring.models.value_head import load_value_head
+    from asyncrl.scoring.models.registry import load_prm
     from asyncrl.scoring.scorer import Scorer
     from asyncrl.scoring.verifier import Verifier
     from asyncrl.scoring.worker import Worker
 
     scoring, name = config.scoring, process.worker_name("scoring")
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    prm = load_value_head(scoring.prm) if scoring.prm else None
+    prm = load_prm(scoring.prm, "scoring.prm") if scoring.prm.path else None
     verifier = Verifier(scoring.rule, scoring.rules, scoring.timeout_s)
     client = ReplayClient(process.replay_endpoint(config.network), name, process.incarnation(), stop)
     metrics = open_metrics(config.observe, process.run_dir(config.run), name)

@@ -41,26 +41,27 @@ class Scorer:
 
     def score(self, episodes: Sequence[tuple[Task, Trajectory]]) -> Iterator[Labels | ScoringError]:
         """The labels of each episode, in order, as they become ready; or why it has none."""
-        step_scores = self._score_steps([trajectory for _, trajectory in episodes])
+        step_scores = self._score_steps(episodes)
         for (task, trajectory), scores in zip(episodes, step_scores, strict=True):
             if isinstance(scores, ScoringError):
                 yield scores
             else:
                 yield _attempt(partial(self._label, task, trajectory, scores))
 
-    def _score_steps(self, trajectories: Sequence[Trajectory]) -> list[Scores | ScoringError]:
-        together = _attempt(partial(self._read_steps, trajectories))
+    def _score_steps(self, episodes: Sequence[tuple[Task, Trajectory]]) -> list[Scores | ScoringError]:
+        together = _attempt(partial(self._read_steps, episodes))
         if not isinstance(together, ScoringError):
             return [*together]
-        if len(trajectories) == 1:
+        if len(episodes) == 1:
             return [together]
-        return [self._score_steps([trajectory])[0] for trajectory in trajectories]
+        return [self._score_steps([episode])[0] for episode in episodes]
 
-    def _read_steps(self, trajectories: Sequence[Trajectory]) -> list[Scores]:
+    def _read_steps(self, episodes: Sequence[tuple[Task, Trajectory]]) -> list[Scores]:
         if self._prm is None:
-            return [np.zeros(0, np.float32)] * len(trajectories)
-        scores = self._prm.score([transcript(trajectory, self._tokenizer) for trajectory in trajectories])
-        found, wanted = [each.shape for each in scores], [(len(trajectory.steps),) for trajectory in trajectories]
+            return [np.zeros(0, np.float32)] * len(episodes)
+        read = self._prm.score([transcript(trajectory, self._tokenizer, task) for task, trajectory in episodes])
+        scores = [each.probability for each in read]
+        found, wanted = [each.shape for each in scores], [(len(trajectory.steps),) for _, trajectory in episodes]
         if found != wanted:
             raise ScoringError(f"{self._prm.name} gave scores of shapes {found} for steps of shapes {wanted}")
         return scores

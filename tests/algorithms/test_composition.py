@@ -151,7 +151,7 @@ def test_sequence_level_losses_go_with_sequence_level_corrections():
     [
         ({"advantage": "gae"}, {"critic": False}, r"advantage=gae needs a critic"),
         ({"advantage": "vtrace", "correction": []}, {"critic": False}, r"advantage=vtrace needs a critic"),
-        ({"advantage": "pure"}, {"step_scores": False}, r"pure needs step scores: set scoring.prm"),
+        ({"advantage": "pure"}, {"step_scores": False}, r"pure needs step scores: set scoring.prm.path"),
         ({"advantage": "process_grpo"}, {"step_scores": False}, r"process_grpo needs step scores"),
         ({"advantage": "prime"}, {"step_scores": False}, r"prime needs step scores"),
         (

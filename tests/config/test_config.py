@@ -54,7 +54,7 @@ def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int
         ({"actor.max_tokens": 9000}, "engine.max_length"),
         ({"actor.temperature": 0.0}, "no exploration"),
         ({"learner.eval_every": 5}, "data.eval"),
-        ({"scoring.shaping.process_weight": 0.5}, "scoring.prm"),
+        ({"scoring.shaping.process_weight": 0.5}, "scoring.prm.path"),
         ({"data.train": "nowhere.parquet"}, "no such file"),
     ],
 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncrl.errors import ScoringError
+from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.transcript import Transcript
 from asyncrl.types import Finish, Labels, Role, Step, Task, ToolCall, Trajectory, Turn
 
@@ -67,9 +68,9 @@ class FakePRM:
         self.failure = failure
         self.batches: list[int] = []
 
-    def score(self, transcripts: Sequence[Transcript]) -> list[np.ndarray]:
+    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
         self.batches.append(len(transcripts))
-        return [self._one(transcript) for transcript in transcripts]
+        return [StepScores.of_probabilities(self._one(transcript)) for transcript in transcripts]
 
     def _one(self, transcript: Transcript) -> np.ndarray:
         scores = np.full(sum(segment.is_step for segment in transcript), 0.75, np.float32)

@@ -75,9 +75,9 @@ def test_an_empty_lease_gives_nothing():
 def test_step_scores_stand_on_their_steps():
     class Counting(FakePRM):
         def _one(self, transcript):
-            return np.arange(sum(segment.is_step for segment in transcript), dtype=np.float32)
+            return np.arange(sum(segment.is_step for segment in transcript), dtype=np.float32) / 4
 
     _, trajectory = episode = answered("72")
     (labels,) = scorer(Counting()).score([episode])
     by_end = dict(zip(labels.step_ends.tolist(), labels.step_scores.tolist(), strict=True))
-    assert by_end == {step.end: float(index) for index, step in enumerate(trajectory.steps)}
+    assert by_end == {step.end: index / 4 for index, step in enumerate(trajectory.steps)}

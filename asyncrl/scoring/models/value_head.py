@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.models.base import micro_batches, tokenize
+from asyncrl.scoring.models.base import StepScores
+from asyncrl.scoring.models.encoding import micro_batches, tokenize
 from asyncrl.scoring.transcript import Transcript
 
 HEAD_FILE = "value_head.safetensors"
@@ -44,8 +45,8 @@ class ValueHeadModel:
     def name(self) -> str:
         return self._name
 
-    def score(self, transcripts: Sequence[Transcript]) -> list[NDArray[np.float32]]:
-        """One float32[K] a transcript. Raises ScoringError: a transcript is longer than the model can read."""
+    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
+        """The scores of each transcript. Raises ScoringError: a transcript is longer than the model can read."""
         inputs = [tokenize(transcript, self._tokenizer) for transcript in transcripts]
         for ids, _ in inputs:
             if len(ids) > self._max_length:
@@ -56,7 +57,7 @@ class ValueHeadModel:
             chosen = [with_steps[position] for position in batch]
             for index, values in zip(chosen, self._forward([inputs[index] for index in chosen]), strict=True):
                 scores[index] = values
-        return scores
+        return [StepScores.of_logits(each) for each in scores]
 
     @torch.inference_mode()
     def _forward(self, inputs: Sequence[tuple[list[int], list[int]]]) -> list[NDArray[np.float32]]:
@@ -68,7 +69,7 @@ class ValueHeadModel:
         rows = torch.tensor([row for row, (_, ends) in enumerate(inputs) for _ in ends], device=device)
         columns = torch.tensor([end for _, ends in inputs for end in ends], device=device)
         values = hidden[rows, columns].float() @ self._weight[0].float() + self._bias.float()
-        flat: NDArray[np.float32] = torch.sigmoid(values).cpu().numpy()
+        flat: NDArray[np.float32] = values.cpu().numpy()
         return np.split(flat, np.cumsum([len(ends) for _, ends in inputs])[:-1])
 
 

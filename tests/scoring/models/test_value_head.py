@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
 
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.models.base import tokenize
+from asyncrl.scoring.models.encoding import tokenize
 from asyncrl.scoring.models.value_head import load_value_head
 from asyncrl.scoring.transcript import Segment
 
@@ -71,24 +71,24 @@ def test_scores_are_those_of_a_plain_forward_whatever_else_is_in_the_batch(by_bo
     assert len(scores) == len(transcripts)
     for transcript, found in zip(transcripts, scores, strict=True):
         steps = sum(segment.is_step for segment in transcript)
-        assert found.shape == (steps,)
-        assert found.dtype == np.float32
+        assert found.probability.shape == (steps,)
+        assert found.probability.dtype == np.float32
         if steps:
-            np.testing.assert_allclose(found, plain_scores(transcript), atol=1e-5)
+            np.testing.assert_allclose(found.probability, plain_scores(transcript), atol=1e-5)
 
 
 def test_a_step_is_judged_by_what_came_before_its_end_and_by_nothing_after(folder):
     model = load_value_head(str(folder))
     begin = [Segment("12+5", False), Segment("=17", True)]
     (short,), (long,) = model.score([begin]), model.score([[*begin, Segment("so 18", True)]])
-    np.testing.assert_allclose(long[:1], short, atol=1e-6)
-    assert abs(long[1] - long[0]) > 1e-4
+    np.testing.assert_allclose(long.probability[:1], short.probability, atol=1e-6)
+    assert abs(long.probability[1] - long.probability[0]) > 1e-4
 
 
 def test_a_transcript_that_is_too_long_is_refused_and_never_cut(folder):
     model = load_value_head(str(folder))
     fits = [Segment("x" * LONGEST, True)]
-    assert model.score([fits])[0].shape == (1,)
+    assert model.score([fits])[0].probability.shape == (1,)
     with pytest.raises(ScoringError, match=r"has 65 tokens; prm@[0-9a-f]{8} reads 64"):
         model.score([fits, [Segment("x" * LONGEST, False), Segment("y", True)]])
 
