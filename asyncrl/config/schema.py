@@ -62,7 +62,9 @@ class ActorConfig:
     tool_retries: int = option(2, "times that a failing tool is tried again before the episode fails")
     max_tool_chars: int = option(4096, "characters of a tool's result that the policy sees; the middle of more is cut")
     template_kwargs: dict[str, Any] = option({}, "what the chat template takes, such as {enable_thinking: false}")
-    step_split: str = option("turn", "what a process-reward step is: turn | paragraph | line")
+    step_split: str = option(
+        "turn", "what a process-reward step is: turn | paragraph | line | the dotted path of a function"
+    )
 
 
 @dataclass
@@ -110,7 +112,7 @@ class ShapingConfig:
     enable_anti_hack: bool = option(True, "turns on the five keys below, and leaves out repeated steps")
     stop_at_answer: bool = option(True, "steps behind the first final answer are not scored")
     answer_pattern: str = option(
-        r"####|\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression that a step with a final answer matches"
+        r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression that a step with a final answer matches"
     )
     incorrect_answer_penalty: float = option(0.0, "added to the reward of a wrong answer; a negative number")
     max_step_tokens: int = option(512, "policy tokens over which a step earns nothing")

@@ -7,15 +7,17 @@ from asyncrl.config.schema import TrainConfig
 
 def preflight(config: TrainConfig) -> None:
     """Load tools, rules and the algorithm's parts once, as their roles will. Raises ConfigError with the fix."""
+    from asyncrl.actor.steps import find_split
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.algorithms.compose import check
     from asyncrl.scoring.rules.registry import load_rules
 
     tool_classes(config.actor.tools)
-    load_rules(config.scoring.rule, config.scoring.rules)
+    find_split(config.actor.step_split)
+    load_rules(config.scoring)
     check(
         config.algorithm,
         critic=True,
-        step_scores=config.scoring.prm.path is not None,
+        step_scores=config.scoring.prm.path is not None and not config.scoring.shadow,
         group_size=config.learner.group_size,
     )

@@ -7,6 +7,6 @@ import re
 from asyncrl.types import Task, Trajectory
 
 
-def format(task: Task, answer: str, trajectory: Trajectory, *, pattern: str = r"####\s*\S") -> float:  # noqa: A001
+def format(task: Task, answer: str, trajectory: Trajectory, *, pattern: str = r"####\s*\S") -> float:
     """1 where the regular expression `pattern` is found in the answer, else 0."""
     return float(re.search(pattern, answer) is not None)

@@ -19,7 +19,9 @@ def math(task: Task, answer: str, trajectory: Trajectory) -> float:
 
     Raises ScoringError: there is no expression in the ground truth.
     """
-    truth = task.ground_truth if "$" in task.ground_truth or "\\boxed" in task.ground_truth else f"${task.ground_truth}$"
+    truth = (
+        task.ground_truth if "$" in task.ground_truth or "\\boxed" in task.ground_truth else f"${task.ground_truth}$"
+    )
     gold = parse(truth, parsing_timeout=None)
     if not gold:
         raise ScoringError(f"the ground truth {task.ground_truth!r:.100} of task {task.id} holds no expression")

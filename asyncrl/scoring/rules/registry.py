@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
+from asyncrl.imports import imported
 from asyncrl.scoring.rules.base import Case, Judge, Verdict, read_result
 from asyncrl.scoring.rules.verl import function_judge, manager_judge
 
@@ -68,9 +69,7 @@ def load_rules(config: ScoringConfig, tokenizer: LoadTokenizer | None = None) ->
     `tokenizer` gives the policy's, which verl's reward managers read with; without it they are checked but not made,
     and cannot judge. Raises ConfigError, which says how to mend it.
     """
-    by_source = {
-        source: _read(value, f"scoring.rules.{source}", tokenizer) for source, value in config.rules.items()
-    }
+    by_source = {source: _read(value, f"scoring.rules.{source}", tokenizer) for source, value in config.rules.items()}
     return RuleBook(_read(config.rule, "scoring.rule", tokenizer), by_source)
 
 
@@ -99,7 +98,9 @@ def _entry(entry: Any, key: str) -> dict[str, Any]:
         return {"name": entry}
     known = {"name", "weight", "params"}
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry.keys() <= known:
-        raise ConfigError(f"{key} holds {entry!r:.100}; each rule is a name, or {{name: ..., weight: ..., params: ...}}")
+        raise ConfigError(
+            f"{key} holds {entry!r:.100}; each rule is a name, or {{name: ..., weight: ..., params: ...}}"
+        )
     weight = entry.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise ConfigError(f"{key}: the weight of {entry['name']} is {weight!r}; it must be a number")
@@ -118,18 +119,7 @@ def resolve(
             f"{key}={name}: use one of {', '.join(BUILT_IN)}, or the dotted path of a function, such as "
             "my_package.rewards.score"
         )
-    return _as_judge(_imported(name, key), f"{key}={name}", params or {}, tokenizer)
-
-
-def _imported(name: str, key: str) -> Any:
-    module_name, _, attribute = name.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:
-        raise ConfigError(
-            f"{key}={name} cannot be imported ({type(error).__name__}: {error}); give module.function, with the "
-            "module's folder on PYTHONPATH"
-        ) from error
+    return _as_judge(imported(name, f"{key}={name}"), f"{key}={name}", params or {}, tokenizer)
 
 
 def _as_judge(found: Any, told: str, params: Mapping[str, Any], tokenizer: LoadTokenizer | None) -> Judge:
@@ -141,8 +131,8 @@ def _as_judge(found: Any, told: str, params: Mapping[str, Any], tokenizer: LoadT
         return function_judge(partial(found, **params))
     with_params = f" and params {', '.join(params)}" if params else ""
     raise ConfigError(
-        f"{told} cannot judge an episode: write a function with the parameters ({', '.join(_OWN)}){with_params}, verl's "
-        f"({', '.join(_VERL)}), or a reward manager class with ({', '.join(_MANAGER)})"
+        f"{told} cannot judge an episode: write a function with the parameters ({', '.join(_OWN)}){with_params}, "
+        f"verl's ({', '.join(_VERL)}), or a reward manager class with ({', '.join(_MANAGER)})"
     )
 
 
@@ -152,7 +142,7 @@ def _ask(rule: Callable[..., Any], case: Case) -> Any:
 
 def _manager(found: type, params: Mapping[str, Any], told: str, tokenizer: LoadTokenizer | None) -> Judge:
     score = params.get("compute_score")
-    made_with = {**params, "compute_score": _imported(score, f"{told} compute_score")} if score else params
+    made_with = {**params, "compute_score": imported(score, f"{told}: compute_score={score}")} if score else params
     if tokenizer is None:
         return partial(_cannot, told)
     return manager_judge(found(tokenizer=tokenizer(), num_examine=0, **made_with))

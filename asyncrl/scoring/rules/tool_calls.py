@@ -1,4 +1,4 @@
-"""The episode's tool calls are those that the ground truth lists, as JSON: `[{"name": ..., "arguments": {...}}, ...]`."""
+"""The episode's tool calls are those that the ground truth lists, as JSON: `[{"name": ..., "arguments": {...}}]`."""
 
 from __future__ import annotations
 

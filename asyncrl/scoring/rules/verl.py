@@ -23,7 +23,7 @@ from asyncrl.types import Task
 def function_judge(compute_score: Callable[..., Any]) -> Judge:
     """A judge that asks `compute_score`. What it returns besides numbers, such as the parsed text, is left out."""
 
-    def judge(case: Case) -> float | Mapping[str, float]:
+    def judge(case: Case) -> Any:
         return _numbers(
             compute_score(
                 data_source=case.task.data_source,
@@ -42,7 +42,7 @@ def manager_judge(manager: Callable[..., Any]) -> Judge:
     Raises ScoringError: the manager returned something else.
     """
 
-    def judge(case: Case) -> float | Mapping[str, float]:
+    def judge(case: Case) -> Any:
         result = manager(Batch.of(case), return_dict=True)
         if not isinstance(result, Mapping) or "reward_tensor" not in result:
             raise ScoringError(f"the reward manager returned {type(result).__name__} without `reward_tensor`")
