@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Pipe
@@ -46,7 +47,9 @@ class Verifier:
         }
         self._arguments = [json.dumps(settings)]
         self._timeout_s = config.timeout_s
+        self._lock = threading.Lock()
         self._running: set[_RuleProcess] = set()
+        self._closed = False
         # The first process starts now, so that what cannot be loaded is told; the others with the first work for them.
         self._idle: SimpleQueue[_RuleProcess | None] = SimpleQueue()
         self._idle.put(self._start())
@@ -77,8 +80,10 @@ class Verifier:
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
-        for process in list(self._running):
-            process.kill()
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for process in list(self._running):
             self._end(process)
@@ -96,8 +101,11 @@ class Verifier:
             raise ScoringError("the rule took its process down") from error
 
     def _start(self) -> _RuleProcess:
-        process = _RuleProcess(self._arguments)
-        self._running.add(process)
+        with self._lock:
+            if self._closed:
+                raise ScoringError("the verifier was closed")
+            process = _RuleProcess(self._arguments)
+            self._running.add(process)
         try:
             reply = process.receive(START_TIMEOUT_S)
         except (EOFError, OSError) as error:
@@ -109,7 +117,8 @@ class Verifier:
         return process
 
     def _end(self, process: _RuleProcess) -> None:
-        self._running.discard(process)
+        with self._lock:
+            self._running.discard(process)
         process.kill()
         process.close()
 

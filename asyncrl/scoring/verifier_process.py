@@ -54,7 +54,10 @@ def _load(settings: Mapping[str, Any]) -> RuleBook:
             raise ConfigError("a verl reward manager needs model.path, for the tokenizer it reads with")
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(settings["policy"], trust_remote_code=settings["trust_remote_code"])
+        try:
+            return AutoTokenizer.from_pretrained(settings["policy"], trust_remote_code=settings["trust_remote_code"])
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path={settings['policy']} has no tokenizer: {error}") from error
 
     return load_rules(ScoringConfig(rule=settings["rule"], rules=settings["rules"]), tokenizer)
 

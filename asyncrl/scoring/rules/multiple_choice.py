@@ -14,7 +14,7 @@ from asyncrl.types import Task, Trajectory
 _LETTER = r"\(?\**([A-Z])\**\)?(?![A-Za-z'’])"
 _PLACES = (
     re.compile(rf"\\boxed\{{\s*(?:\\text\{{)?\s*{_LETTER}"),
-    re.compile(rf"(?:####|(?i:answer\s*(?:is|:|=)))\s*(?i:option\s+)?\**\s*{_LETTER}"),
+    re.compile(rf"(?:####|(?i:answer\s*(?:is:?|:|=)))\s*(?i:option\s+)?\**\s*{_LETTER}"),
     re.compile(r"\(([A-Z])\)"),
     re.compile(r"\A\s*\**([A-Z])\**(?:\s*\Z|[.):,])"),
 )
