@@ -6,15 +6,21 @@ from asyncrl.config.schema import TrainConfig
 
 
 def preflight(config: TrainConfig) -> None:
-    """Load tools, rules and the algorithm's parts once, as their roles will. Raises ConfigError with the fix."""
+    """Load tools, rules, model families and the algorithm's parts once, as their roles will.
+
+    Raises ConfigError, which says how to mend it.
+    """
     from asyncrl.actor.steps import find_split
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.algorithms.compose import check
+    from asyncrl.scoring.models.registry import check_outcome_model, check_prm
     from asyncrl.scoring.rules.registry import load_rules
 
     tool_classes(config.actor.tools)
     find_split(config.actor.step_split)
     load_rules(config.scoring)
+    check_prm(config.scoring.prm, "scoring.prm")
+    check_outcome_model(config.scoring.outcome_model, "scoring.outcome_model")
     check(
         config.algorithm,
         critic=True,

@@ -4,14 +4,18 @@ import sys
 import textwrap
 import time
 
+import numpy as np
 import psutil
 import pytest
 
 from asyncrl.config.schema import ModelConfig, ScoringConfig
-from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
+from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.verifier import Verifier
-from tests.helpers import until
-from tests.scoring.fakes import case
+from asyncrl.types import Role, Turn
+from tests.actor.fakes import ids, make_tokenizer
+from tests.helpers import make_trajectory, until
+from tests.scoring.fakes import answered, case
 
 MODULE = """
 import os, re, time
@@ -43,6 +47,7 @@ def obeys(task, answer, trajectory):
     return {"score": float(answer), "tokens": len(trajectory), "member": trajectory.member}
 """
 
+MANAGER = ScoringConfig(rule="tests.scoring.rules.test_verl.Manager")
 CONFIG = ScoringConfig(rule="obedient_rewards.obeys", timeout_s=1.0, rule_memory_mb=1024, rule_processes=2)
 
 
@@ -104,11 +109,32 @@ def test_a_rule_that_cannot_be_loaded_is_refused_at_the_start():
 
 
 def test_a_manager_without_a_policy_to_read_is_refused_at_the_start():
-    manager = ScoringConfig(rule="tests.scoring.rules.test_verl.Manager")
     with pytest.raises(ConfigError, match=r"needs model\.path"):
-        Verifier(manager)
-    with pytest.raises(ConfigError, match="no-such-folder"):
-        Verifier(manager, ModelConfig(path="/no-such-folder"))
+        Verifier(MANAGER)
+
+
+def test_a_verl_manager_reads_with_the_policys_tokenizer(tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    task, trajectory = answered("?")
+    tokens = np.concatenate([ids(tokenizer, "the prompt"), answer := ids(tokenizer, "so 72")])
+    start = len(tokens) - len(answer)
+    mask = np.arange(len(tokens)) >= start
+    turns = (Turn(0, start, Role.PROMPT), Turn(start, len(tokens), Role.ASSISTANT, "stop"))
+    trajectory = make_trajectory(
+        length=len(tokens),
+        tokens=tokens,
+        loss_mask=mask,
+        logprobs=np.where(mask, -0.5, 0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        turns=turns,
+        steps=(),
+    )
+    verifier = Verifier(MANAGER, ModelConfig(path=str(tmp_path)))
+    try:
+        assert verifier.verify(Case(task, trajectory, "", "")).scores == {"Manager": 1.0, "Manager/acc": 1.0}
+    finally:
+        verifier.close()
 
 
 HANGING = """
@@ -143,4 +169,4 @@ def test_closing_ends_processes_that_are_busy_or_already_gone():
     verifier.close()
     verifier.close()
     assert time.monotonic() - started < 50, "it waited for the loops"
-    assert all(future.cancelled() or isinstance(future.exception(), ScoringError) for future in futures)
+    assert all(future.cancelled() or isinstance(future.exception(), AsyncrlError) for future in futures)
