@@ -186,7 +186,6 @@ class _Background:
             while True:
                 for result in self._scorer.score(self._batches.get()):
                     self._results.put(result)
-        except BaseException:
+        except Exception:
             logger.exception("the scoring thread died")
             self._results.put(None)
-            raise

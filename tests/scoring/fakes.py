@@ -3,11 +3,12 @@ that only remembers."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import pairwise, takewhile
 
 import numpy as np
 
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.errors import ScoringError
+from asyncrl.errors import AsyncrlError, ScoringError
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.needs import needs
 from asyncrl.scoring.rules.base import Case
@@ -71,7 +72,7 @@ def lines(*texts: str, index: int = 0, **changes) -> tuple[Task, Trajectory]:
     """An episode of one assistant turn, every line of it a step."""
     task, trajectory = episode(("prompt", "what?"), ("assistant", "\n".join(texts)), index=index, **changes)
     bounds = np.cumsum([len("what?"), *(len(text) + 1 for text in texts)]).tolist()
-    steps = tuple(Step(start, end) for start, end in zip(bounds, bounds[1:], strict=False))
+    steps = tuple(Step(start, end) for start, end in pairwise(bounds))
     values = {name: getattr(trajectory, name) for name in trajectory.__slots__}
     return task, Trajectory(**{**values, "steps": steps})
 
@@ -97,7 +98,7 @@ class InProcess:
         future: Future = Future()
         try:
             future.set_result(self._rules.judge(case))
-        except Exception as error:
+        except AsyncrlError as error:
             future.set_exception(error)
         return future
 
@@ -165,13 +166,11 @@ class FakeOutcome:
         self._value = value
 
     def score(self, transcripts: Sequence[Transcript]) -> list[float]:
-        return [
-            float("nan") if any("bad" in segment.text for segment in each) else self._value for each in transcripts
-        ]
+        return [float("nan") if any("bad" in segment.text for segment in each) else self._value for each in transcripts]
 
 
 class FakeReplay:
-    """Hands out batches of episodes to scorers of whichever kinds, as the replay does, and remembers what comes back."""
+    """Hands out batches of episodes for the kinds that they need, as the replay does, and remembers what comes back."""
 
     def __init__(self, *batches: list[tuple[Task, Trajectory]], config: ScoringConfig | None = None) -> None:
         self.config = config or ScoringConfig()
@@ -184,15 +183,21 @@ class FakeReplay:
         self._done: dict[str, tuple[str, ...]] = {}
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
-        leases = []
-        for task, trajectory, found in self.batches.pop(0) if self.batches else []:
-            missing = [k for k in needs(self.config, task.data_source) if k not in self._done.get(trajectory.id, ())]
-            now = []
-            while len(now) < len(missing) and missing[len(now)] in serves:
-                now.append(missing[len(now)])
-            leases.append(Lease(task, trajectory, tuple(now), found, now == missing))
-        self._leased |= {each.trajectory.id: each for each in leases}
-        return leases
+        for index, batch in enumerate(self.batches):
+            offers = [self._offer(*waiting, serves) for waiting in batch]
+            leases = [offer for offer in offers if offer.kinds]
+            if leases:
+                left = [waiting for waiting, offer in zip(batch, offers, strict=True) if not offer.kinds]
+                self.batches[index : index + 1] = [left] if left else []
+                self._leased |= {each.trajectory.id: each for each in leases}
+                return leases
+        return []
+
+    def _offer(self, task: Task, trajectory: Trajectory, found: Labels | None, serves: Sequence[str]) -> Lease:
+        done = self._done.get(trajectory.id, ())
+        missing = [kind for kind in needs(self.config, task.data_source) if kind not in done]
+        now = tuple(takewhile(lambda kind: kind in serves, missing))
+        return Lease(task, trajectory, now, found, list(now) == missing)
 
     def renew(self) -> None:
         self.renewals += 1
@@ -200,7 +205,7 @@ class FakeReplay:
     def label(self, labels: Sequence[Labels]) -> None:
         self.deliveries.append(len(labels))
         for each in labels:
-            lease = self._leased[each.trajectory_id]
+            lease = self._leased.pop(each.trajectory_id)
             if lease.final:
                 assert each.trajectory_id not in self.labels
                 self.labels[each.trajectory_id] = each

@@ -81,10 +81,8 @@ def test_a_batch_has_the_episode_under_verls_names():
 
 def test_a_manager_is_checked_without_a_tokenizer_and_what_it_lacks_is_told():
     load_rules(ScoringConfig(rule=HERE + "Manager"))
-    with pytest.raises(ConfigError, match="compute_score=no.such cannot be imported"):
-        load_rules(
-            ScoringConfig(rules={"a": [{"name": HERE + "Manager", "params": {"compute_score": "no.such"}}]})
-        )
+    with pytest.raises(ConfigError, match=r"compute_score=no\.such cannot be imported"):
+        load_rules(ScoringConfig(rules={"a": [{"name": HERE + "Manager", "params": {"compute_score": "no.such"}}]}))
     with pytest.raises(ConfigError, match="reward manager class"):
         load_rules(ScoringConfig(rules={"a": [{"name": HERE + "Manager", "params": {"no_such": 1}}]}))
 
