@@ -58,7 +58,6 @@ POSITIVE = (
     "scoring.shaping.max_resp_len",
     "scoring.shaping.target_response_length",
     "scoring.shaping.overlong_buffer",
-    "scoring.shaping.overlong_max_length",
     "scoring.guards.window_s",
     "scoring.guards.reward_rise",
     "scoring.guards.agreement_fall",
@@ -208,8 +207,9 @@ def _check_shaping(config: TrainConfig) -> None:
     _require(set(shaping.step_transforms) <= {"clip", "delta"}, config, key + "step_transforms", fix)
     fix = "it is a penalty: make it 0 or less"
     _require(shaping.incorrect_answer_penalty <= 0, config, key + "incorrect_answer_penalty", fix)
-    fix = f"it must be at most overlong_max_length={shaping.overlong_max_length}"
-    _require(shaping.overlong_buffer <= shaping.overlong_max_length, config, key + "overlong_buffer", fix)
+    fix = f"with overlong_penalty set it must be at least overlong_buffer={shaping.overlong_buffer}"
+    bounded = not shaping.overlong_penalty or shaping.overlong_buffer <= shaping.overlong_max_length
+    _require(bounded, config, key + "overlong_max_length", fix)
     _require(_compiles(shaping.answer_pattern), config, key + "answer_pattern", "it is no regular expression of Python")
 
 

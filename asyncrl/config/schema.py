@@ -121,7 +121,7 @@ class ShapingConfig:
     length_bonus_weight: float = option(0.0, "the most that a right answer of the right length gets on top")
     target_response_length: int = option(400, "policy tokens of the right length; 0 or twice as many get no bonus")
     overlong_penalty: float = option(0.0, "taken from the reward at overlong_max_length policy tokens or more")
-    overlong_max_length: int = option(4096, "policy tokens at which the whole penalty is due")
+    overlong_max_length: int = option(0, "policy tokens at which the whole penalty is due")
     overlong_buffer: int = option(512, "policy tokens before that at which it begins, growing linearly")
 
 

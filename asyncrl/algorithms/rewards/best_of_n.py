@@ -21,7 +21,7 @@ class BestOfN(Reward):
 
     Formula: R - weight max(s, 0) where s is below the greatest s of the group, s a named score of the labels
     Use: with scoring.shaping.prm_aggregation=best_of_n, so that only the answer a process model likes most earns
-    Source: the best_of_n aggregation of verl's process-reward managers
+    Source: no paper; an aggregation of verl's process-reward managers
     Caveat: a negative score stays, for a member must not gain by being worse; weight is that in the reward.
     """
 
