@@ -32,10 +32,13 @@ CHOICES: dict[str, Sequence[str]] = {
         "per_step",
         "best_of_n",
     ),
+    "replay.retention": ("none", "window", "all"),
+    "replay.sampler.kind": ("fifo", "freshest", "prioritised"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
 POSITIVE = (
     "actor.concurrency",
+    "actor.episode_timeout_s",
     "actor.max_turns",
     "actor.max_turn_tokens",
     "actor.max_tokens",
@@ -46,6 +49,10 @@ POSITIVE = (
     "replay.lease_s",
     "replay.max_attempts",
     "replay.max_store_gb",
+    "replay.retention_steps",
+    "replay.sampler.max_times_sampled",
+    "replay.shards",
+    "data.band_revisit",
     "scoring.batch_trajectories",
     "scoring.batch_tokens",
     "scoring.timeout_s",
@@ -89,6 +96,9 @@ NOT_NEGATIVE = (
     "actor.temperature",
     "actor.tool_retries",
     "replay.max_lag",
+    "replay.sampler.alpha",
+    "replay.sampler.beta",
+    "replay.shard",
     "learner.weight_decay",
     "learner.warmup_steps",
     "learner.eval_every",
@@ -109,6 +119,7 @@ def check(config: TrainConfig) -> None:
     _check_combinations(config)
     _check_scoring(config)
     _check_shaping(config)
+    _check_replay(config)
     _check_files(config)
     check_bind(config.network.host, config.network.insecure)
 
@@ -219,6 +230,32 @@ def _compiles(pattern: str) -> bool:
     except re.error:
         return False
     return True
+
+
+def _check_replay(config: TrainConfig) -> None:
+    replay, data = config.replay, config.data
+    groups = config.learner.batch_size // config.learner.group_size
+    _require(replay.oversample >= 1, config, "replay.oversample", "1 starts as many episodes as are trained")
+    _require(
+        replay.shards <= groups,
+        config,
+        "replay.shards",
+        f"every shard gives some of the {groups} groups of a batch; use at most so many",
+    )
+    _require(replay.shard < replay.shards, config, "replay.shard", f"shards count from 0 to {replay.shards - 1}")
+    _require(
+        len(data.band) in (0, 2) and sorted(data.band) == list(data.band),
+        config,
+        "data.band",
+        "give the lowest and the highest success rate, such as [0.1,0.9]",
+    )
+    _require(all(weight > 0 for weight in data.weights.values()), config, "data.weights", "weights must be positive")
+    _require(
+        replay.source is None or Path(replay.source).is_dir(),
+        config,
+        "replay.source",
+        "name the replay folder of a finished run, such as runs/NAME/replay",
+    )
 
 
 def _check_files(config: TrainConfig) -> None:

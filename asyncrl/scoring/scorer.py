@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -54,7 +55,8 @@ class Scored:
 
 
 class Scorer:
-    """Labels episodes; what is None must not be asked for by a lease."""
+    """Labels episodes; what is None must not be asked for by a lease. Several threads may share one: models are asked
+    by one at a time."""
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class Scorer:
         self._rules = rules
         self._prm = prm
         self._outcome_model = outcome_model
+        self._models = threading.Lock()
 
     def score(self, leases: Sequence[Lease]) -> Iterator[Scored | ScoringError]:
         """What became of each lease, in order, as it is ready. Rules run while the models do."""
@@ -92,7 +95,8 @@ class Scorer:
     ) -> dict[int, T | ScoringError]:
         """What a model says of the leases that name it, by their index."""
         chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
-        said: list[T | ScoringError] = _together_or_singly(read, [leases[index] for index in chosen])
+        with self._models:
+            said: list[T | ScoringError] = _together_or_singly(read, [leases[index] for index in chosen])
         return dict(zip(chosen, said, strict=True))
 
     def _read_outcomes(self, leases: Sequence[Lease]) -> list[float]:
