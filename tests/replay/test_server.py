@@ -13,6 +13,7 @@ import zmq
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
@@ -25,7 +26,9 @@ from tests.replay.support import make_rules
 class Running:
     """A replay in a thread, on a port of its own; `kill` ends it without a farewell."""
 
-    def __init__(self, path: Path, context: zmq.Context[Any], port: int | None = None) -> None:
+    def __init__(
+        self, path: Path, context: zmq.Context[Any], port: int | None = None, rules: Rules | None = None
+    ) -> None:
         self.store = Store(path, 1 << 28, durable=False)
         self.stop = threading.Event()
         self.socket = context.socket(zmq.ROUTER)
@@ -34,7 +37,7 @@ class Running:
         self.port = port or self.socket.bind_to_random_port("tcp://127.0.0.1")
         if port:
             until(self._bound)
-        server = Server(self.socket, self.store, Service(make_rules(), 10.0, time.monotonic))
+        server = Server(self.socket, self.store, Service(rules or make_rules(), 10.0, time.monotonic))
         self.thread = threading.Thread(target=server.run, args=(self.stop,), daemon=True)
         self.thread.start()
 
