@@ -22,21 +22,21 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]
         yield batch
 
 
-def share_prefixes(ids: Sequence[Sequence[int]], limits: Sequence[int], pass_cost: int) -> list[Shared]:
-    """Every index once, in the sets that save the most tokens; those that share nothing are one set of prefix 0.
+def share_prefixes(ids: Sequence[Sequence[int]], pass_cost: int) -> list[Shared]:
+    """Every index once, in sets that save many tokens; those that share nothing are one set of prefix 0.
 
-    A set of n inputs with a common prefix of p tokens saves (n - 1) * p tokens and costs `pass_cost`. A prefix is at
-    most the `limits` of its inputs. Sorted, inputs that begin alike are neighbours, so that the best sets are found
-    exactly by going through every set of neighbours.
+    `ids` are the tokens that an input may share. A set of n inputs with a common prefix of p tokens saves (n - 1) * p
+    tokens and costs `pass_cost`. Sorted, inputs that begin alike are neighbours; of all splits into sets of neighbours
+    this is the one that saves most.
     """
     order = sorted(range(len(ids)), key=lambda index: list(ids[index]))
     common = [_common(ids[first], ids[second]) for first, second in pairwise(order)]
     saved, best = [0], [(0, 0)]
     for end in range(1, len(order) + 1):
         gain, choice = saved[end - 1], (end - 1, 0)
-        prefix = limits[order[end - 1]]
+        prefix = len(ids[order[end - 1]])
         for begin in range(end - 2, -1, -1):
-            prefix = min(prefix, limits[order[begin]], common[begin])
+            prefix = min(prefix, common[begin])
             if prefix == 0:
                 break
             candidate = saved[begin] + (end - begin - 1) * prefix - pass_cost

@@ -68,8 +68,8 @@ class CausalReader:
         )
         if not caches:
             return [(0, list(range(len(inputs))))]
-        first_reads = [min(chain.from_iterable(each.reads)) for each in inputs]
-        return share_prefixes([each.ids for each in inputs], first_reads, self._pass_cost)
+        before = [each.ids[: min(chain.from_iterable(each.reads))] for each in inputs]
+        return share_prefixes(before, self._pass_cost)
 
     def _read(
         self, inputs: Sequence[Encoded], ends: Sequence[int], prefix: int, past: Any
