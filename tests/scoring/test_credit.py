@@ -42,6 +42,7 @@ def batch(outcomes=None, steps=None, **shaping):
         ["g"] * 4,
         [len(each) for each in trajectories],
         [each.sampled_tokens for each in trajectories],
+        [1.0] * 4,
     )
     episodes, share = build_episodes(plan, labels, CPU), build_share(range(4), trajectories, CPU)
     if outcomes is not None:

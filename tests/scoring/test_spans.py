@@ -73,7 +73,7 @@ def conversation(prompt, turns, cut, split):
 
 def placed(trajectory, labels):
     """The step scores as the learner has them: one number a token of the trajectory."""
-    plan = BatchPlan(0, 0, [labels.trajectory_id], ["g"], [len(trajectory)], [trajectory.sampled_tokens])
+    plan = BatchPlan(0, 0, [labels.trajectory_id], ["g"], [len(trajectory)], [trajectory.sampled_tokens], [1.0])
     share = build_share([0], [trajectory], torch.device("cpu"))
     episodes = build_episodes(plan, [labels], torch.device("cpu"))
     on_policy_tokens = make_rollouts(episodes, share.tokens).at_steps(episodes.step_scores)
