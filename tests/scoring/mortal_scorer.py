@@ -1,5 +1,8 @@
-"""A scoring process without torch, to be killed: `ENDPOINT WORKER INCARNATION KINDS`. Its models take their time."""
+"""A scoring process without torch: `ENDPOINT WORKER INCARNATION KINDS LIFE_S`. Its process model takes its time; kill -9
+comes LIFE_S seconds after its first lease, unless that is 0."""
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -20,7 +23,7 @@ CONFIG = ScoringConfig(
 
 class SlowPRM(FakePRM):
     def _one(self, transcript):
-        time.sleep(0.005)
+        time.sleep(0.01)
         return super()._one(transcript)
 
 
@@ -29,10 +32,25 @@ class Silent:
         pass
 
 
-def main(endpoint: str, worker: str, incarnation: str, kinds: str) -> None:
+class Mortal(ReplayClient):
+    """Its first trajectories start the clock."""
+
+    life_s = 0.0
+
+    def lease(self, serves, trajectories, tokens):
+        leases = super().lease(serves, trajectories, tokens)
+        if leases and self.life_s:
+            threading.Timer(self.life_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            self.life_s = 0.0
+        return leases
+
+
+def main(endpoint: str, worker: str, incarnation: str, kinds: str, life_s: str) -> None:
     CONFIG.serve = kinds.split(",")
+    client = Mortal(endpoint, worker, incarnation)
+    client.life_s = float(life_s)
     scorer = make_scorer(CONFIG, SlowPRM(), FakeOutcome())
-    Worker(ReplayClient(endpoint, worker, incarnation), scorer, CONFIG, Silent(), 10.0).run(threading.Event())
+    Worker(client, scorer, CONFIG, Silent(), 10.0).run(threading.Event())
 
 
 if __name__ == "__main__":
