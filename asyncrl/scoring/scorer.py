@@ -151,10 +151,10 @@ class Scorer:
         """The labels with the reward, from all that was found; `scores` are those of all steps, or empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         texts = [segment.plain for segment in self._transcript(lease) if segment.is_step]
-        counted, kept = (
-            earned(scores, trajectory.steps, texts, trajectory.sampled_tokens, config) if len(scores) else (scores, [])
-        )
-        process = aggregate(counted, config.prm_aggregation) if len(counted) else None
+        counted, kept, process = _NO_SCORES, [], None
+        if len(scores):
+            counted, kept = earned(scores, trajectory.steps, texts, trajectory.sampled_tokens, config)
+            process = aggregate(counted, config.prm_aggregation)
         models = {"outcome_model": found.get("outcome_model"), "process": process}
         parts = Found(
             trajectory.sampled_tokens,
@@ -176,7 +176,8 @@ class Scorer:
             step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
             extra=by_rule | dict(shaped.parts) | shadowed,
         )
-        return Scored(labels, True, scores, float(np.mean(repeated(texts))), self._agree(scores, parts.accuracy))
+        share = sum(repeated(texts)) / max(1, len(texts))
+        return Scored(labels, True, scores, share, self._agree(scores, parts.accuracy))
 
     def _agree(self, scores: Scores, accuracy: float | None) -> bool | None:
         if accuracy is None or not len(scores):

@@ -1,5 +1,5 @@
-"""A scoring process without torch: `ENDPOINT WORKER INCARNATION KINDS LIFE_S`. Its process model takes its time; kill -9
-comes LIFE_S seconds after its first lease, unless that is 0."""
+"""A scoring process without torch: `ENDPOINT WORKER INCARNATION KINDS LIFE_S`. Its process model takes its time; kill
+-9 comes LIFE_S seconds after its first lease, unless that is 0."""
 
 import os
 import signal

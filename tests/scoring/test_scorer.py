@@ -124,6 +124,11 @@ def test_an_episode_without_steps_has_no_process_score_and_is_no_zero():
     assert "no steps to score" in str(bad)
 
 
+def test_an_episode_without_steps_is_still_judged_by_rule():
+    (scored,) = make_scorer().score([lease(answered("72", steps=()), "rules")])
+    assert (scored.labels.reward, scored.repeated) == (1.0, 0.0)
+
+
 def test_without_rules_the_models_verdict_is_the_outcome():
     scorer = make_scorer(prm=FakePRM(), outcome_model=FakeOutcome(0.25))
     both, process, nothing = scorer.score(
