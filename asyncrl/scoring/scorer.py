@@ -151,7 +151,8 @@ class Scorer:
         """The labels with the reward, from all that was found; `scores` are those of all steps, or empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         texts = [segment.plain for segment in self._transcript(lease) if segment.is_step]
-        counted, kept, process = _NO_SCORES, [], None
+        counted, process = _NO_SCORES, None
+        kept: list[int] = []
         if len(scores):
             counted, kept = earned(scores, trajectory.steps, texts, trajectory.sampled_tokens, config)
             process = aggregate(counted, config.prm_aggregation)
