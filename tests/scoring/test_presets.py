@@ -85,3 +85,15 @@ def test_the_defaults_of_every_shaping_key_are_the_references(preset):
     assert (shaping.tanh_tau, shaping.tanh_rmax, shaping.prm_acc_bonus_weight) == (2.0, 1.0, 0.0)
     assert (shaping.enable_anti_hack, shaping.stop_at_answer, shaping.incorrect_answer_penalty) == (True, True, 0)
     assert (shaping.max_resp_len, shaping.target_response_length, shaping.length_bonus_weight) == (1024, 400, 0.05)
+
+
+def test_rules_needs_and_transforms_can_be_written_on_the_command_line(preset):
+    config = preset(
+        "+scoring.rules={test: [{name: exact_number}, {name: format, weight: 0.5, params: {pattern: '#'}}], b: gsm8k}",
+        "+scoring.needs={test: [rules]}",
+        "scoring.shaping.step_transforms=[clip,delta]",
+        "scoring.serve=[rules]",
+    )
+    assert score(lines(*RIGHT), config).extra["rules"] == 1.5
+    assert (config.needs, config.serve) == ({"test": ["rules"]}, ["rules"])
+    assert config.shaping.step_transforms == ["clip", "delta"]
