@@ -15,8 +15,8 @@ HEAD = """# Configuration
 
 Every role reads the same configuration. Three levels, the later wins: the defaults below, an experiment file
 (`experiment=NAME`, a file of `configs/experiment/`), the command line (`KEY=VALUE`). `algorithm=NAME` and
-`scoring=NAME` take presets of `configs/algorithm/` and `configs/scoring/`. A mapping gets new names with a plus:
-`+scoring.rules={my_data: gsm8k}`. `--cfg job` prints what would run; `--help` lists the groups. Unknown keys, impossible
+`scoring=NAME` take presets of `configs/algorithm/` and `configs/scoring/`. A mapping gets new names with a plus,
+`+scoring.rules={my_data: gsm8k}`. `--cfg job` prints what would run, `--help` lists the groups. Unknown keys, bad
 values and impossible combinations end the command with a message that names the fix, before anything starts.
 
 This page is generated from `asyncrl/config/schema.py`; `make docs` writes it anew.
