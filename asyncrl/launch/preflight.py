@@ -6,16 +6,19 @@ from asyncrl.config.schema import TrainConfig
 
 
 def preflight(config: TrainConfig) -> None:
-    """Load tools, rules, model families and the algorithm's parts once, as their roles will.
+    """Load keys, tools, rules, model families and the algorithm's parts once, as their roles will.
 
     Raises ConfigError, which says how to mend it.
     """
     from asyncrl.actor.steps import find_split
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.algorithms.compose import check
+    from asyncrl.network.keys import client_keys, server_keys
     from asyncrl.scoring.models.registry import check_outcome_model, check_prm
     from asyncrl.scoring.rules.registry import load_rules
 
+    server_keys(config.network)
+    client_keys(config.network)
     tool_classes(config.actor.tools)
     find_split(config.actor.step_split)
     load_rules(config.scoring)
@@ -24,6 +27,6 @@ def preflight(config: TrainConfig) -> None:
     check(
         config.algorithm,
         critic=True,
-        step_scores=config.scoring.prm.path is not None and not config.scoring.shadow,
+        step_scores=(config.scoring.prm.path is not None and not config.scoring.shadow) or config.implicit.train,
         group_size=config.learner.group_size,
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
+from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     outcome = load_outcome_model(scoring.outcome_model, "scoring.outcome_model") if "outcome_model" in kinds else None
     verifier = stack.enter_context(closing(Verifier(scoring, config.model))) if "rules" in kinds else None
     scorer = Scorer(scoring, tokenizer, verifier, prm, outcome)
-    workers = []
+    workers, keys = [], client_keys(config.network)
     endpoints = process.replay_endpoints(config.network, config.replay.shards)
     for shard, endpoint in enumerate(endpoints):
-        client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop)))
+        client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys)))
         file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
         metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), file)))
         workers.append(Worker(client, scorer, scoring, metrics, config.replay.lease_s))

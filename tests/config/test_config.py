@@ -72,6 +72,8 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"scoring.shaping.incorrect_answer_penalty": 0.5}, "0 or less"),
         ({"scoring.shaping.overlong_penalty": 1.0}, "overlong_max_length=0: .* at least overlong_buffer=512"),
         ({"scoring.shaping.answer_pattern": "("}, "no regular expression"),
+        ({"network.host": "0.0.0.0"}, "asyncrl keys"),
+        ({"network.max_message_mb": 5000}, "at most 4095"),
     ],
 )
 def test_an_impossible_combination_is_refused_with_the_fix(
@@ -90,6 +92,7 @@ def test_a_bind_off_loopback_needs_an_explicit_word() -> None:
         with pytest.raises(ConfigError, match="insecure=true"):
             check_bind(host, insecure=False)
         check_bind(host, insecure=True)
+        check_bind(host, insecure=False, secured=True)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
