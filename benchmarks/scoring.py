@@ -28,15 +28,14 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2Model
 
-from asyncrl.scoring.models.batching import share_prefixes
-from asyncrl.scoring.models.causal import PASS_COST, CausalReader
+from asyncrl.scoring.models.batching import pass_cost, share_prefixes
+from asyncrl.scoring.models.causal import CausalReader
 from asyncrl.scoring.models.encoding import Encoded
 from asyncrl.scoring.models.qwen_prm import contrast
 from benchmarks.record import RESULTS, machine, write_result
 
 STARTED = time.perf_counter()
 MEMBERS, STEPS = 8, 6
-NEVER = 1 << 60
 SHAPES: dict[str, dict[str, Any]] = {
     "cpu": {
         "hidden_size": 512,
@@ -122,12 +121,12 @@ def matrix_peak(device: str) -> float:
     return 2 * size**3 / min(seconds(lambda: first @ second, device) for _ in range(10))
 
 
-def computed(inputs: Sequence[Encoded], shares: bool) -> int:
+def computed(inputs: Sequence[Encoded], shares: bool, device: str) -> int:
     """Tokens that go through the model, padding aside."""
     total = sum(len(each.ids) for each in inputs)
     if not shares:
         return total
-    sets = share_prefixes([each.ids[: each.reads[0][0]] for each in inputs], PASS_COST)
+    sets = share_prefixes([each.ids[: each.reads[0][0]] for each in inputs], pass_cost(device))
     return total - sum((len(members) - 1) * prefix for prefix, members in sets)
 
 
@@ -146,17 +145,17 @@ def measure(device: str, groups: int, micro_tokens: int, rounds: int) -> Iterato
         response = RESPONSE[device]
         inputs = make_load(rng, groups, prompt * response, response, backbone.config.vocab_size)
         taken, differences = take_turns(ways, inputs, rounds, device)
-        tokens = computed(inputs, shares=False)
+        tokens = computed(inputs, False, device)
         loads[load] = {
             "trajectories": len(inputs),
             "tokens": tokens,
-            "tokens_with_sharing": computed(inputs, shares=True),
+            "tokens_with_sharing": computed(inputs, True, device),
             "longest": max(len(each.ids) for each in inputs),
             **differences,
         }
         for way, times in taken.items():
             median = statistics.median(times)
-            share = 2 * parameters * computed(inputs, "shared" in way) / median / peak
+            share = 2 * parameters * computed(inputs, "shared" in way, device) / median / peak
             rows.append(asdict(Row(load, way, tokens / median, tokens / min(times), share)))
         yield {"parameters": parameters, "matrix_tflops": peak / 1e12, "loads": loads, "rows": rows}
 
@@ -164,11 +163,12 @@ def measure(device: str, groups: int, micro_tokens: int, rounds: int) -> Iterato
 def make_ways(backbone: Any, device: str, micro_tokens: int) -> dict[str, Way]:
     width = backbone.config.hidden_size
     head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)).to(device).float()
-    whole = CausalReader(backbone, contrast(head), micro_tokens, NEVER)
+    whole, sharing = (CausalReader(backbone, contrast(head), micro_tokens) for _ in range(2))
+    whole.shares_prefixes = False
     return {
         "one by one": lambda inputs: list(chain.from_iterable(whole.read([each]) for each in inputs)),
         "micro-batches": whole.read,
-        "micro-batches, prompts shared": CausalReader(backbone, contrast(head), micro_tokens).read,
+        "micro-batches, prompts shared": sharing.read,
     }
 
 
@@ -183,7 +183,7 @@ def take_turns(
     taken: dict[str, list[float]] = {way: [] for way in ways}
     found: dict[str, Any] = {}
     for way in ways.values():
-        way(inputs[:MEMBERS] if device == "cuda" else inputs[:1])
+        way(inputs if device == "cuda" else inputs[:1])
     for _ in range(rounds):
         for name, way in ways.items():
             taken[name].append(seconds(lambda name=name, way=way: found.update({name: way(inputs)}), device))
