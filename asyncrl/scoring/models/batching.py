@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 Shared = tuple[int, list[int]]
 """A number of tokens that inputs have in common at their beginning, and the inputs."""
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+def pass_cost(device: str) -> int:
+    """The tokens that could be computed while a forward pass starts, by the type of the device.
+
+    On a GPU a pass of a 7B model takes about 20 ms however few its tokens (benchmarks/scoring.py).
+    """
+    return 32 if device == "cpu" else 1024
+
+
+def micro_batches(lengths: Sequence[int], max_tokens: int, pass_cost: int) -> list[list[int]]:
     """Every index once, in batches of at most `max_tokens` tokens when padded to their longest; one that is longer by
-    itself is a batch of its own. They come sorted by length, so that little is padding."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+    itself is a batch of its own.
+
+    Of all splits of the inputs sorted by length it is the one of least cost, where a batch costs its tokens, padding
+    included, and `pass_cost`.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    costs, begins = [0], [0]
+    for end in range(1, len(order) + 1):
+        least, choice = costs[end - 1] + lengths[order[end - 1]] + pass_cost, end - 1
+        for begin in range(end - 2, -1, -1):
+            tokens = lengths[order[begin]] * (end - begin)
+            if tokens > max_tokens:
+                break
+            if costs[begin] + tokens + pass_cost < least:
+                least, choice = costs[begin] + tokens + pass_cost, begin
+        costs.append(least)
+        begins.append(choice)
+    batches, end = [], len(order)
+    while end:
+        batches.append(order[begins[end] : end])
+        end = begins[end]
+    return batches[::-1]
 
 
 def share_prefixes(ids: Sequence[Sequence[int]], pass_cost: int) -> list[Shared]:

@@ -13,14 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.scoring.models.base import StepScores
-from asyncrl.scoring.models.batching import micro_batches, share_prefixes
+from asyncrl.scoring.models.batching import micro_batches, pass_cost, share_prefixes
 from asyncrl.scoring.models.encoding import Encode, Encoded, LengthLimit, encode_within
 from asyncrl.scoring.transcript import Transcript
-
-PASS_COST = 1024
-"""Tokens that must be saved before a common prefix is worth forward passes of its own."""
-
-_ATTENTION = {"full_attention", "sliding_attention"}
 
 Readout = Callable[[Tensor, Tensor], Tensor]
 """Final hidden states [R, H] and the id of the token that follows each int64[R], to one number a row [R]."""
@@ -33,11 +28,12 @@ class CausalReader:
     does not depend on what else is in the batch, up to rounding.
     """
 
-    def __init__(self, backbone: Any, readout: Readout, micro_tokens: int, pass_cost: int = PASS_COST) -> None:
+    def __init__(self, backbone: Any, readout: Readout, micro_tokens: int) -> None:
         self.backbone = backbone.eval()
         self._readout = readout
         self._micro_tokens = micro_tokens
-        self._pass_cost = pass_cost
+        self.pass_cost = pass_cost(backbone.device.type)
+        self.shares_prefixes = _remembers_by_attention(backbone.config)
 
     @property
     def max_tokens(self) -> int:
@@ -54,7 +50,7 @@ class CausalReader:
         for prefix, positions in self._shared([inputs[index] for index in used]):
             members = [used[position] for position in positions]
             past = self._run([inputs[members[0]].ids[:prefix]], use_cache=True).past_key_values if prefix else None
-            for batch in micro_batches([ends[index] for index in members], self._micro_tokens):
+            for batch in micro_batches([ends[index] for index in members], self._micro_tokens, self.pass_cost):
                 chosen = [members[position] for position in batch]
                 found = self._read([inputs[i] for i in chosen], [ends[i] for i in chosen], prefix, past)
                 for index, sums in zip(chosen, found, strict=True):
@@ -62,14 +58,10 @@ class CausalReader:
         return totals
 
     def _shared(self, inputs: Sequence[Encoded]) -> list[tuple[int, list[int]]]:
-        config = self.backbone.config
-        caches = hasattr(config, "num_attention_heads") and _ATTENTION.issuperset(
-            getattr(config, "layer_types", None) or ()
-        )
-        if not caches:
+        if not self.shares_prefixes:
             return [(0, list(range(len(inputs))))]
         before = [each.ids[: min(chain.from_iterable(each.reads))] for each in inputs]
-        return share_prefixes(before, self._pass_cost)
+        return share_prefixes(before, self.pass_cost)
 
     def _read(
         self, inputs: Sequence[Encoded], ends: Sequence[int], prefix: int, past: Any
@@ -92,6 +84,12 @@ class CausalReader:
         tokens = torch.tensor(padded, device=self.backbone.device)
         # No attention mask: the backbone is causal, so that nothing sees the padding on the right.
         return self.backbone(input_ids=tokens, past_key_values=past, use_cache=use_cache)
+
+
+def _remembers_by_attention(config: Any) -> bool:
+    """Whether its cache of a prefix can be handed to several inputs: recurrent layers keep another kind of state."""
+    layers = set(getattr(config, "layer_types", None) or ())
+    return hasattr(config, "num_attention_heads") and layers <= {"full_attention", "sliding_attention"}
 
 
 def _following(ids: Sequence[int], position: int) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from asyncrl.errors import ConfigError
-from asyncrl.scoring.models.batching import micro_batches
+from asyncrl.scoring.models.batching import micro_batches, pass_cost
 from asyncrl.scoring.models.checkpoint import Checkpoint
 from asyncrl.scoring.models.encoding import (
     Encode,
@@ -57,7 +57,8 @@ class SequenceClassifier:
         """See OutcomeModel."""
         ids = [encode_within(transcript, self._encode, self._limit).ids for transcript in transcripts]
         scores = [0.0] * len(ids)
-        for batch in micro_batches([len(each) for each in ids], self._micro_tokens):
+        cost = pass_cost(self._model.device.type)
+        for batch in micro_batches([len(each) for each in ids], self._micro_tokens, cost):
             for index, score in zip(batch, self._forward([ids[index] for index in batch]), strict=True):
                 scores[index] = score
         return scores

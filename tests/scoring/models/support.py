@@ -21,8 +21,8 @@ SHAPE = {
     "max_position_embeddings": LONGEST,
     "initializer_range": 0.3,
 }
-BOUNDS = (1, 300, 10_000)
-"""Bounds on micro-batches: every input alone, a few together, all together."""
+BOUNDS = {1: 1, 300: 8, 10_000: 60}
+"""Bounds on micro-batches, each with the cost of a pass: inputs alone, a few together, many with padding."""
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -63,12 +63,12 @@ def load(folder, family, **changes):
 
 
 def by_bound(folder, family, **changes):
-    """The model with each bound on its micro-batches, sharing every prefix that there is."""
+    """The model with each bound on its micro-batches, and passes cheap enough for prefixes to be shared."""
     loaded = {bound: load(folder, family, micro_tokens=bound, **changes) for bound in BOUNDS}
-    for model in loaded.values():
+    for bound, model in loaded.items():
         for reader in (getattr(model, name, None) for name in ("_reader", "phi", "_reference")):
             if reader is not None:
-                reader._pass_cost = 0
+                reader.pass_cost = BOUNDS[bound]
     return loaded
 
 

@@ -3,13 +3,25 @@ from hypothesis import strategies as st
 
 from asyncrl.scoring.models.batching import micro_batches, share_prefixes
 
+LENGTHS = st.lists(st.integers(1, 50), max_size=7)
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 200))
-def test_micro_batches_hold_everything_once_within_the_bound(lengths, max_tokens):
-    batches = list(micro_batches(lengths, max_tokens))
+
+@given(LENGTHS, st.integers(1, 200), st.integers(0, 60))
+def test_micro_batches_hold_everything_once_within_the_bound_at_the_least_cost(lengths, max_tokens, pass_cost):
+    def padded(batch):
+        return len(batch) * max(lengths[index] for index in batch)
+
+    def fits(batch):
+        return len(batch) == 1 or padded(batch) <= max_tokens
+
+    def cost(batches):
+        return sum(padded(batch) + pass_cost for batch in batches)
+
+    batches = micro_batches(lengths, max_tokens, pass_cost)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= max_tokens
+    assert all(fits(batch) for batch in batches)
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    assert cost(batches) == min(cost(split) for split in runs(order) if all(map(fits, split)))
 
 
 def saved(sets, cost):

@@ -61,7 +61,7 @@ def plain_score(model, tokenizer, transcript):
 
 
 @settings(deadline=None, max_examples=30)
-@given(batch=BATCHES, bound=st.sampled_from(BOUNDS), case=st.sampled_from(sorted(CASES)))
+@given(batch=BATCHES, bound=st.sampled_from([*BOUNDS]), case=st.sampled_from(sorted(CASES)))
 def test_scores_are_those_of_a_plain_forward_whatever_else_is_in_the_batch(models, batch, bound, case):
     expected = [plain_score(*CASES[case], transcript) for transcript in batch]
     assert models[case, bound].score(batch) == pytest.approx(expected, abs=1e-5)

@@ -50,7 +50,7 @@ def models(folder):
 
 
 @settings(deadline=None, max_examples=25)
-@given(batch=BATCHES, bound=st.sampled_from(BOUNDS))
+@given(batch=BATCHES, bound=st.sampled_from([*BOUNDS]))
 def test_scores_are_those_of_a_plain_forward_whatever_else_is_in_the_batch(models, plain_logits, batch, bound):
     assert_plain(models[bound], plain_logits, batch)
 
