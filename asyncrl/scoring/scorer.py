@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
@@ -239,6 +239,8 @@ def _attempt(work: Callable[[], T]) -> T | ScoringError:
         return work()
     except AsyncrlError as error:
         return ScoringError(str(error))
+    except CancelledError:
+        return ScoringError("the rules were closed before they came to this episode")
     except Exception as error:
         logger.exception("scoring failed")
         return ScoringError(f"{type(error).__name__}: {error}")

@@ -1,11 +1,14 @@
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 
 from asyncrl.config.schema import OutcomeModelConfig, ScoringConfig, ScoringModelConfig, ShapingConfig
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.base import StepScores
+from asyncrl.scoring.scorer import Scorer
 from asyncrl.types import Labels
-from tests.scoring.fakes import FakeOutcome, FakePRM, SaidPRM, answered, lease, make_scorer, score
+from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, SaidPRM, answered, lease, make_scorer, score
 
 
 def all_of(*episodes, prm=None, **config):
@@ -108,6 +111,17 @@ def test_a_failing_rule_gives_a_reason_and_no_labels():
     good, bad = all_of(answered("72", 0), answered("72", 1, truth="unknown"))
     assert good.labels.reward == 1.0
     assert "holds no number" in str(bad)
+
+
+def test_an_episode_whose_verdict_was_called_off_has_a_reason():
+    class Closing:
+        def submit(self, case):
+            future = Future()
+            future.cancel()
+            return future
+
+    (bad,) = Scorer(ScoringConfig(), CharTokenizer(), Closing()).score([lease(answered("72"), "rules")])
+    assert "were closed" in str(bad)
 
 
 def test_what_a_process_does_not_serve_it_refuses():

@@ -169,4 +169,6 @@ def test_closing_ends_processes_that_are_busy_or_already_gone():
     verifier.close()
     verifier.close()
     assert time.monotonic() - started < 50, "it waited for the loops"
+    with pytest.raises(ScoringError, match="was closed"):
+        verifier.submit(case("1"))
     assert all(future.cancelled() or isinstance(future.exception(), AsyncrlError) for future in futures)
