@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.needs import configured
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _LONG_INPUTS = ("refuse", "drop_oldest")
@@ -23,11 +24,17 @@ CHOICES: dict[str, Sequence[str]] = {
     "scoring.prm.long_inputs": _LONG_INPUTS,
     "scoring.outcome_model.dtype": _DTYPES,
     "scoring.outcome_model.long_inputs": _LONG_INPUTS,
+    "replay.retention": ("none", "window", "all"),
+    "replay.sampler.kind": ("fifo", "freshest", "prioritised"),
     "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
+MAX_FRAME_MB = 4095
+"""A frame's length has 32 bits in the store."""
+
 POSITIVE = (
     "actor.concurrency",
+    "actor.episode_timeout_s",
     "actor.max_turns",
     "actor.max_turn_tokens",
     "actor.max_tokens",
@@ -38,6 +45,10 @@ POSITIVE = (
     "replay.lease_s",
     "replay.max_attempts",
     "replay.max_store_gb",
+    "replay.retention_steps",
+    "replay.sampler.max_times_sampled",
+    "replay.shards",
+    "data.band_revisit",
     "scoring.batch_trajectories",
     "scoring.batch_tokens",
     "scoring.timeout_s",
@@ -54,6 +65,7 @@ POSITIVE = (
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
     "critic.lr",
+    "implicit.lr",
     "cluster.actors",
     "cluster.scorers",
     "cluster.learner_ranks",
@@ -66,6 +78,9 @@ NOT_NEGATIVE = (
     "actor.temperature",
     "actor.tool_retries",
     "replay.max_lag",
+    "replay.sampler.alpha",
+    "replay.sampler.beta",
+    "replay.shard",
     "learner.weight_decay",
     "learner.warmup_steps",
     "learner.eval_every",
@@ -84,8 +99,12 @@ def check(config: TrainConfig) -> None:
     for key in NOT_NEGATIVE:
         _require(value(config, key) >= 0, config, key, "it must be 0 or more")
     _check_combinations(config)
+    _check_kinds(config)
+    _check_replay(config)
     _check_files(config)
-    check_bind(config.network.host, config.network.insecure)
+    network = config.network
+    _require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
+    check_bind(network.host, network.insecure, secured=network.keys is not None)
 
 
 def value(config: TrainConfig, key: str) -> Any:
@@ -141,6 +160,12 @@ def _check_combinations(config: TrainConfig) -> None:
         "scoring.timeout_s",
         f"a scorer that verifies for longer loses its lease; stay under replay.lease_s={config.replay.lease_s}",
     )
+    _require(
+        not config.implicit.train or config.algorithm.advantage.name == "prime",
+        config,
+        "implicit.train",
+        f"algorithm.advantage={config.algorithm.advantage.name} does not read it; use algorithm=prime",
+    )
     _require(actor.temperature > 0, config, "actor.temperature", "training samples; 0 (greedy) has no exploration")
     _require(
         learner.eval_every == 0 or config.data.eval is not None,
@@ -156,6 +181,49 @@ def _check_combinations(config: TrainConfig) -> None:
     )
 
 
+def _check_kinds(config: TrainConfig) -> None:
+    known = configured(config.scoring)
+    for source, kinds in config.scoring.needs.items():
+        _require(
+            bool(kinds) and set(kinds) <= set(known),
+            config,
+            "scoring.needs",
+            f"{source} must name some of the kinds that are configured: {', '.join(known)}",
+        )
+    _require(
+        set(config.scoring.serve) <= set(known),
+        config,
+        "scoring.serve",
+        f"name some of the kinds that are configured: {', '.join(known)}",
+    )
+
+
+def _check_replay(config: TrainConfig) -> None:
+    replay, data = config.replay, config.data
+    groups = config.learner.batch_size // config.learner.group_size
+    _require(replay.oversample >= 1, config, "replay.oversample", "1 starts as many episodes as are trained")
+    _require(
+        replay.shards <= groups,
+        config,
+        "replay.shards",
+        f"every shard gives some of the {groups} groups of a batch; use at most so many",
+    )
+    _require(replay.shard < replay.shards, config, "replay.shard", f"shards count from 0 to {replay.shards - 1}")
+    _require(
+        len(data.band) in (0, 2) and sorted(data.band) == list(data.band),
+        config,
+        "data.band",
+        "give the lowest and the highest success rate, such as [0.1,0.9]",
+    )
+    _require(all(weight > 0 for weight in data.weights.values()), config, "data.weights", "weights must be positive")
+    _require(
+        replay.source is None or Path(replay.source).is_dir(),
+        config,
+        "replay.source",
+        "name the replay folder of a finished run, such as runs/NAME/replay",
+    )
+
+
 def _check_files(config: TrainConfig) -> None:
     for key in ("data.train", "data.eval"):
         path = value(config, key)
@@ -164,14 +232,14 @@ def _check_files(config: TrainConfig) -> None:
         )
 
 
-def check_bind(host: str, insecure: bool) -> None:
-    """Refuse to listen where strangers can reach us, unless told so. Raises ConfigError."""
+def check_bind(host: str, insecure: bool, secured: bool = False) -> None:
+    """Refuse to listen where strangers can reach us, without keys (`secured`) or leave. Raises ConfigError."""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    if not local and not insecure:
+    if not (local or secured or insecure):
         raise ConfigError(
-            f"network.host={host} can be reached from other machines, and connections are not encrypted; "
-            "use 127.0.0.1, or set network.insecure=true on a network that you trust"
+            f"network.host={host} can be reached from other machines: set network.keys to a folder that `asyncrl keys` "
+            "made, or network.insecure=true on a network where you trust everyone"
         )

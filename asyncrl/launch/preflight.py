@@ -6,15 +6,18 @@ from asyncrl.config.schema import TrainConfig
 
 
 def preflight(config: TrainConfig) -> None:
-    """Load tools, rules, model families and the algorithm's parts once, as their roles will.
+    """Load keys, tools, rules, model families and the algorithm's parts once, as their roles will.
 
     Raises ConfigError, which says how to mend it.
     """
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.algorithms.compose import check
+    from asyncrl.network.keys import client_keys, server_keys
     from asyncrl.scoring.models.registry import check_outcome_model, check_prm
     from asyncrl.scoring.rules.registry import load_rules
 
+    server_keys(config.network)
+    client_keys(config.network)
     tool_classes(config.actor.tools)
     load_rules(config.scoring.rule, config.scoring.rules)
     check_prm(config.scoring.prm, "scoring.prm")
@@ -22,6 +25,6 @@ def preflight(config: TrainConfig) -> None:
     check(
         config.algorithm,
         critic=True,
-        step_scores=config.scoring.prm.path is not None,
+        step_scores=config.scoring.prm.path is not None or config.implicit.train,
         group_size=config.learner.group_size,
     )

@@ -14,9 +14,12 @@ import numpy as np
 from asyncrl.errors import RefusedError
 from asyncrl.replay import report
 from asyncrl.replay.episodes import Episodes
-from asyncrl.replay.groups import Groups, Rules
+from asyncrl.replay.groups import Groups
 from asyncrl.replay.labelling import Labelling
+from asyncrl.replay.letters import Letters
 from asyncrl.replay.planning import Planning
+from asyncrl.replay.requests import check
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.wire import (
@@ -30,20 +33,28 @@ from asyncrl.wire import (
     ticket_body,
 )
 
+TICKETS_A_REPLY = 256
+LEASES_A_REPLY = 1024
+TOKENS_A_REPLY = 4 << 20
+
 Handler = Callable[[Transaction, Message], Message | None]
 
 
 class Service:
-    """All of the replay but its sockets. `clock` gives monotonic seconds."""
+    """All of the replay but its sockets. `clock` gives monotonic seconds, `strangers` how many were turned away."""
 
-    def __init__(self, rules: Rules, lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, rules: Rules, lease_s: float, clock: Callable[[], float], strangers: Callable[[], int] = lambda: 0
+    ) -> None:
         groups = Groups(rules)
         self._rules = rules
+        self._strangers = strangers
         self._groups = groups
         self._actors = Workers("actors", lease_s, clock)
         self._scorers = Workers("scorers", lease_s, clock)
-        self.episodes = Episodes(rules, groups, self._actors)
         self.labelling = Labelling(rules, groups, self._scorers)
+        self.episodes = Episodes(rules, groups, self.labelling, self._actors)
+        self.letters = Letters(groups, self.labelling)
         self.planning = Planning(rules, groups)
         self._handlers: dict[str, Handler] = {
             "tickets": self._tickets,
@@ -61,6 +72,8 @@ class Service:
             "evaluation": self._evaluation,
             "status": self._status,
             "audit": self._audit,
+            "requeue": self._requeue,
+            "discard": self._discard,
         }
 
     def start(self, tx: Transaction) -> None:
@@ -78,18 +91,19 @@ class Service:
 
         Raises AsyncrlError where the request is refused; nothing of it takes effect then.
         """
+        check(request.kind, request.body)
         handler = self._handlers.get(request.kind)
         if handler is None:
-            raise RefusedError(f"unknown request {request.kind!r}; known are {', '.join(self._handlers)}")
+            raise RefusedError(f"unknown request {request.kind!r:.50}; known are {', '.join(self._handlers)}")
         try:
             return handler(tx, request)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise RefusedError(f"malformed request {request.kind!r}: {type(error).__name__}: {error}") from error
 
     def _tickets(self, tx: Transaction, request: Message) -> Message | None:
         body = request.body
         worker, incarnation, holding = str(body["worker"]), str(body["incarnation"]), list(body["holding"])
-        want = int(body["want"])
+        want = min(int(body["want"]), TICKETS_A_REPLY)
         tickets = self.episodes.tickets(tx, worker, incarnation, holding, want)
         if not tickets and want > 0:
             return None
@@ -105,12 +119,19 @@ class Service:
 
     def _lease(self, tx: Transaction, request: Message) -> Message | None:
         body = request.body
-        leased = self.labelling.lease(
-            tx, str(body["worker"]), str(body["incarnation"]), int(body["trajectories"]), int(body["tokens"])
+        worker, incarnation, serves = (
+            str(body["worker"]),
+            str(body["incarnation"]),
+            [str(each) for each in body["serves"]],
         )
+        trajectories = min(int(body["trajectories"]), LEASES_A_REPLY)
+        tokens = min(int(body["tokens"]), TOKENS_A_REPLY)
+        leased = self.labelling.lease(tx, worker, incarnation, serves, trajectories, tokens)
         if not leased:
             return None
-        return _frames(request, [frames for _, frames in leased], tasks=[task_body(task) for task, _ in leased])
+        heads = [[task_body(each.task), each.kinds, each.final, each.partial is not None] for each in leased]
+        values = [value for each in leased for value in (each.frames, each.partial) if value is not None]
+        return _frames(request, values, leases=heads)
 
     def _renew(self, tx: Transaction, request: Message) -> Message:
         self._scorers.touch(str(request.body["worker"]))
@@ -138,7 +159,7 @@ class Service:
         return _frames(request, self.episodes.fetch(tx, table, list(request.body["ids"])))
 
     def _published(self, tx: Transaction, request: Message) -> Message:
-        self.episodes.publish(tx, int(request.body["version"]))
+        self.planning.published(tx, int(request.body["version"]))
         return _reply(request)
 
     def _checkpointed(self, tx: Transaction, request: Message) -> Message:
@@ -157,10 +178,18 @@ class Service:
 
     def _status(self, tx: Transaction, request: Message) -> Message:
         status = report.status(tx, self._rules)
-        return _reply(request, status={**status, "actors": self._actors.count, "scorers": self._scorers.count})
+        workers = {"actors": self._actors.count, "scorers": self._scorers.count}
+        return _reply(request, status={**status, **workers, "strangers": self._strangers()})
 
     def _audit(self, tx: Transaction, request: Message) -> Message:
-        return _reply(request, audit=report.audit(tx))
+        return _reply(request, audit=report.audit(tx, self._rules.admission.uses))
+
+    def _requeue(self, tx: Transaction, request: Message) -> Message:
+        return _reply(request, back=self.letters.requeue(tx, str(request.body["ticket"])))
+
+    def _discard(self, tx: Transaction, request: Message) -> Message:
+        self.letters.discard(tx, str(request.body["ticket"]))
+        return _reply(request)
 
 
 def _reply(request: Message, **body: Any) -> Message:
