@@ -58,8 +58,8 @@ class Verifier:
         self._threads = ThreadPoolExecutor(config.rule_processes, "rules")
 
     def submit(self, case: Case) -> Future[Verdict]:
-        """The verdict on one episode, when it is there; its `result` raises as `verify` does, and CancelledError where the
-        verifier is closed before. Raises ScoringError: it is closed."""
+        """The verdict on one episode, when it is there; its `result` raises as `verify` does, and CancelledError where
+        the verifier is closed before. Raises ScoringError: it is closed."""
         if self._closed:
             raise ScoringError("the verifier was closed")
         return self._threads.submit(self.verify, case)
