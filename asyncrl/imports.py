@@ -8,8 +8,9 @@ from typing import Any
 from asyncrl.errors import ConfigError
 
 
-def imported(path: str, told: str) -> Any:
-    """What `path`, module.attribute, names; `told` is how the configuration has it, such as `scoring.rule=a.b`.
+def imported(path: str, told: str, form: str = "module.function") -> Any:
+    """What `path`, module.attribute, names; `told` is how the configuration has it, such as `scoring.rule=a.b`, and
+    `form` what it should be.
 
     Raises ConfigError, which says how to mend it.
     """
@@ -18,6 +19,6 @@ def imported(path: str, told: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise ConfigError(
-            f"{told} cannot be imported ({type(error).__name__}: {error}); give module.function, with the module's "
-            "folder on PYTHONPATH"
+            f"{told} cannot be imported ({type(error).__name__}: {error}); give {form}, with the module's folder on "
+            "PYTHONPATH"
         ) from error

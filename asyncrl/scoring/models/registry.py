@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.errors import ConfigError
+from asyncrl.imports import imported
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
 
 if TYPE_CHECKING:
@@ -60,18 +61,11 @@ def _find(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> 
 
 
 def _imported(path: str, told: str, families: Mapping[str, str]) -> Any:
-    module, dot, attribute = path.rpartition(".")
-    if not dot:
+    if "." not in path:
         raise ConfigError(
             f"{told}: use one of {', '.join(families)}, or the dotted path of a class, such as my_models.MyPRM"
         )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise ConfigError(
-            f"{told} cannot be imported ({type(error).__name__}: {error}); give module.Class, with the module's folder "
-            "on PYTHONPATH"
-        ) from error
+    found = imported(path, told, "module.Class")
     if not callable(getattr(found, "score", None)):
         raise ConfigError(f"{told} is no model: it needs a `name` and a method `score(transcripts)`")
     return found
