@@ -103,7 +103,7 @@ class Checkpoint:
     def _refusing(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
             raise self.refuse(f"it cannot be loaded ({type(error).__name__}: {error})") from error
 
 

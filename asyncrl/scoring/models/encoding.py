@@ -103,7 +103,7 @@ def single_token(tokenizer: Any, text: str, key: str) -> int:
     """The id of the token that `text` ends with, which must say all of it. Raises ConfigError."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     said = tokenizer.decode(ids[-1:], skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
-    if said.strip() != text.strip():
+    if not ids or said.strip() != text.strip():
         raise ConfigError(f"{key}: the model's tokenizer has no token {text!r}; name the one that it was trained with")
     return int(ids[-1])
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.scoring.models.causal import CausalPRM, CausalReader, linear
 from asyncrl.scoring.models.checkpoint import Checkpoint
-from asyncrl.scoring.models.encoding import Encoded, problem_and_steps, words
+from asyncrl.scoring.models.encoding import Encoded, problem_and_steps, single_token, words
 from asyncrl.scoring.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     backbone, tokenizer = checkpoint.model("AutoModel"), checkpoint.tokenizer()
     shapes = {"v_head.summary.weight": (1, backbone.config.hidden_size), "v_head.summary.bias": (1,)}
     weight, bias = checkpoint.tensors(shapes)
-    marker = int(tokenizer.encode(params.marker, add_special_tokens=False)[-1])
+    marker = single_token(tokenizer, params.marker, f"{key}.params.marker={params.marker!r}")
     reader = CausalReader(backbone, linear(weight[0], bias), config.micro_tokens)
     return CausalPRM(
         checkpoint.name, lambda each: encode(each, tokenizer, marker), reader, config.long_inputs == "drop_oldest"

@@ -6,6 +6,7 @@ import pytest
 from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.models import registry
+from asyncrl.scoring.models.checkpoint import Checkpoint
 
 
 class MyModel:
@@ -64,3 +65,12 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
 def test_naming_families_needs_no_torch():
     code = "import sys; import asyncrl.scoring.models.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_of_the_hub_has_the_commit_in_its_name(tmp_path, monkeypatch):
+    snapshot = tmp_path / "0123456789abcdef"
+    snapshot.mkdir()
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, **_: asked.append(path) or str(snapshot))
+    checkpoint = Checkpoint(ScoringModelConfig(path="someone/some-prm"), "scoring.prm")
+    assert (checkpoint.name, checkpoint.folder, asked) == ("some-prm@01234567", snapshot, ["someone/some-prm"])

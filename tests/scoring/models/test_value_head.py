@@ -105,6 +105,14 @@ def test_a_folder_of_another_family_is_refused_with_the_fix(folder, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("device", ["nowhere", "cuda"])
+def test_a_device_that_is_not_there_is_refused(folder, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigError, match=r"scoring\.prm\.path=.*cannot be loaded"):
+        load(folder, device=device)
+
+
 def test_lower_precision_scores_nearly_the_same(folder):
     batch = [[Segment("12+5", False), Segment("=17", True)]]
     (exact,) = load(folder).score(batch)
