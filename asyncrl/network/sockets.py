@@ -14,9 +14,10 @@ from asyncrl.network.gate import Gate
 from asyncrl.network.keys import ClientKeys, ServerKeys
 
 ANY_SIZE = -1
-MESSAGES_PER_PEER = 16
-"""Messages that wait in memory for or from one peer: twice the credits of our clients. More from a peer wait in its own
-memory; more for one that does not read are dropped, and it asks again when it does."""
+MESSAGES_PER_PEER = 32
+"""Messages that wait in memory for or from one peer: four times the credits of our clients, of which ZeroMQ itself may
+count half as waiting that are not. More from a peer wait in its own memory; more for one that does not read are
+dropped."""
 DOMAIN = b"asyncrl"
 
 AnySocket = TypeVar("AnySocket", bound=zmq.Socket[Any])

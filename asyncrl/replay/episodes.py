@@ -17,7 +17,7 @@ from asyncrl.wire import Buffer
 
 log = logging.getLogger(__name__)
 
-MOST_FETCHED = 64
+MOST_FETCHED = 32
 
 
 class Episodes:

@@ -83,8 +83,8 @@ def flood(endpoint: str, stop: threading.Event) -> None:
 
 def test_one_request_cannot_ask_for_everything(replay: ReplayProcess) -> None:
     client = replay.client("a")
-    with pytest.raises(RefusedError, match="at most 64"):
-        client._call("fetch", table="data", ids=["t000000000.0.0"] * 65)
+    with pytest.raises(RefusedError, match="at most 32"):
+        client._call("fetch", table="data", ids=["t000000000.0.0"] * 33)
     client.close()
 
 

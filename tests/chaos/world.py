@@ -48,7 +48,7 @@ class World:
             f"learner.batch_size={BATCH}",
             f"learner.group_size={GROUP}",
             "learner.lr=1e-3",
-            "learner.checkpoint_every=3",
+            "learner.checkpoint_every=2",
             f"replay.max_lag={MAX_LAG}",
             "replay.lease_s=4",
             "replay.retention=all",
