@@ -144,6 +144,8 @@ def change_letters(arguments: Namespace) -> int:
         names = [name for name, _ in stored.letters()] if arguments.all else arguments.ids
         live, shards = Live(target, stored, CHANGE_WAIT_S), len(stored.each(Transaction.counter, "version"))
         outcomes = arguments.change(live, shards, names)
+    if not outcomes:
+        sys.stdout.write("there are no dead letters\n")
     for outcome in outcomes:
         (sys.stderr if outcome.refused else sys.stdout).write(f"{outcome.id} {outcome.told}\n")
     return int(any(outcome.refused for outcome in outcomes))

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from asyncrl.errors import RefusedError
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.inspect.episode import printable
 from asyncrl.replay.inspect.target import Live
+from asyncrl.replay.inspect.text import printable
 from asyncrl.replay.records import Letter
 from asyncrl.replay.shards import shard_of
 

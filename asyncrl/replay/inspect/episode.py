@@ -17,6 +17,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.replay.inspect.text import printable
 from asyncrl.replay.inspect.tokenizer import Decode
 from asyncrl.replay.stored import Record
 from asyncrl.types import Labels, Trajectory
@@ -24,11 +25,6 @@ from asyncrl.wire import version_runs
 
 SAMPLED, GIVEN = "green", "dim"
 GOOD, BAD = 0.66, 0.33
-
-
-def printable(text: str) -> str:
-    """Text that does nothing to a terminal: what a policy or a tool wrote may hold escape sequences."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def describe(name: str, record: Record, decode: Decode) -> dict[str, Any]:
@@ -98,7 +94,7 @@ def readable(name: str, record: Record, decode: Decode) -> RenderableType:
     """The episode for a terminal."""
     parts: list[RenderableType] = [_head(name, record)]
     if record.trajectory is not None:
-        parts += _turns(record.trajectory, record.labels, decode)
+        parts += turns(record.trajectory, record.labels, decode)
     return Group(*parts)
 
 
@@ -131,9 +127,10 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
 def _state(record: Record) -> str:
     facts = record.facts
     assert facts is not None
-    plans = f", in {facts.plans} plans, at last that of step {facts.last_plan}" if facts.plans else ""
-    attempts = f", leased {facts.attempts} times" if facts.attempts else ""
-    return f"{facts.state}{plans}{attempts}"
+    plans = f", planned for step {facts.last_plan}" if facts.plans else ""
+    earlier = f" and {facts.plans - 1} earlier" if facts.plans > 1 else ""
+    attempts = f", leased in vain or now: {facts.attempts}" if facts.attempts else ""
+    return f"{facts.state}{plans}{earlier}{attempts}"
 
 
 def _labels(labels: Labels | None) -> Iterator[tuple[str, str]]:
@@ -149,7 +146,7 @@ def _numbers(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
-def _turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iterator[RenderableType]:
+def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iterator[RenderableType]:
     scores = step_scores(labels)
     for number, turn in enumerate(trajectory.turns):
         by_version = versions(trajectory, turn.start, turn.end)

@@ -40,7 +40,7 @@ def standing(tx: Transaction) -> Standing:
     return Standing(
         counters=report.counters(tx),
         steps=tx.count("plans"),
-        states={**{state: tx.counter(state) for state in ENDS}, **_live_states(tx)},
+        states={**_live_states(tx), **{state.value: tx.counter(state) for state in ENDS}},
         ready_lags=Counter(version - oldest for _, (_, oldest, _) in tx.ordered("ready")),
         planned_lags=_planned_lags(tx),
         held=tx.holders("held"),
@@ -57,7 +57,7 @@ def _live_states(tx: Transaction) -> dict[str, int]:
         names.update(tx.get("plans", step)["ids"])
     facts = [Facts.load(tx, name) for name in names]
     counts = Counter(each.state for each in facts if each is not None)
-    return {state: counts[state] for state in LIVE}
+    return {state.value: counts[state] for state in LIVE}
 
 
 def _planned_lags(tx: Transaction) -> Counter[int]:

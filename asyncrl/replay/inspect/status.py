@@ -12,7 +12,7 @@ from asyncrl.replay.inspect.target import Live
 from asyncrl.replay.stored import StoredRun, shard_paths
 
 FLOW = ("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead", "refused", "tokens_thrown_away")
-DEPTHS = ("pending", "tickets", "groups", "ready", "waiting", "again")
+DEPTHS = ("pending", "tickets", "groups", "ready", "again")
 
 
 @dataclass(frozen=True, slots=True)

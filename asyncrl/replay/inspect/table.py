@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.replay.inspect.text import printable
+
 BAR_WIDTH = 24
 WORKERS_SHOWN = 16
 MIB = 1 << 20
@@ -62,7 +64,7 @@ def _states(states: Mapping[str, int]) -> Table:
 def _depths(status: Mapping[str, Any]) -> Table:
     admission = status["admission"]
     more = [] if admission is None else [("admitted", f"{admission['committed']}/{admission['capacity']}")]
-    return _rows("waiting", [*status["depths"].items(), *more])
+    return _rows("queues", [*status["depths"].items(), *more])
 
 
 def _rows(title: str, rows: Iterable[tuple[str, object]]) -> Table:
@@ -91,7 +93,7 @@ def _bar(counts: Mapping[int, int], lag: int, colour: str) -> Text:
 def _leases(leases: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("leases", "", "holds", "heard")
     for lease in leases[:WORKERS_SHOWN]:
-        name = f"[dim]{lease['kind'][:-1]}[/] {escape(lease['worker'])}"
+        name = f"[dim]{lease['kind'][:-1]}[/] {escape(printable(lease['worker']))}"
         table.add_row(name, str(lease["holds"]), _ago(lease["silence_s"]))
     if len(leases) > WORKERS_SHOWN:
         held = sum(lease["holds"] for lease in leases[WORKERS_SHOWN:])

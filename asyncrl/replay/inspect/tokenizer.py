@@ -20,7 +20,7 @@ def ids_as_text(ids: list[int]) -> str:
 
 def decoder(target: Target, path: str | None) -> Decode:
     """The tokenizer in `path`, else that of the run: with its trained policy, or where model.path was. Without any,
-    ids are shown, and why is logged. Raises ConfigError: `path` is no tokenizer."""
+    ids are shown, and why is logged. Nothing is downloaded. Raises ConfigError: `path` is no tokenizer."""
     if path is not None:
         return _load(path, trust_remote_code=False)
     if target.config is None:
@@ -39,7 +39,7 @@ def _load(path: str, trust_remote_code: bool) -> Decode:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"there is no tokenizer in {path}; name another by --tokenizer ({error})") from error
+        raise ConfigError(f"this machine has no tokenizer {path}; name another folder by --tokenizer") from error
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

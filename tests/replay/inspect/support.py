@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from rich.console import Console, RenderableType
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Labels, Role, Step, Ticket, ToolCall, Trajectory, Turn
@@ -80,3 +82,10 @@ def write_config(folder: Path, **network: Any) -> None:
     for name, value in network.items():
         setattr(config.network, name, value)
     (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
+
+
+def printed(what: RenderableType) -> str:
+    """What a terminal without colours shows."""
+    output = StringIO()
+    Console(file=output, width=120).print(what)
+    return output.getvalue()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import DataError, StoreError
@@ -77,7 +77,8 @@ def stored_bytes(trajectory: Trajectory | None, labels: Labels | None) -> tuple[
     )
 
 
-@given(st.lists(records(), max_size=4))
+@settings(max_examples=40)
+@given(st.lists(records(), max_size=3))
 def test_records_come_back_from_their_rows_bit_for_bit(sent: list[Record]) -> None:
     got = read_trajectories(trajectory_batch(sent))
     assert [stored_bytes(each.trajectory, each.labels) for each in got] == [
@@ -192,7 +193,7 @@ def test_what_is_no_export_is_refused_and_leaves_nothing(run: Path, tmp_path: Pa
     path = tmp_path / "out" / TRAJECTORIES_FILE
     table = pq.read_table(path)
     pq.write_table(table.drop_columns(["tokens"]), path)
-    with pytest.raises(DataError, match="the columns of trajectories.parquet are"):
+    with pytest.raises(DataError, match=r"the columns of trajectories\.parquet are"):
         import_run(tmp_path / "out", tmp_path / "store")
     pq.write_table(table.replace_schema_metadata({"asyncrl": '{"format": 99}'}), path)
     with pytest.raises(DataError, match="its format is 99"):
