@@ -60,9 +60,8 @@ def read_config(path: Path) -> TrainConfig:
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path)))
     except OmegaConfBaseException as error:
-        raise ConfigError(
-            f"{path} was written by another version of asyncrl: {error}; name its store by --store"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{path} was written by another version of asyncrl ({reason}): inspect it with that") from error
     assert isinstance(config, TrainConfig)
     return config
 
