@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -67,7 +67,7 @@ class Facts:
         return facts
 
     def save(self, tx: Transaction, trajectory: str) -> None:
-        tx.put("facts", trajectory, astuple(self))
+        tx.put("facts", trajectory, _values(self))
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Group:
         return found
 
     def save(self, tx: Transaction, group: str) -> None:
-        tx.put("groups", group, astuple(self))
+        tx.put("groups", group, _values(self))
 
     @property
     def training(self) -> bool:
@@ -124,7 +124,7 @@ class Evaluation:
         return None if value is None else cls(*value)
 
     def save(self, tx: Transaction, version: int) -> None:
-        tx.put("evaluations", version, astuple(self))
+        tx.put("evaluations", version, _values(self))
 
 
 @dataclass(slots=True)
@@ -145,4 +145,9 @@ class Letter:
         return None if value is None else cls(*value)
 
     def save(self, tx: Transaction, ticket: str) -> None:
-        tx.put("dead", ticket, astuple(self))
+        tx.put("dead", ticket, _values(self))
+
+
+def _values(record: Facts | Group | Evaluation | Letter) -> list[Any]:
+    """The fields of a record, in order; `astuple` would copy each deeply."""
+    return [getattr(record, name) for name in record.__slots__]

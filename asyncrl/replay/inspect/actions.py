@@ -35,7 +35,7 @@ NEIGHBOURS = 8
 
 @contextmanager
 def _opened(arguments: Namespace) -> Iterator[tuple[Target, StoredRun]]:
-    target = find(arguments.run, arguments.store, arguments.endpoint)
+    target = find(arguments.run, arguments.store, arguments.endpoint, arguments.keys)
     with closing(StoredRun(target.folder)) as stored:
         yield target, stored
 

@@ -45,8 +45,10 @@ def _run_options() -> argparse.ArgumentParser:
         "--endpoint",
         action="append",
         default=[],
+        metavar="tcp://HOST:PORT",
         help="address of the replay, once for each shard, where no config.yaml in the run's folder tells it",
     )
+    options.add_argument("--keys", metavar="DIR", help="keys to connect with, where config.yaml does not tell them")
     return options
 
 

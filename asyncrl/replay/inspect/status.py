@@ -36,7 +36,7 @@ def describe(folder: Path, now: Look, before: Look | None, high_water_bytes: int
     replay that does not run.
 
     Keys: running, problem, version, steps (plans so far), totals, rates (None without `before`), states, depths,
-    admission (None unless it runs), lags, leases, oldest_ticket, disk.
+    admission and strangers (None unless it runs), lags, leases, oldest_ticket, disk.
     """
     counters, high_water = now.standing.counters, sum(each["high_water_bytes"] for each in now.live)
     return {
@@ -50,6 +50,7 @@ def describe(folder: Path, now: Look, before: Look | None, high_water_bytes: int
         "states": now.standing.states,
         "depths": {name: counters[f"depth_{name}"] for name in DEPTHS},
         "admission": _admission(now.live),
+        "strangers": sum(each["strangers"] for each in now.live) if now.live else None,
         "lags": {
             "ready_groups": dict(sorted(now.standing.ready_lags.items())),
             "planned_trajectories": dict(sorted(now.standing.planned_lags.items())),

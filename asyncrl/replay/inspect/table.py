@@ -62,9 +62,11 @@ def _states(states: Mapping[str, int]) -> Table:
 
 
 def _depths(status: Mapping[str, Any]) -> Table:
-    admission = status["admission"]
-    more = [] if admission is None else [("admitted", f"{admission['committed']}/{admission['capacity']}")]
-    return _rows("queues", [*status["depths"].items(), *more])
+    rows: list[tuple[str, object]] = [*status["depths"].items()]
+    if status["running"]:
+        rows.append(("admitted", f"{status['admission']['committed']}/{status['admission']['capacity']}"))
+        rows.append(("strangers", status["strangers"]))
+    return _rows("queues", rows)
 
 
 def _rows(title: str, rows: Iterable[tuple[str, object]]) -> Table:

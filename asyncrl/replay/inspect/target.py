@@ -12,8 +12,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asyncrl import process
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import NetworkConfig, TrainConfig
 from asyncrl.errors import ConfigError, StoreError, UnavailableError
+from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.stored import StoredRun
 
@@ -25,16 +26,18 @@ CONFIG = "config.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`folder` holds the stores. `config` is None where nobody wrote it down: `asyncrl train` does."""
+    """`folder` holds the stores. `config` is None where nobody wrote it down: `asyncrl train` does. `endpoints` are the
+    addresses of the replay's shards, if they are known, and `keys` is the folder of the keys to connect with."""
 
     folder: Path
     config: TrainConfig | None
-    endpoints: Sequence[str]
+    endpoints: Sequence[str] = ()
+    keys: str | None = None
 
 
-def find(run: str | None, store: str | None, endpoints: Sequence[str] = ()) -> Target:
-    """The target that a command line names, by its run or by its store; `endpoints` are the addresses of the replay's
-    shards where they differ from the configuration's. Raises ConfigError: none is named; StoreError: it is not there.
+def find(run: str | None, store: str | None, endpoints: Sequence[str] = (), keys: str | None = None) -> Target:
+    """The target that a command line names, by its run or by its store; `endpoints` and `keys` where they differ from
+    the configuration's. Raises ConfigError: none is named; StoreError: it is not there.
     """
     if run is None and store is None:
         raise ConfigError(f"name the run by --run, or its store by --store{_known_runs()}")
@@ -43,7 +46,7 @@ def find(run: str | None, store: str | None, endpoints: Sequence[str] = ()) -> T
         raise StoreError(f"there is no store {folder}: name a run by --run runs/NAME{_known_runs()}")
     path = folder.parent / CONFIG
     config = read_config(path) if folder.name == "replay" and path.is_file() else None
-    return Target(folder, config, endpoints or _endpoints(config))
+    return Target(folder, config, endpoints or _endpoints(config), keys or (config.network.keys if config else None))
 
 
 def _run_folder(run: str) -> Path:
@@ -61,7 +64,9 @@ def read_config(path: Path) -> TrainConfig:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path)))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"{path} was written by another version of asyncrl ({reason}): inspect it with that") from error
+        raise ConfigError(
+            f"{path} was written by another version of asyncrl ({reason}): inspect it with that"
+        ) from error
     assert isinstance(config, TrainConfig)
     return config
 
@@ -80,15 +85,22 @@ class Live:
         self._give_up_s = give_up_s
 
     def ask(self, shard: int, what: Callable[[ReplayClient], T]) -> T:
-        """What the replay of a shard says. Raises UnavailableError: it does not run, or another run's is there."""
+        """What the replay of a shard says. Raises UnavailableError: it does not run, or another run's is there;
+        ConfigError: the keys to ask it cannot be read."""
         endpoints = self._target.endpoints
         if shard >= len(endpoints):
             raise UnavailableError(
                 f"nobody wrote down where the replay of {self._target.folder} listens (`asyncrl train` does): "
                 "name each shard's address by --endpoint tcp://HOST:PORT"
             )
-        me = process.worker_name("inspect")
-        with closing(ReplayClient(endpoints[shard], me, process.incarnation(), give_up_s=self._give_up_s)) as client:
+        client = ReplayClient(
+            endpoints[shard],
+            process.worker_name("inspect"),
+            process.incarnation(),
+            give_up_s=self._give_up_s,
+            keys=client_keys(NetworkConfig(keys=self._target.keys)),
+        )
+        with closing(client):
             if client.status().get("identity") != self._identities[shard]:
                 raise UnavailableError(
                     f"the replay at {endpoints[shard]} serves another run than {self._target.folder}"
@@ -99,5 +111,5 @@ class Live:
         """The status of every shard, and no word; or none, and why there is none."""
         try:
             return [self.ask(shard, ReplayClient.status) for shard in range(len(self._identities))], ""
-        except UnavailableError as error:
+        except (UnavailableError, ConfigError) as error:
             return [], str(error)

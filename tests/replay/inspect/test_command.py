@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.replay import __main__ as replay
 from asyncrl.replay.inspect import actions
 from asyncrl.replay.inspect.command import main
 from tests.replay.inspect.support import make_run, run_episodes, write_config
 
-ROOT = Path(__file__).parents[3]
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -115,15 +114,25 @@ def test_dead_letters_are_a_table_or_json(call: Call) -> None:
     assert "broken" in out
 
 
-def test_subcommands_stand_beside_the_command_that_serves(call: Call) -> None:
-    store = str(Path("runs/mine/replay").absolute())
+def test_subcommands_stand_beside_the_command_that_serves(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = []
+    monkeypatch.setattr(replay, "role_main", served.append)
 
-    def asyncrl(*arguments: str) -> str:
-        command = [sys.executable, "-m", "asyncrl", "replay", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
-        return done.stdout + done.stderr
+    def typed(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["asyncrl replay", *arguments])
+        replay.main()
+        return capsys.readouterr().out
 
-    assert json.loads(asyncrl("status", "--store", store, "--json"))["totals"]["accepted"] == 4
-    served = asyncrl("--help")
-    assert "dead-letters" in served
-    assert "replay_port" in served
+    with pytest.raises(SystemExit) as ended:
+        typed("status", "--run", "mine", "--once")
+    assert ended.value.code == 0
+    assert "oldest ticket" in capsys.readouterr().out
+    assert served == []
+    with pytest.raises(SystemExit):
+        typed("statsu")
+    assert "invalid choice: 'statsu'" in capsys.readouterr().err
+    assert "dead-letters" in typed("--help")
+    assert typed("replay.shards=2", "experiment=demo") == ""
+    assert served == [replay.run, replay.run]
