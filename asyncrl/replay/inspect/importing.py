@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def _fill(store: Store, source: Path, told: Callable[[int], None]) -> int:
     rows = 0
     with _open(source / TRAJECTORIES_FILE, TRAJECTORIES) as file:
         _put_counters(store, file.schema_arrow.metadata[METADATA])
-        for batch in file.iter_batches(ROWS):
+        for batch in _batches(file):
             with store.transaction() as tx:
                 for record in read_trajectories(batch):
                     _put(tx, record)
@@ -109,4 +108,11 @@ def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
 
 def _rows(path: Path, schema: pa.Schema) -> Iterator[dict[str, Any]]:
     with _open(path, schema) as file:
-        yield from chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(ROWS))
+        for batch in _batches(file):
+            yield from batch.to_pylist()
+
+
+def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    # One walk over all row groups would keep more and more of them in memory.
+    for group in range(file.num_row_groups):
+        yield from file.iter_batches(ROWS, row_groups=[group])
