@@ -23,7 +23,6 @@ from asyncrl.wire import decode, read_labels, read_plan, read_trajectory, split
 P = ParamSpec("P")
 T = TypeVar("T")
 
-
 PAGE = 1000
 
 
@@ -52,6 +51,10 @@ class StoredRun:
     def close(self) -> None:
         for shard in self._shards:
             shard.close()
+
+    @property
+    def shards(self) -> int:
+        return len(self._shards)
 
     def counters(self) -> dict[str, int]:
         """Counters and depths, summed over the shards; the version is the newest."""
@@ -130,12 +133,12 @@ def shard_paths(folder: Path) -> list[Path]:
 
 def _trajectory(tx: Transaction, name: str) -> Trajectory | None:
     frames = tx.get_bytes("data", name)
-    return None if frames is None else read_trajectory(decode(split(frames)))
+    return None if frames is None else read_trajectory(decode(split(bytes(frames))))
 
 
 def _labels(tx: Transaction, name: str) -> Labels | None:
     frames = tx.get_bytes("labels", name)
-    return None if frames is None else read_labels(decode(split(frames)))
+    return None if frames is None else read_labels(decode(split(bytes(frames))))
 
 
 def _record(tx: Transaction, name: str) -> Record:

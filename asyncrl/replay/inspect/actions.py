@@ -85,16 +85,19 @@ def show(arguments: Namespace) -> int:
     with _opened(arguments) as (target, stored):
         record = stored.record(name)
         if record.facts is None and record.letter is None and record.trajectory is None:
-            similar = [each for each in islice(stored.ids(after=name), NEIGHBOURS) if each.startswith(name)]
-            raise RefusedError(
-                f"there is no trajectory {name}; do you mean {', '.join(similar or islice(stored.ids(), NEIGHBOURS))}?"
-            )
+            raise RefusedError(f"there is no trajectory {name}; {_others(stored, name)}")
     decode = decoder(target, arguments.tokenizer) if record.trajectory else ids_as_text
     if arguments.json:
         _print_json(episode.describe(name, record, decode))
     else:
         Console().print(episode.readable(name, record, decode))
     return 0
+
+
+def _others(stored: StoredRun, name: str) -> str:
+    begin_like_it = [each for each in islice(stored.ids(after=name), NEIGHBOURS) if each.startswith(name)]
+    others = begin_like_it or list(islice(stored.ids(), NEIGHBOURS))
+    return f"do you mean {', '.join(others)}?" if others else "the store holds none; replay.retention=all keeps them"
 
 
 def export(arguments: Namespace) -> int:
@@ -142,8 +145,7 @@ def change_letters(arguments: Namespace) -> int:
     """Requeue or discard dead letters; status 1 where one was refused."""
     with _opened(arguments) as (target, stored):
         names = [name for name, _ in stored.letters()] if arguments.all else arguments.ids
-        live, shards = Live(target, stored, CHANGE_WAIT_S), len(stored.each(Transaction.counter, "version"))
-        outcomes = arguments.change(live, shards, names)
+        outcomes = arguments.change(Live(target, stored, CHANGE_WAIT_S), stored.shards, names)
     if not outcomes:
         sys.stdout.write("there are no dead letters\n")
     for outcome in outcomes:

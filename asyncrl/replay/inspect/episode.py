@@ -19,6 +19,7 @@ from rich.text import Text
 
 from asyncrl.replay.inspect.text import printable
 from asyncrl.replay.inspect.tokenizer import Decode
+from asyncrl.replay.records import Facts
 from asyncrl.replay.stored import Record
 from asyncrl.types import Labels, Trajectory
 from asyncrl.wire import version_runs
@@ -109,12 +110,12 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     facts, trajectory = record.facts, record.trajectory
     if facts is not None:
         yield "group", f"{facts.group}, member {facts.member}"
-        yield "state", _state(record)
+        yield "state", _state(facts)
         yield "tokens", f"{facts.tokens}, of which {facts.sampled} sampled, by version {facts.oldest} or newer"
     if record.letter is not None:
         yield "dead letter", f"attempt {record.letter.attempt + 1}: {record.letter.reason}"
     if trajectory is None:
-        yield "text", "gone; replay.retention=all keeps what checkpoints cover"
+        yield "text", _why_gone(record)
         return
     yield "task", trajectory.task_id
     yield "finish", trajectory.finish.value
@@ -124,13 +125,17 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         yield "seconds", _numbers(trajectory.timings)
 
 
-def _state(record: Record) -> str:
-    facts = record.facts
-    assert facts is not None
+def _why_gone(record: Record) -> str:
+    if record.facts is None:
+        return "none, the episode failed"
+    return "gone; replay.retention=all keeps what is trained"
+
+
+def _state(facts: Facts) -> str:
     plans = f", planned for step {facts.last_plan}" if facts.plans else ""
     earlier = f" and {facts.plans - 1} earlier" if facts.plans > 1 else ""
-    attempts = f", leased in vain or now: {facts.attempts}" if facts.attempts else ""
-    return f"{facts.state}{plans}{earlier}{attempts}"
+    leases = f", {facts.attempts} leases since its last score" if facts.attempts else ""
+    return f"{facts.state}{plans}{earlier}{leases}"
 
 
 def _labels(labels: Labels | None) -> Iterator[tuple[str, str]]:
@@ -147,6 +152,7 @@ def _numbers(values: Mapping[str, float]) -> str:
 
 
 def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iterator[RenderableType]:
+    """For each turn a head and its text."""
     scores = step_scores(labels)
     for number, turn in enumerate(trajectory.turns):
         by_version = versions(trajectory, turn.start, turn.end)

@@ -13,6 +13,7 @@ from rich.text import Text
 from asyncrl.replay.inspect import episode
 from asyncrl.replay.inspect.text import printable
 from asyncrl.replay.inspect.tokenizer import ids_as_text
+from asyncrl.replay.records import Letter
 from asyncrl.replay.stored import Record, StoredRun
 from tests.helpers import make_trajectory
 from tests.replay.inspect.support import make_run, printed, run_episodes
@@ -91,6 +92,10 @@ def test_an_episode_without_labels_and_one_without_data_are_told_as_far_as_they_
         waiting = stored.record(ticket.id)
     assert "efgh" in shown(waiting)
     assert "gone; replay.retention=all" in shown(Record(waiting.facts, None, None, None))
+    letter = Letter("out of patience", "t000000000", 0, 1, 7, scoring=False)
+    failed = shown(Record(None, None, None, letter))
+    assert "attempt 2: out of patience" in failed
+    assert "none, the episode failed" in failed
 
 
 def test_escape_sequences_of_a_policy_do_nothing_to_a_terminal() -> None:

@@ -90,3 +90,16 @@ def test_shards_are_told_as_one(tmp_path: Path) -> None:
     assert both.steps == 0
     assert both.states["labelled"] == 8
     assert both.states["planned"] == 4
+
+
+def test_a_store_keeps_its_identity_and_shares_it_with_no_other(tmp_path: Path) -> None:
+    core, other = make_run(tmp_path / "one"), make_run(tmp_path / "other")
+
+    def identity(core: Core) -> str | None:
+        with core.store.transaction(write=False) as tx:
+            return tx.identity
+
+    first = identity(core)
+    core.restart()
+    assert first
+    assert identity(core) == first != identity(other)
