@@ -90,7 +90,7 @@ def show(arguments: Namespace) -> int:
     if arguments.json:
         _print_json(episode.describe(name, record, decode))
     else:
-        Console().print(episode.readable(name, record, decode))
+        Console().print(episode.readable(name, record, decode), soft_wrap=True)
     return 0
 
 

@@ -17,7 +17,7 @@ DEPTHS = ("pending", "tickets", "groups", "ready", "again")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a run at `at` seconds: what the stores say, and what the replay says, unless it does not run."""
+    """One look at a run at `at` seconds: what the stores say, what the shards say that run, and why others do not."""
 
     at: float
     standing: Standing
@@ -32,11 +32,12 @@ def look(stored: StoredRun, live: Live, at: float) -> Look:
 
 
 def describe(folder: Path, now: Look, before: Look | None, high_water_bytes: int | None) -> dict[str, Any]:
-    """What `now` shows; rates are those since `before`, per second. `high_water_bytes` is the configuration's, for a
-    replay that does not run.
+    """What `now` shows; rates are those since `before`, per second. `high_water_bytes` is the configuration's, where a
+    shard does not run.
 
-    Keys: running, problem, version, steps (plans so far), totals, rates (None without `before`), states, depths,
-    admission and strangers (None unless it runs), lags, leases, oldest_ticket, disk.
+    Keys: store, running (at least one shard), problem (why not all do), version, steps (plans so far), totals, rates
+    (None without `before`), states, depths, admission and strangers (None unless it runs), lags, leases, oldest_ticket,
+    disk.
     """
     counters, high_water = now.standing.counters, sum(each["high_water_bytes"] for each in now.live)
     return {
@@ -60,7 +61,7 @@ def describe(folder: Path, now: Look, before: Look | None, high_water_bytes: int
         "disk": {
             "file_bytes": sum((path / "data.mdb").stat().st_size for path in shard_paths(folder)),
             "live_bytes": now.standing.live_bytes,
-            "high_water_bytes": high_water or high_water_bytes,
+            "high_water_bytes": high_water_bytes if now.problem else high_water,
         },
     }
 

@@ -37,9 +37,10 @@ def _title(status: Mapping[str, Any]) -> Text:
     title = Text.assemble(
         (status["store"], "bold"), f"   version {status['version']}   {status['steps']} steps planned   "
     )
-    if status["running"]:
+    if status["problem"] is None:
         return title.append("running", "green")
-    return title.append("not running", "yellow").append(f"   {status['problem']}", "dim")
+    title.append("running in part" if status["running"] else "not running", "yellow")
+    return title.append(f"   {status['problem']}", "dim")
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -108,8 +108,12 @@ class Live:
             return what(client)
 
     def statuses(self) -> tuple[list[dict[str, Any]], str]:
-        """The status of every shard, and no word; or none, and why there is none."""
-        try:
-            return [self.ask(shard, ReplayClient.status) for shard in range(len(self._identities))], ""
-        except (UnavailableError, ConfigError) as error:
-            return [], str(error)
+        """The status of every shard that answers, and why the others do not."""
+        found, problems = [], []
+        for shard in range(len(self._identities)):
+            try:
+                found.append(self.ask(shard, ReplayClient.status))
+            except (UnavailableError, ConfigError) as error:
+                problems.append(str(error))
+        # Shards that nobody wrote down share one reason.
+        return found, "; ".join(dict.fromkeys(problems))

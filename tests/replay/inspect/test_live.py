@@ -99,6 +99,20 @@ def test_status_of_a_finished_run_tells_what_the_store_holds_and_that_nobody_ser
     assert "not running" in printed(status_table(status))
 
 
+def test_a_shard_that_is_away_is_told_beside_the_one_that_runs(tmp_path: Path) -> None:
+    running = AtWork(tmp_path / "replay" / "0")
+    make_run(tmp_path / "other").store.close()
+    (tmp_path / "other" / "replay").rename(tmp_path / "replay" / "1")
+    running.folder, away = tmp_path / "replay", "tcp://127.0.0.1:6"
+    running.target = Target(running.folder, None, [*running.target.endpoints, away])
+    running.wait_s = 1.0
+    status = running.status()
+    running.end()
+    assert status["running"]
+    assert away in status["problem"]
+    assert "running in part" in printed(status_table(status))
+
+
 def test_rates_are_changes_a_second(at_work: AtWork) -> None:
     with closing(StoredRun(at_work.folder)) as stored:
         live = Live(at_work.target, stored, WAIT_S)
