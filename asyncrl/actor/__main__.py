@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncrl import process
 from asyncrl.config.load import role_main
@@ -33,7 +33,7 @@ def run(config: TrainConfig) -> None:
 async def _run(config: TrainConfig, stop: threading.Event) -> None:
     import zmq.asyncio
 
-    from asyncrl.actor.engine.embedded import EmbeddedEngine
+    from asyncrl.actor.engine.opening import open_engine
     from asyncrl.actor.report import Report
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
     from asyncrl.actor.tools.registry import tool_classes
@@ -42,14 +42,13 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.weights.channels.zmq import ZmqChannel
     from asyncrl.weights.receiver import Receiver
 
-    actor, model, network = config.actor, config.model, config.network
+    actor, network = config.actor, config.network
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(actor.concurrency))
     limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
     tools = Toolbox(tool_classes(actor.tools), limits)
-    engine = EmbeddedEngine.load(
-        model.path, config.engine, dtype=model.dtype, trust_remote_code=model.trust_remote_code, seed=config.run.seed
-    )
+    opened = open_engine(config)
+    engine = opened.engine
     name, life, endpoint = process.worker_name("actor"), process.incarnation(), process.replay_endpoint(network)
     with ExitStack() as stack:
         metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), name)))
@@ -59,7 +58,11 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         worker = Worker(episodes, source, sink, actor.concurrency, Report(engine, tools.counts, metrics))
         channel = ZmqChannel(process.weights_endpoint(network), zmq.asyncio.Context.instance())
         try:
-            await _first_to_end(worker.run(_as_asyncio(stop)), Receiver(channel, engine.expected).run(engine))
+            await _first_to_end(
+                worker.run(_as_asyncio(stop)),
+                Receiver(channel, opened.expected).run(engine),
+                *(keep() for keep in opened.keepers),
+            )
         finally:
             await engine.close()
 
@@ -82,9 +85,9 @@ def _episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> Callable[[
     return partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=actor.step_split)
 
 
-async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all until one ends, with its error if it has one: an actor needs both its tickets and its weights."""
-    tasks = [asyncio.create_task(work) for work in works]
+async def _first_to_end(*works: Awaitable[None]) -> None:
+    """Run all until one ends, with its error if it has one: an actor needs its tickets, its weights and its servers."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

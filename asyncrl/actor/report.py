@@ -59,6 +59,7 @@ class Report:
             "tokens": now.tokens,
             "seconds": now.seconds,
             "idle_seconds": now.idle_seconds,
+            **now.counters,
         }
         if seconds > 0:
             values["tokens_per_s"] = (now.tokens - last.tokens) / seconds

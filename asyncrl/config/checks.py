@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 
 CHOICES: dict[str, Sequence[str]] = {
     "model.dtype": ("float32", "bfloat16"),
     "model.attention": ("sdpa", "flash_attention_2", "flex_attention"),
-    "engine.kind": ("embedded",),
+    "engine.kind": ("embedded", "sglang", "vllm"),
+    "engine.prefix_cache": ("flush", "salt"),
+    "weights.mode": ("in_place", "retract", "abort", "drain"),
     "actor.step_split": ("turn", "paragraph", "line"),
     "replay.durability": ("fsync", "os"),
     "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
@@ -28,6 +31,15 @@ POSITIVE = (
     "actor.max_tool_chars",
     "engine.slots",
     "engine.max_length",
+    "engine.attempts",
+    "engine.wait_s",
+    "engine.check_s",
+    "engine.silence_s",
+    "engine.server.count",
+    "engine.server.tp_size",
+    "engine.server.start_s",
+    "weights.bucket_mb",
+    "weights.load_s",
     "replay.lease_s",
     "replay.max_attempts",
     "replay.max_store_gb",
@@ -54,6 +66,10 @@ POSITIVE = (
     "network.max_message_mb",
 )
 NOT_NEGATIVE = (
+    "engine.server.port",
+    "engine.server.first_gpu",
+    "engine.server.max_failures",
+    "weights.drain_s",
     "actor.temperature",
     "actor.tool_retries",
     "replay.max_lag",
@@ -75,6 +91,7 @@ def check(config: TrainConfig) -> None:
     for key in NOT_NEGATIVE:
         _require(value(config, key) >= 0, config, key, "it must be 0 or more")
     _check_combinations(config)
+    check_engine(config)
     _check_files(config)
     check_bind(config.network.host, config.network.insecure)
 

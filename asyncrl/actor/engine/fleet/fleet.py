@@ -1,9 +1,9 @@
 """The fleet: many servers as one `Engine` (see base).
 
-A turn goes to one server after another until it is whole, whatever updates, aborts and losses it meets: what it has is
-kept, except for the tokens of a request whose server died, which are sampled anew. The fleet's `version` is the newest
-that one of its servers has reached, and only servers that have reached it are given requests. An update returns once the
-first server serves it; the others follow at their own pace, and a slow or dead one holds nobody.
+A turn goes on until it is whole, whatever updates, aborts and losses it meets: what it has is kept, except for the
+tokens of a request whose server died, which are sampled anew. The fleet's `version` is the newest that one of its
+servers has reached, and only servers that have reached it are given requests. An update returns once the first server
+serves it; the others follow at their own pace, and a slow or dead one holds nobody.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from asyncrl.actor.engine.base import EngineStats, Generation
 from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.draft import Draft
 from asyncrl.actor.engine.fleet.idle import IdleClock
-from asyncrl.actor.engine.fleet.member import Member, State, Switch, label_of
+from asyncrl.actor.engine.fleet.member import Member, Switch, label_of
 from asyncrl.actor.engine.fleet.routing import Routes
 from asyncrl.actor.engine.fleet.server import Server, ServerFaultError
 from asyncrl.actor.engine.fleet.signal import Signal
@@ -35,6 +35,8 @@ from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
 
 logger = logging.getLogger(__name__)
+
+ERRANDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Fleet:
 
     @property
     def version(self) -> int:
+        """The newest version that a server has reached; it never goes back."""
+        self._version = max([self._version, *(member.version for member in self._members.values())])
         return self._version
 
     async def keep(self) -> None:
@@ -141,7 +145,7 @@ class Fleet:
         await self.wait_for_version(version)
 
     async def wait_for_version(self, version: int) -> None:
-        await self._changed.wait_for(lambda: self._newest() >= version)
+        await self._changed.wait_for(lambda: self.version >= version)
 
     def stats(self) -> EngineStats:
         """As in the protocol; `counters` tell of segments, faults and servers."""
@@ -153,17 +157,17 @@ class Fleet:
             "server_updates": self._counts["left_updates"] + sum(member.updates for member in members),
             **{name: self._counts[name] for name in ("segments", "cut_segments", "lost_segments")},
         }
-        return EngineStats(self._counts["tokens"], self._idle.seconds, self._idle.idle_seconds, self._idle.running, counters)
+        return EngineStats(
+            self._counts["tokens"], self._idle.seconds, self._idle.idle_seconds, self._idle.running, counters
+        )
 
     async def close(self) -> None:
+        if self._errands:
+            await asyncio.wait(self._errands, timeout=ERRANDS_S)
+        for errand in self._errands:
+            errand.cancel()
         for url in list(self._members):
-            await self._part_from(url)
-        await asyncio.gather(*self._errands, return_exceptions=True)
-
-    def _newest(self) -> int:
-        """The newest version that a server has reached; it never goes back."""
-        self._version = max([self._version, *(member.version for member in self._members.values())])
-        return self._version
+            await self._part_from(url, 0.0)
 
     def _check(self, tokens: NDArray[np.int32]) -> None:
         if not len(tokens):
@@ -209,7 +213,7 @@ class Fleet:
         found: list[Member] = []
 
         def find() -> bool:
-            member = self._routes.choose(session, self._members.values(), self._newest())
+            member = self._routes.choose(session, self._members.values(), self.version)
             found.extend([member] if member else [])
             return member is not None
 
@@ -220,7 +224,7 @@ class Fleet:
     async def _have(self, urls: Mapping[str, None]) -> None:
         for url in self._members.keys() - urls.keys():
             logger.info("%s leaves the fleet", url)
-            self._run_errand(self._part_from(url))
+            self._run_errand(self._part_from(url, self._rules.wait_s))
         for url in urls.keys() - self._members.keys():
             member = Member(
                 self._open_server(url), lambda: self._target, self._switch, self._changed, self._rules.check_s
@@ -228,15 +232,16 @@ class Fleet:
             self._members[url] = member
             self._keepers[url] = asyncio.create_task(member.keep())
 
-    async def _part_from(self, url: str) -> None:
-        """Send the server nothing more; what it is working on may end."""
+    async def _part_from(self, url: str, grace_s: float) -> None:
+        """Send the server nothing more; what it is working on may end within `grace_s`."""
         member = self._members.pop(url)
         self._counts["left_faults"] += member.faults
         self._counts["left_updates"] += member.updates
         keeper = self._keepers.pop(url)
         keeper.cancel()
         await asyncio.gather(keeper, return_exceptions=True)
-        await self._changed.wait_for(lambda: member.under_way == 0)
+        await self._changed.wait_for(lambda: member.under_way == 0, grace_s)
+        member.lose()
         await member.server.close()
 
     def _run_errand(self, work: Coroutine[Any, Any, None]) -> None:
@@ -249,6 +254,3 @@ class Fleet:
         task = asyncio.create_task(run())
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
-
-
-__all__ = ["Fleet", "Rules", "State"]

@@ -28,6 +28,7 @@ class Http:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def get(self, path: str, timeout_s: float) -> Any:
         return await self.call("GET", path, None, timeout_s)
@@ -57,12 +58,15 @@ class Http:
         return _decoded(text)
 
     def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise ServerFaultError(f"the fleet has parted from {self._url}")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
             self._session = aiohttp.ClientSession(connector=connector)
         return self._session
 
     async def close(self) -> None:
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 

@@ -3,9 +3,9 @@
     AWAY ─join─► BEHIND ─switch─► READY ─a newer target─► BEHIND ...
     any ─a fault─► AWAY, which ends its requests under way: they go elsewhere
 
-What holds: only a READY member is given requests, and it has exactly the weights of its `version`. Whatever fails in an
-update leads to AWAY, so that a server with unknown weights gets no requests until a whole update has succeeded. What the
-server said of its weights before it joined is never believed.
+What holds: only a READY member is given requests, and it has exactly the weights of its `version`. Whatever fails in
+an update leads to AWAY, so that a server with unknown weights gets no requests until a whole update has succeeded. What
+the server said of its weights before it joined is never believed.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class Member:
         owner = _owner(sent_under)
         for span in segment.spans:
             if _owner(span.label) != owner or (not self.server.spans and span.label != sent_under):
-                raise ServerFaultError(f"{self.server.url} answered with weights {span.label!r}, which it was not given")
+                raise ServerFaultError(
+                    f"{self.server.url} answered with weights {span.label!r}, which it was not given"
+                )
 
     async def _attend(self) -> None:
         """One life of the server: from joining it until a fault."""
@@ -152,6 +154,10 @@ class Member:
         self.version = NO_VERSION
         self._suspect = False
         self._enter(State.AWAY)
+        self.lose()
+
+    def lose(self) -> None:
+        """End the requests under way with a fault."""
         if not self._lost.done():
             self._lost.set_result(None)
 

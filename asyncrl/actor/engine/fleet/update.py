@@ -1,4 +1,4 @@
-"""One version of the weights on its way into servers, as tensors or as a folder that is written when first asked for."""
+"""One version of the weights on its way into servers, as tensors or as a folder that is written when asked for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Folders:
         aside.mkdir(parents=True)
         self._write_config(aside)
         save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()}, aside / "model.safetensors", {"format": "pt"}
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            aside / "model.safetensors",
+            {"format": "pt"},
         )
         aside.rename(folder)
         for old in sorted(self._directory.glob("v*"))[:-KEPT_FOLDERS]:
