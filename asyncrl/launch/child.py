@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -34,8 +35,9 @@ def start_child(
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child with its own children, and wait for it."""
-    os.killpg(process.pid, signal.SIGKILL)
+    """Kill a child with its own children, also those that it left behind, and wait for it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

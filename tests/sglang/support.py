@@ -103,7 +103,7 @@ async def fleet_of(
     fleet = Fleet(
         listed(urls),
         lambda url: SglangServer(url, context=512, transports=transports, silence_s=30, bucket_bytes=64 << 10),
-        Switcher(mode, not salted, 5.0, changed),
+        Switcher(mode, not salted, 60.0, changed),
         changed,
         expected={name: tuple(tensor.shape) for name, tensor in parameters(policy(0)).items()},
         vocabulary=policy(0).config.vocab_size,

@@ -120,6 +120,4 @@ class LaunchedServer:
         deadline = asyncio.get_running_loop().time() + STOP_S
         while process.poll() is None and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        # Also where it has ended: its schedulers may be left.
-        with suppress(ProcessLookupError):
-            kill_group(process)
+        kill_group(process)
