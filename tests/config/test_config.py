@@ -56,6 +56,15 @@ def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int
         ({"learner.eval_every": 5}, "data.eval"),
         ({"scoring.shaping.process_weight": 0.5}, "scoring.prm"),
         ({"data.train": "nowhere.parquet"}, "no such file"),
+        ({"engine.sampling": {"top_p": 0.9}}, "leave it at 1"),
+        ({"engine.sampling": {"min_q": 0.9}}, "there are top_p"),
+        ({"weights.transports": ["carrier pigeon"]}, "tensor, disk"),
+        ({"engine.kind": "sglang"}, "set exactly one of engine.urls"),
+        ({"engine.kind": "sglang", "engine.launch": True, "engine.router": "http://r"}, "set exactly one of"),
+        ({"engine.kind": "vllm", "engine.launch": True}, "SGLang servers only"),
+        ({"engine.kind": "sglang", "engine.launch": True, "cluster.actors": 2}, "engine.server.count"),
+        ({"engine.kind": "sglang", "engine.urls": ["u"], "weights.mode": "in_place"}, "prefix_cache=salt"),
+        ({"engine.kind": "sglang", "engine.urls": ["u"], "engine.prefix_cache": "salt"}, "keeps its salt"),
     ],
 )
 def test_an_impossible_combination_is_refused_with_the_fix(

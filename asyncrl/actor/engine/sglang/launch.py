@@ -53,6 +53,7 @@ class LaunchedServer:
     ) -> None:
         self.url = url
         self.starts = 0
+        self.answering = False
         self._command = command
         self._log = log
         self._environment = environment
@@ -90,7 +91,7 @@ class LaunchedServer:
         except OSError as error:
             raise ConfigError(f"engine.python={self._command[0]}: {error}") from error
         self.starts += 1
-        answered = await self._answers(self.process)
+        answered = self.answering = await self._answers(self.process)
         while answered and self.process.poll() is None:
             await asyncio.sleep(POLL_S)
         await self._stop()
@@ -113,6 +114,7 @@ class LaunchedServer:
         return False
 
     async def _stop(self) -> None:
+        self.answering = False
         process, self.process = self.process, None
         if process is None:
             return
