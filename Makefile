@@ -4,10 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?= demo
 
-.PHONY: help install test check demo docs clean
+.PHONY: help install test check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
+	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
 	@echo "make test     the whole test suite"
 	@echo "make check    ruff and mypy"
 	@echo "make docs     write the generated pages of docs/ anew"
@@ -31,6 +32,10 @@ check: install
 
 demo: install
 	$(BIN)/asyncrl demo run.name=$(RUN) $(ARGS)
+
+demo-sglang: install
+	@test -n "$(SGLANG_PYTHON)" || { echo "name a Python that has sglang: make demo-sglang SGLANG_PYTHON=PATH"; exit 2; }
+	$(BIN)/asyncrl demo run.name=$(RUN)-sglang engine=sglang_cpu engine.python=$(SGLANG_PYTHON) $(ARGS)
 
 docs: install
 	$(BIN)/python -m asyncrl.config.docs docs/configuration.md

@@ -20,7 +20,7 @@ FREE = {
     "learner.export",
     "run.dir",
 }
-FREE_SECTIONS = {"cluster", "network", "observe", "engine"}
+FREE_SECTIONS = {"cluster", "network", "observe", "engine", "weights"}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -149,6 +149,7 @@ def test_servers_killed_while_they_generate_and_while_they_are_updated_are_misse
         stop = asyncio.Event()
         async with fleet_of([server.url, other.url]) as fleet:
             await fleet.update_weights(0, parameters(policy(0)))
+            await servers_ready(fleet, 2)
 
             async def trouble() -> None:
                 await asyncio.sleep(1)
