@@ -29,6 +29,7 @@ POSITIVE = (
     "actor.max_tokens",
     "actor.tool_timeout_s",
     "actor.max_tool_chars",
+    "actor.agent_timeout_s",
     "engine.slots",
     "engine.max_length",
     "engine.attempts",
@@ -66,6 +67,7 @@ POSITIVE = (
     "network.max_message_mb",
 )
 NOT_NEGATIVE = (
+    "actor.door_port",
     "engine.server.port",
     "engine.server.first_gpu",
     "engine.server.max_failures",

@@ -62,6 +62,10 @@ class ActorConfig:
     tool_retries: int = option(2, "times that a failing tool is tried again before the episode fails")
     max_tool_chars: int = option(4096, "characters of a tool's result that the policy sees; the middle of more is cut")
     template_kwargs: dict[str, Any] = option({}, "what the chat template takes, such as {enable_thinking: false}")
+    agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/sglang.md)")
+    agent_timeout_s: float = option(600.0, "seconds that an agent may take for one episode")
+    door_host: str = option("127.0.0.1", "address at which agents reach the policy")
+    door_port: int = option(0, "port there; 0 takes a free one")
     step_split: str = option("turn", "what a process-reward step is: turn | paragraph | line")
 
 

@@ -7,11 +7,14 @@ from asyncrl.config.schema import TrainConfig
 
 def preflight(config: TrainConfig) -> None:
     """Load tools, rules and the algorithm's parts once, as their roles will. Raises ConfigError with the fix."""
+    from asyncrl.actor.door.agent import load_agent
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.algorithms.compose import check
     from asyncrl.scoring.rules.registry import load_rules
 
     tool_classes(config.actor.tools)
+    if config.actor.agent is not None:
+        load_agent(config.actor.agent)
     load_rules(config.scoring.rule, config.scoring.rules)
     check(
         config.algorithm,
