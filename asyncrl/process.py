@@ -33,8 +33,9 @@ def run_dir(config: RunConfig) -> Path:
     return Path(config.dir) / config.name
 
 
-def replay_endpoint(config: NetworkConfig) -> str:
-    return f"tcp://{config.host}:{config.replay_port}"
+def replay_endpoints(config: NetworkConfig, shards: int) -> list[str]:
+    """The address of every shard of the replay."""
+    return [f"tcp://{config.host}:{config.replay_port + shard}" for shard in range(shards)]
 
 
 def weights_endpoint(config: NetworkConfig) -> str:

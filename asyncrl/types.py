@@ -5,6 +5,7 @@ Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,9 +22,9 @@ NO_VERSION = -1
 _DTYPES = {"tokens": np.int32, "loss_mask": np.bool_, "logprobs": np.float32, "versions": np.int32}
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, owner: str, message: str) -> None:
     if not condition:
-        raise InvariantError(message)
+        raise InvariantError(f"{owner}: {message}")
 
 
 class Role(StrEnum):
@@ -57,8 +58,8 @@ class Task:
     extra_info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require(bool(self.id), "a task needs an id")
-        _require(len(self.messages) > 0, f"task {self.id} has no messages")
+        _require(bool(self.id), "a task", "it needs an id")
+        _require(len(self.messages) > 0, self.id, "the task has no messages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class Sampling:
     max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, f"temperature is {self.temperature}; it must be 0 (greedy) or more")
-        _require(self.max_new_tokens > 0, f"max_new_tokens is {self.max_new_tokens}; it must be positive")
+        _require(self.temperature >= 0, "sampling", f"temperature is {self.temperature}; use 0 (greedy) or more")
+        _require(self.max_new_tokens > 0, "sampling", f"max_new_tokens is {self.max_new_tokens}; it must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +139,30 @@ class Trajectory:
     timings: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Messages are made only on failure: this runs for every trajectory that the replay takes.
+        shape = self.tokens.shape
         for name, dtype in _DTYPES.items():
             array = getattr(self, name)
-            _require(array.dtype == dtype, f"{self.id}: {name} is {array.dtype}; it must be {np.dtype(dtype)}")
-            _require(
-                array.shape == self.tokens.shape and array.ndim == 1,
-                f"{self.id}: {name} has shape {array.shape}, tokens have {self.tokens.shape}; all must be [T]",
-            )
-        mask = self.loss_mask
-        _require(bool(mask.any()), f"{self.id}: no token was sampled by the policy")
-        _require(int(self.tokens.min()) >= 0, f"{self.id}: a token id is negative")
+            if array.dtype != dtype or array.shape != shape or array.ndim != 1:
+                raise InvariantError(
+                    f"{self.id}: {name} is {array.dtype}{list(array.shape)}; it must be {np.dtype(dtype)}[T], "
+                    f"tokens have {list(shape)}"
+                )
+        _require(bool(self.loss_mask.any()), self.id, "no token was sampled by the policy")
+        _require(int(self.tokens.min()) >= 0, self.id, "a token id is negative")
         _require(
-            bool(((self.versions >= 0) == mask).all()),
-            f"{self.id}: versions must be 0 or more exactly on the sampled tokens and {NO_VERSION} elsewhere",
+            bool(((self.versions >= 0) == self.loss_mask).all()) and int(self.versions.min()) >= NO_VERSION,
+            self.id,
+            f"versions must be 0 or more exactly on the sampled tokens and {NO_VERSION} elsewhere",
         )
-        sampled = self.logprobs[mask]
+        # Extremes, since nan spreads to them: two passes instead of four over the longest array there is.
         _require(
-            bool(np.isfinite(sampled).all() and (sampled <= 1e-4).all()),
-            f"{self.id}: a sampled token has no valid log-prob (they must be finite and at most 0)",
+            -math.inf < float(self.logprobs.min()) and float(self.logprobs.max()) <= 1e-4,
+            self.id,
+            "a sampled token has no valid log-prob (they must be finite and at most 0, elsewhere 0)",
         )
-        _check_spans(self.id, "turn", self.turns, len(mask))
-        _check_spans(self.id, "step", self.steps, len(mask))
+        _check_spans(self.id, "turn", self.turns, shape[0])
+        _check_spans(self.id, "step", self.steps, shape[0])
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -176,10 +180,10 @@ class Trajectory:
 def _check_spans(owner: str, what: str, spans: Sequence[Turn] | Sequence[Step], length: int) -> None:
     position = 0
     for span in spans:
-        _require(
-            position <= span.start <= span.end <= length,
-            f"{owner}: {what} [{span.start}, {span.end}) overlaps its predecessor or leaves the {length} tokens",
-        )
+        if not position <= span.start <= span.end <= length:
+            raise InvariantError(
+                f"{owner}: {what} [{span.start}, {span.end}) overlaps its predecessor or leaves the {length} tokens"
+            )
         position = span.end
 
 
@@ -204,21 +208,35 @@ class Labels:
 
     def __post_init__(self) -> None:
         values = np.asarray([self.reward, self.outcome, *self.extra.values()], dtype=np.float64)
-        _require(bool(np.isfinite(values).all()), f"{self.trajectory_id}: a label is not finite: {values.tolist()}")
-        _require(self.step_scores.dtype == np.float32, f"{self.trajectory_id}: step scores must be float32")
-        _require(bool(np.isfinite(self.step_scores).all()), f"{self.trajectory_id}: a step score is not finite")
+        owner = self.trajectory_id
+        _require(bool(np.isfinite(values).all()), owner, f"a label is not finite: {values.tolist()}")
+        _require(self.step_scores.dtype == np.float32, owner, "step scores must be float32")
+        _require(bool(np.isfinite(self.step_scores).all()), owner, "a step score is not finite")
         _require(
             self.step_ends.dtype == np.int32 and self.step_ends.shape == self.step_scores.shape,
-            f"{self.trajectory_id}: {self.step_scores.shape} step scores do not pair with {self.step_ends.shape} ends",
+            owner,
+            f"{self.step_scores.shape} step scores do not pair with {self.step_ends.shape} ends",
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lease:
+    """A trajectory that a scorer shall score. `kinds` are the kinds of scores that it shall give now, `partial` is what
+    earlier kinds found (None at first), and `final` is true where nothing remains to be scored after these."""
+
+    task: Task
+    trajectory: Trajectory
+    kinds: tuple[str, ...]
+    partial: Labels | None
+    final: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """The trajectories that make learner step `step`, in order, recorded before it is handed out.
 
-    `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens) and
-    `sampled` (those of the policy) run parallel to `ids`.
+    `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens),
+    `sampled` (those of the policy) and `weights` (importance weights of the sampler, at most 1) run parallel to `ids`.
     """
 
     step: int
@@ -227,10 +245,12 @@ class BatchPlan:
     group_ids: Sequence[str]
     tokens: Sequence[int]
     sampled: Sequence[int]
+    weights: Sequence[float]
 
     def __post_init__(self) -> None:
         _require(
-            len(self.ids) == len(self.group_ids) == len(self.tokens) == len(self.sampled) > 0,
-            f"plan {self.step}: ids, group_ids, tokens and sampled must be parallel and not empty",
+            len(self.ids) == len(self.group_ids) == len(self.tokens) == len(self.sampled) == len(self.weights) > 0,
+            f"plan {self.step}",
+            "ids, group_ids, tokens, sampled and weights must be parallel and not empty",
         )
-        _require(len(set(self.ids)) == len(self.ids), f"plan {self.step} names a trajectory twice")
+        _require(len(set(self.ids)) == len(self.ids), f"plan {self.step}", "it names a trajectory twice")

@@ -18,9 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import InvariantError, WireError
-from asyncrl.types import BatchPlan, Finish, Labels, Purpose, Role, Step, Task, Ticket, ToolCall, Trajectory, Turn
+from asyncrl.types import (
+    NO_VERSION,
+    BatchPlan,
+    Finish,
+    Labels,
+    Purpose,
+    Role,
+    Step,
+    Task,
+    Ticket,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_HEADER_BYTES = 4 << 20
 MAX_ARRAYS = 4096
 
@@ -123,7 +136,7 @@ def split(value: Buffer) -> list[memoryview]:
 
 
 def trajectory_message(trajectory: Trajectory, sequence: int = 0) -> Message:
-    """A trajectory as a message of kind `trajectory`."""
+    """A trajectory as a message of kind `trajectory`. Versions travel as runs, and the loss mask is where they are."""
     body = {
         "id": trajectory.id,
         "task": trajectory.task_id,
@@ -138,14 +151,39 @@ def trajectory_message(trajectory: Trajectory, sequence: int = 0) -> Message:
         "rewards": dict(trajectory.rewards),
         "timings": dict(trajectory.timings),
     }
-    arrays = {name: getattr(trajectory, name) for name in ("tokens", "loss_mask", "logprobs", "versions")}
+    arrays = {
+        "tokens": trajectory.tokens,
+        "logprobs": trajectory.logprobs,
+        "versions": version_runs(trajectory.versions),
+    }
     return Message("trajectory", sequence, body, arrays)
+
+
+def version_runs(versions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """versions int32[T] as runs of equal values, int32[R, 2]: where each starts, and its version."""
+    changes = np.flatnonzero(versions[1:] != versions[:-1])
+    runs = np.zeros((len(changes) + 1, 2), np.int32)
+    runs[1:, 0] = changes + 1
+    runs[:, 1] = versions[runs[:, 0]]
+    return runs
+
+
+def read_version_runs(runs: NDArray[np.int32], length: int) -> NDArray[np.int32]:
+    """versions int32[length] from their runs. Raises WireError where these do not cover the length in order."""
+    if runs.dtype != np.int32 or runs.ndim != 2 or runs.shape[1] != 2 or not len(runs):
+        raise WireError(f"version runs are {runs.dtype}{list(runs.shape)}; they must be int32[R, 2]")
+    starts = runs[:, 0].tolist()
+    lengths = [end - start for start, end in zip(starts, [*starts[1:], length], strict=True)]
+    if starts[0] != 0 or min(lengths) <= 0:
+        raise WireError(f"version runs do not cover {length} tokens in order")
+    return np.repeat(runs[:, 1], lengths)
 
 
 def read_trajectory(message: Message) -> Trajectory:
     """The trajectory in a message. Raises WireError where it is malformed or breaks an invariant."""
     body = message.body
     try:
+        versions = read_version_runs(message.arrays["versions"], len(message.arrays["tokens"]))
         return Trajectory(
             id=_text(body["id"]),
             task_id=_text(body["task"]),
@@ -159,7 +197,10 @@ def read_trajectory(message: Message) -> Trajectory:
             finish=Finish(body["finish"]),
             rewards=_numbers(body["rewards"]),
             timings=_numbers(body["timings"]),
-            **{name: message.arrays[name] for name in ("tokens", "loss_mask", "logprobs", "versions")},
+            tokens=message.arrays["tokens"],
+            loss_mask=versions != NO_VERSION,
+            logprobs=message.arrays["logprobs"],
+            versions=versions,
         )
     except (KeyError, TypeError, ValueError, InvariantError) as error:
         raise WireError(f"not a trajectory: {type(error).__name__}: {error}") from error

@@ -34,7 +34,7 @@ def test_a_version_on_a_token_that_nobody_sampled_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["loss_mask", "logprobs", "versions"])
 def test_arrays_of_different_lengths_are_refused(name: str) -> None:
-    with pytest.raises(InvariantError, match="shape"):
+    with pytest.raises(InvariantError, match="tokens have"):
         make_trajectory(**{name: getattr(make_trajectory(), name)[:-1]})
 
 
@@ -75,7 +75,7 @@ def test_step_scores_without_their_ends_are_refused() -> None:
 
 def test_a_plan_that_names_a_trajectory_twice_is_refused() -> None:
     with pytest.raises(InvariantError, match="twice"):
-        BatchPlan(0, 0, ["a", "a"], ["g", "g"], [1, 1], [1, 1])
+        BatchPlan(0, 0, ["a", "a"], ["g", "g"], [1, 1], [1, 1], [1.0, 1.0])
 
 
 def test_impossible_sampling_and_tasks_are_refused() -> None:

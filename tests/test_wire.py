@@ -88,7 +88,7 @@ def test_labels_tickets_and_plans_come_back_as_they_were() -> None:
     assert (got.step_scores.tolist(), got.step_ends.tolist()) == ([0.25], [8])
     ticket = Ticket("x", make_task(), "g", 1, Purpose.EVAL, 0.0, 4)
     assert wire.ticket_body(wire.read_ticket(wire.ticket_body(ticket))) == wire.ticket_body(ticket)
-    plan = BatchPlan(3, 1, ["a", "b"], ["g", "g"], [4, 5], [2, 3])
+    plan = BatchPlan(3, 1, ["a", "b"], ["g", "g"], [4, 5], [2, 3], [1.0, 0.5])
     assert wire.read_plan(wire.plan_body(plan)) == plan
 
 

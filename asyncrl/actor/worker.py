@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -58,7 +59,8 @@ class Failure:
 
 
 class Worker:
-    """Keeps up to `concurrency` episodes running. `run_episode` is awaited once a ticket, and may raise anything."""
+    """Keeps up to `concurrency` episodes running. `run_episode` is awaited once a ticket, for `limit_s` seconds at
+    most, and may raise anything."""
 
     def __init__(
         self,
@@ -67,8 +69,10 @@ class Worker:
         sink: ResultSink,
         concurrency: int,
         report: Report,
+        limit_s: float = math.inf,
     ) -> None:
         self._run_episode = run_episode
+        self._limit_s = limit_s
         self._source = source
         self._sink = sink
         self._concurrency = concurrency
@@ -80,13 +84,18 @@ class Worker:
         self._ready: asyncio.PriorityQueue[tuple[bool, int, Ticket]] = asyncio.PriorityQueue()
         self._finished: asyncio.Queue[Trajectory | Failure] = asyncio.Queue(maxsize=concurrency)
 
+    @property
+    def active(self) -> int:
+        """Episodes at work now."""
+        return self._active
+
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; running episodes are then cancelled, which releases their tools, and abandoned. No call of
         source or sink is at work any more when it returns.
 
-        Raises what source, sink or report raise: without them there is no work. StoppedError is a stop.
+        Raises what source or sink raise: without them there is no work. StoppedError is a stop.
         """
-        loops = [self._take_tickets(), self._deliver(), self._report.run(lambda: self._active)]
+        loops = [self._take_tickets(), self._deliver()]
         tasks = [asyncio.create_task(loop) for loop in (*loops, *(self._work() for _ in range(self._concurrency)))]
         tasks.append(asyncio.create_task(_until(stop)))
         try:
@@ -124,12 +133,17 @@ class Worker:
             self._freed.set()
 
     async def _outcome(self, ticket: Ticket) -> Trajectory | Failure:
+        limit = asyncio.timeout(None if math.isinf(self._limit_s) else self._limit_s)
         try:
-            return await self._run_episode(ticket)
+            async with limit:
+                return await self._run_episode(ticket)
         except EpisodeFailed as failure:
             log.warning("episode %s %s: %s", ticket.id, failure.state, failure)
             return Failure(ticket.id, str(failure))
         except Exception as error:
+            if limit.expired():
+                log.warning("episode %s was given up after %.0f s", ticket.id, self._limit_s)
+                return Failure(ticket.id, f"it took more than actor.episode_timeout_s={self._limit_s:g}")
             log.exception("episode %s failed", ticket.id)
             return Failure(ticket.id, f"{type(error).__name__}: {error}")
 

@@ -23,7 +23,7 @@ class Episodes:
     int64[K]: the K process scores of the batch, whose sequence each is, and the exclusive end of its span among that
     sequence's tokens (K = 0 without a process model), sequence by sequence, the steps of each in order; extra holds
     named scores float32[S]. greedy bool[S] marks the members that were sampled greedily as a baseline; version is the
-    learner's policy version.
+    learner's policy version; priority float32[S] are the importance weights of a sampler that prefers some groups.
     """
 
     group: Tensor
@@ -36,9 +36,10 @@ class Episodes:
     extra: Mapping[str, Tensor]
     greedy: Tensor | None = None
     version: int | None = None
+    priority: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check_shapes(self, "group", ("reward", "outcome", "lengths", "greedy"))
+        _check_shapes(self, "group", ("reward", "outcome", "lengths", "greedy", "priority"))
         _check_shapes(self, "step_scores", ("step_sequence", "step_end"))
         _check_dtypes(self, torch.int64, ("group", "lengths", "step_sequence", "step_end"))
         _check_dtypes(self, torch.bool, ("greedy",))

@@ -10,6 +10,7 @@ from typing import Any
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.needs import configured
 
 CHOICES: dict[str, Sequence[str]] = {
     "model.dtype": ("float32", "bfloat16"),
@@ -19,17 +20,19 @@ CHOICES: dict[str, Sequence[str]] = {
     "weights.mode": ("in_place", "retract", "abort", "drain"),
     "actor.step_split": ("turn", "paragraph", "line"),
     "replay.durability": ("fsync", "os"),
+    "replay.retention": ("none", "window", "all"),
+    "replay.sampler.kind": ("fifo", "freshest", "prioritised"),
     "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
 POSITIVE = (
     "actor.concurrency",
+    "actor.episode_timeout_s",
     "actor.max_turns",
     "actor.max_turn_tokens",
     "actor.max_tokens",
     "actor.tool_timeout_s",
     "actor.max_tool_chars",
-    "actor.agent_timeout_s",
     "engine.slots",
     "engine.max_length",
     "engine.attempts",
@@ -44,6 +47,10 @@ POSITIVE = (
     "replay.lease_s",
     "replay.max_attempts",
     "replay.max_store_gb",
+    "replay.retention_steps",
+    "replay.sampler.max_times_sampled",
+    "replay.shards",
+    "data.band_revisit",
     "scoring.batch_trajectories",
     "scoring.batch_tokens",
     "scoring.timeout_s",
@@ -75,6 +82,9 @@ NOT_NEGATIVE = (
     "actor.temperature",
     "actor.tool_retries",
     "replay.max_lag",
+    "replay.sampler.alpha",
+    "replay.sampler.beta",
+    "replay.shard",
     "learner.weight_decay",
     "learner.warmup_steps",
     "learner.eval_every",
@@ -94,8 +104,11 @@ def check(config: TrainConfig) -> None:
         _require(value(config, key) >= 0, config, key, "it must be 0 or more")
     _check_combinations(config)
     check_engine(config)
+    _check_kinds(config)
+    _check_replay(config)
     _check_files(config)
     check_bind(config.network.host, config.network.insecure)
+    check_bind(config.actor.door_host, config.network.insecure, "actor.door_host")
 
 
 def value(config: TrainConfig, key: str) -> Any:
@@ -166,6 +179,49 @@ def _check_combinations(config: TrainConfig) -> None:
     )
 
 
+def _check_kinds(config: TrainConfig) -> None:
+    known = configured(config.scoring)
+    for source, kinds in config.scoring.needs.items():
+        _require(
+            bool(kinds) and set(kinds) <= set(known),
+            config,
+            "scoring.needs",
+            f"{source} must name some of the kinds that are configured: {', '.join(known)}",
+        )
+    _require(
+        set(config.scoring.serve) <= set(known),
+        config,
+        "scoring.serve",
+        f"name some of the kinds that are configured: {', '.join(known)}",
+    )
+
+
+def _check_replay(config: TrainConfig) -> None:
+    replay, data = config.replay, config.data
+    groups = config.learner.batch_size // config.learner.group_size
+    _require(replay.oversample >= 1, config, "replay.oversample", "1 starts as many episodes as are trained")
+    _require(
+        replay.shards <= groups,
+        config,
+        "replay.shards",
+        f"every shard gives some of the {groups} groups of a batch; use at most so many",
+    )
+    _require(replay.shard < replay.shards, config, "replay.shard", f"shards count from 0 to {replay.shards - 1}")
+    _require(
+        len(data.band) in (0, 2) and sorted(data.band) == list(data.band),
+        config,
+        "data.band",
+        "give the lowest and the highest success rate, such as [0.1,0.9]",
+    )
+    _require(all(weight > 0 for weight in data.weights.values()), config, "data.weights", "weights must be positive")
+    _require(
+        replay.source is None or Path(replay.source).is_dir(),
+        config,
+        "replay.source",
+        "name the replay folder of a finished run, such as runs/NAME/replay",
+    )
+
+
 def _check_files(config: TrainConfig) -> None:
     for key in ("data.train", "data.eval"):
         path = value(config, key)
@@ -174,7 +230,7 @@ def _check_files(config: TrainConfig) -> None:
         )
 
 
-def check_bind(host: str, insecure: bool) -> None:
+def check_bind(host: str, insecure: bool, key: str = "network.host") -> None:
     """Refuse to listen where strangers can reach us, unless told so. Raises ConfigError."""
     try:
         local = ipaddress.ip_address(host).is_loopback
@@ -182,6 +238,6 @@ def check_bind(host: str, insecure: bool) -> None:
         local = host == "localhost"
     if not local and not insecure:
         raise ConfigError(
-            f"network.host={host} can be reached from other machines, and connections are not encrypted; "
+            f"{key}={host} can be reached from other machines, and connections are not encrypted; "
             "use 127.0.0.1, or set network.insecure=true on a network that you trust"
         )

@@ -46,6 +46,9 @@ class DataConfig:
     train: str = option(MISSING, "Parquet file of training tasks")
     eval: str | None = option(None, "Parquet file of held-out tasks")
     shuffle: bool = option(True, "shuffle every epoch by the run's seed")
+    weights: dict[str, float] = option({}, "chance of each data source in a draw; empty draws from all rows alike")
+    band: list[float] = option([], "running success rates [low, high] of the tasks that are drawn; empty is any")
+    band_revisit: int = option(4, "epochs after which a task outside the band is tried again")
 
 
 @dataclass
@@ -54,6 +57,7 @@ class ActorConfig:
 
     concurrency: int = option(64, "episodes that one actor runs at once")
     temperature: float = option(1.0, "sampling temperature of training episodes")
+    episode_timeout_s: float = option(3600.0, "seconds after which an episode is given up and tried anew")
     max_turns: int = option(8, "assistant turns an episode may have")
     max_turn_tokens: int = option(512, "tokens that one assistant turn may have")
     max_tokens: int = option(4096, "tokens that a whole episode may have, prompt and tool results included")
@@ -63,7 +67,6 @@ class ActorConfig:
     max_tool_chars: int = option(4096, "characters of a tool's result that the policy sees; the middle of more is cut")
     template_kwargs: dict[str, Any] = option({}, "what the chat template takes, such as {enable_thinking: false}")
     agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/sglang.md)")
-    agent_timeout_s: float = option(600.0, "seconds that an agent may take for one episode")
     door_host: str = option("127.0.0.1", "address at which agents reach the policy")
     door_port: int = option(0, "port there; 0 takes a free one")
     step_split: str = option("turn", "what a process-reward step is: turn | paragraph | line")
@@ -117,6 +120,26 @@ class WeightsConfig:
 
 
 @dataclass
+class FilterConfig:
+    """Complete groups that are not worth training; each is counted by its reason and replaced."""
+
+    zero_variance: bool = option(False, "refuse groups whose rewards are all the same")
+    min_reward: float | None = option(None, "refuse groups with a lower mean reward")
+    max_reward: float | None = option(None, "refuse groups with a higher mean reward")
+    max_tokens: int | None = option(None, "refuse groups with a longer member")
+
+
+@dataclass
+class SamplerConfig:
+    """Which of the complete groups make the next batch."""
+
+    kind: str = option("fifo", "order: fifo | freshest | prioritised")
+    alpha: float = option(0.6, "prioritised: P(group) is proportional to (spread of its rewards)^alpha")
+    beta: float = option(0.4, "prioritised: exponent of the importance weights; 1 corrects in full")
+    max_times_sampled: int = option(1, "batches that one group may be in")
+
+
+@dataclass
 class ReplayConfig:
     """The queue between generation and training."""
 
@@ -124,7 +147,16 @@ class ReplayConfig:
     durability: str = option("fsync", "what an acknowledgement survives: fsync (power loss) | os (a killed process)")
     lease_s: float = option(30.0, "seconds after which a silent actor's or scorer's work is given to another")
     max_attempts: int = option(3, "times that an episode or its scoring is tried before its group is dropped")
-    max_store_gb: float = option(64.0, "largest size of the store on disk")
+    max_store_gb: float = option(64.0, "largest size of one shard's store on disk; above 0.8 of it tickets stop")
+    retention: str = option("none", "trajectories kept after a checkpoint covers them: none | window | all")
+    retention_steps: int = option(100, "learner steps that retention=window keeps")
+    reissue_evicted: bool = option(False, "run the task of an evicted group again")
+    oversample: float = option(1.0, "episodes started for one that is trained, so that filtered batches fill at once")
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    shards: int = option(1, "replay processes; each has its own part of tasks, groups and batches")
+    shard: int = option(0, "which of them `asyncrl replay` serves; `asyncrl train` sets it")
+    source: str | None = option(None, "store of a finished run: the learner trains its plans again, without actors")
 
 
 @dataclass
@@ -144,6 +176,9 @@ class ScoringConfig:
     rule: str = option("exact_number", "verifier: a built-in name or the dotted path of a function")
     rules: dict[str, str] = option({}, "verifier by data source, where it differs from `rule`")
     prm: str | None = option(None, "folder of a process reward model, or none")
+    outcome_model: str | None = option(None, "folder of an outcome model, or none")
+    needs: dict[str, list[str]] = option({}, "kinds (rules, outcome_model, prm) by data source; else all configured")
+    serve: list[str] = option([], "kinds that a scoring process does; empty is all configured")
     batch_trajectories: int = option(32, "trajectories that one lease holds at most")
     batch_tokens: int = option(65536, "tokens that one lease holds at most")
     timeout_s: float = option(10.0, "seconds that one verification may take")
@@ -224,7 +259,7 @@ class NetworkConfig:
     """Where the roles meet."""
 
     host: str = option("127.0.0.1", "address that replay and publisher bind, and that others connect to")
-    replay_port: int = option(5755, "port of the replay; 0 lets `asyncrl train` choose one")
+    replay_port: int = option(5755, "port of the replay, its shards on those that follow; 0 chooses free ones")
     weights_port: int = option(5756, "port of the weight publisher; 0 lets `asyncrl train` choose one")
     insecure: bool = option(False, "allow an address that others can reach, without encryption")
     max_message_mb: int = option(256, "largest message that is taken")

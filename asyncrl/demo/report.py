@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,7 @@ from rich.table import Table
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.sinks import read_lines
-from asyncrl.replay import report
-from asyncrl.replay.store import Store
+from asyncrl.replay.stored import StoredRun
 
 Lines = list[dict[str, Any]]
 
@@ -65,12 +65,8 @@ def _totals(actor: Lines) -> dict[str, float]:
 
 
 def _replay(config: TrainConfig, run_dir: Path) -> tuple[dict[str, int], dict[str, Any]]:
-    store = Store(run_dir / "replay", int(config.replay.max_store_gb * 1e9), durable=True)
-    try:
-        with store.transaction(write=False) as tx:
-            return {name: tx.counter(name) for name in report.COUNTERS}, report.audit(tx)
-    finally:
-        store.close()
+    with closing(StoredRun(run_dir / "replay")) as stored:
+        return stored.counters(), stored.audit(config.replay.sampler.max_times_sampled)
 
 
 def table(summary: dict[str, Any]) -> Table:

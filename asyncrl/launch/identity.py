@@ -19,6 +19,12 @@ FREE = {
     "learner.eval_every",
     "learner.export",
     "run.dir",
+    "replay.durability",
+    "replay.lease_s",
+    "replay.max_store_gb",
+    "replay.retention",
+    "replay.retention_steps",
+    "replay.shard",
 }
 FREE_SECTIONS = {"cluster", "network", "observe", "engine", "weights"}
 

@@ -8,14 +8,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
 from asyncrl import process
 from asyncrl.config.load import role_main
-from asyncrl.config.schema import NetworkConfig, TrainConfig
+from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.identity import claim
 from asyncrl.launch.preflight import preflight
@@ -25,42 +25,53 @@ from asyncrl.observe.progress import Progress
 
 log = logging.getLogger("asyncrl.train")
 
+LOOPBACK = "127.0.0.1"
 CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 
 
-def free_port() -> int:
-    """A port on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row on which nobody listens now."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((LOOPBACK, 0))
+            first = int(probe.getsockname()[1])
+        with suppress(OSError):
+            for port in range(first + 1, first + count):
+                _try(LOOPBACK, port)
+            return first
 
 
-def port_overrides(network: NetworkConfig) -> list[str]:
+def port_overrides(config: TrainConfig) -> list[str]:
     """Choices for the ports that the configuration leaves open, made here so that all roles share them.
 
     Raises UnavailableError: a port that the configuration names is taken.
     """
     chosen = []
-    for key in ("replay_port", "weights_port"):
-        port = getattr(network, key)
+    for key, count in (("replay_port", config.replay.shards), ("weights_port", 1)):
+        port = getattr(config.network, key)
         if port == 0:
-            port = free_port()
-            setattr(network, key, port)
+            port = free_ports(count)
+            setattr(config.network, key, port)
             chosen.append(f"network.{key}={port}")
         else:
-            _require_free(network.host, port, key)
+            _require_free(config.network.host, range(port, port + count), key)
     return chosen
 
 
-def _require_free(host: str, port: int, key: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _require_free(host: str, ports: Sequence[int], key: str) -> None:
+    for port in ports:
         try:
-            probe.bind((host, port))
+            _try(host, port)
         except OSError as error:
             raise UnavailableError(
-                f"network.{key}={port} is taken ({error}); name another, or 0 to choose one"
+                f"network.{key}={ports[0]}: port {port} is taken ({error}); name another, or 0 to choose one"
             ) from error
+
+
+def _try(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
 
 
 @contextmanager
@@ -89,10 +100,10 @@ def train(
     stop = process.stop_on_signals()
     with exclusively(run_dir):
         resumed = claim(config, run_dir)
-        all_overrides = [*overrides, *port_overrides(config.network)]
+        all_overrides = [*overrides, *port_overrides(config)]
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         supervisor = Supervisor(
-            roles(config.cluster, all_overrides), run_dir, CHILD_ENVIRONMENT, config.cluster.max_restarts, "learner"
+            roles(config, all_overrides), run_dir, CHILD_ENVIRONMENT, config.cluster.max_restarts, "learner"
         )
         on_start(supervisor)
         with Progress(config, run_dir, lambda: supervisor.restarts) as progress:

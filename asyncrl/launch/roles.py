@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncrl.config.schema import ClusterConfig
+from asyncrl.config.schema import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +17,21 @@ class Role:
     command: Sequence[str]
 
 
-def roles(cluster: ClusterConfig, overrides: Sequence[str]) -> list[Role]:
+def roles(config: TrainConfig, overrides: Sequence[str]) -> list[Role]:
     """Every process of a run on one machine, in the order of starting (any order works)."""
+    cluster = config.cluster
     return [
-        _role("replay", "replay", overrides),
+        *_replay(config.replay.shards, overrides),
         *(_role(f"scoring-{index}", "scoring", overrides) for index in range(cluster.scorers)),
         *(_role(f"actor-{index}", "actor", overrides) for index in range(cluster.actors)),
         learner(cluster.learner_ranks, overrides),
     ]
+
+
+def _replay(shards: int, overrides: Sequence[str]) -> list[Role]:
+    if shards == 1:
+        return [_role("replay", "replay", overrides)]
+    return [_role(f"replay-{shard}", "replay", [*overrides, f"replay.shard={shard}"]) for shard in range(shards)]
 
 
 def _role(name: str, module: str, overrides: Sequence[str]) -> Role:

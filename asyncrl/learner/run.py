@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import zmq
 
 from asyncrl import process
 from asyncrl.algorithms.compose import Algorithm
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import NetworkConfig, TrainConfig
 from asyncrl.learner.checkpoint import Checkpoints
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import export
@@ -19,34 +22,51 @@ from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.recorded import RecordedReplay
 from asyncrl.learner.trainer import Trainer
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.shards import ShardedReplay
 from asyncrl.weights.publisher import Publisher as WeightPublisher
 
 logger = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig, stop: threading.Event) -> None:
-    """Train as `config` says, as the rank that torchrun's environment names, else as the only one.
+    """Train as `config` says, as the rank that torchrun's environment names, else as the only one. With `replay.source`
+    the recorded plans of another run are trained again, and nothing is published or evaluated.
 
     Raises StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
     """
-    network = config.network
+    recorded = config.replay.source is not None
+    if recorded:
+        config = replace(config, learner=replace(config.learner, eval_every=0))
     with ExitStack() as stack:
         ranks = stack.enter_context(joined())
         context = stack.enter_context(zmq.Context())
-        worker = process.worker_name(f"learner-{ranks.rank}")
-        client = ReplayClient(process.replay_endpoint(network), worker, process.incarnation(), stop, context=context)
-        replay = stack.enter_context(closing(client))
+        replay = stack.enter_context(closing(_replay(config, ranks, context, stop)))
         publisher: WeightPublisher | None = None
         metrics: Metrics = Fanout([])
         if ranks.rank == 0:
-            publisher = WeightPublisher(network.host, network.weights_port, context, insecure=network.insecure)
-            stack.callback(publisher.close)
             metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), "learner")))
+            if not recorded:
+                publisher = stack.enter_context(closing(_publisher(config.network, context)))
         train(config, ranks, replay, publisher, metrics, stop)
+
+
+def _replay(
+    config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], stop: threading.Event
+) -> RecordedReplay | ShardedReplay:
+    if config.replay.source is not None:
+        return RecordedReplay(Path(config.replay.source), config.learner.steps)
+    worker, life = process.worker_name(f"learner-{ranks.rank}"), process.incarnation()
+    endpoints = process.replay_endpoints(config.network, config.replay.shards)
+    return ShardedReplay([ReplayClient(each, worker, life, stop, context=context) for each in endpoints])
+
+
+def _publisher(network: NetworkConfig, context: zmq.Context[Any]) -> WeightPublisher:
+    return WeightPublisher(network.host, network.weights_port, context, insecure=network.insecure)
 
 
 def train(

@@ -35,6 +35,7 @@ def build_episodes(
         extra={name: _scores([each.extra[name] for each in labels], device) for name in sorted(names)},
         version=plan.version,
         greedy=_firsts(plan.group_ids).to(device) if greedy_sibling else None,
+        priority=None if set(plan.weights) == {1.0} else _scores(plan.weights, device),
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m asyncrl.replay`: serve the replay of a run until SIGTERM or Ctrl-C."""
+"""`python -m asyncrl.replay`: serve one shard of the replay of a run until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,57 +10,30 @@ import zmq
 from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
-from asyncrl.data.reading import read_tasks
 from asyncrl.errors import UnavailableError
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
-from asyncrl.replay.groups import Rules
+from asyncrl.replay.from_config import open_store, rules
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
-from asyncrl.replay.store import Store
 
 log = logging.getLogger("asyncrl.replay")
-
-HIGH_WATER = 0.8
-
-
-def rules(config: TrainConfig) -> Rules:
-    """The replay's rules as the configuration has them."""
-    learner, replay = config.learner, config.replay
-    return Rules(
-        admission=Admission(replay.max_lag, learner.batch_size * learner.publish_every),
-        feed=Feed(read_tasks(config.data.train), config.run.seed, config.data.shuffle),
-        held_out=read_tasks(config.data.eval) if config.data.eval else (),
-        group_size=learner.group_size,
-        batch_size=learner.batch_size,
-        publish_every=learner.publish_every,
-        max_attempts=replay.max_attempts,
-        temperature=config.actor.temperature,
-        high_water_bytes=int(replay.max_store_gb * HIGH_WATER * 1e9),
-        greedy_sibling=config.algorithm.greedy_sibling,
-    )
 
 
 def run(config: TrainConfig) -> None:
     """Serve until a signal. Raises UnavailableError: the port is taken; StoreError: the store cannot be opened."""
     stop = process.stop_on_signals()
-    store = Store(
-        process.run_dir(config.run) / "replay",
-        int(config.replay.max_store_gb * 1e9),
-        durable=config.replay.durability == "fsync",
-    )
+    store = open_store(config)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.linger = 0
     socket.router_mandatory = True
     socket.maxmsgsize = config.network.max_message_mb << 20
-    endpoint = process.replay_endpoint(config.network)
+    endpoint = process.replay_endpoints(config.network, config.replay.shards)[config.replay.shard]
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise UnavailableError(
             f"cannot listen at {endpoint}: {error}; set network.replay_port to a free port"
         ) from error
-    log.info("replay serves %s from %s", endpoint, process.run_dir(config.run) / "replay")
+    log.info("replay serves %s from %s", endpoint, store.path)
     try:
         Server(socket, store, Service(rules(config), config.replay.lease_s, time.monotonic)).run(stop)
     finally:

@@ -10,12 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import zmq
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
-from asyncrl.types import BatchPlan, Labels, Task, Ticket, Trajectory
+from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
 from asyncrl.wire import (
     Message,
     decode,
@@ -34,7 +35,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 POLL_MS = 100
-FETCH_BATCH = 64
+FETCH_BATCH = 16
+CREDITS = 8
 
 
 class ReplayClient:
@@ -78,26 +80,43 @@ class ReplayClient:
 
     def put(self, trajectory: Trajectory) -> str:
         """Deliver a trajectory; returns once it is durable: stored, duplicate, or late (counted, not kept)."""
-        return str(self._send(trajectory_message(trajectory)).body["result"])
+        return self.put_all([trajectory])[0]
+
+    def put_all(self, trajectories: Sequence[Trajectory]) -> list[str]:
+        """Deliver several with one wait; what became of each, as `put` says. Raises RefusedError for the first that was
+        refused, when the others are durable."""
+        replies = self._send_all([trajectory_message(each) for each in trajectories])
+        return [str(reply.body["result"]) for reply in replies]
 
     def fail(self, ticket_id: str, reason: str) -> None:
         """Give an episode up, with the reason."""
         self._call("failed", ticket=ticket_id, reason=reason)
 
-    def lease(self, trajectories: int, tokens: int) -> list[tuple[Task, Trajectory]]:
-        """Trajectories to score, bounded by number and tokens; waits about a second for the first."""
-        reply = self._call("lease", **self._who(), trajectories=trajectories, tokens=tokens)
-        tasks = [read_task(body) for body in reply.body.get("tasks", [])]
-        return list(zip(tasks, _trajectories(reply), strict=True))
+    def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
+        """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; waits about a second
+        for the first."""
+        reply = self._call("lease", **self._who(), serves=list(serves), trajectories=trajectories, tokens=tokens)
+        messages = iter(_messages(reply))
+        return [
+            Lease(
+                read_task(task),
+                read_trajectory(next(messages)),
+                tuple(kinds),
+                read_labels(next(messages)) if has_partial else None,
+                final,
+            )
+            for task, kinds, final, has_partial in reply.body.get("leases", [])
+        ]
 
     def renew(self) -> None:
         """Keep what this scorer leased for another while."""
         self._call("renew", **self._who())
 
-    def label(self, labels: Labels) -> None:
-        """Deliver labels; returns once they are durable."""
-        message = labels_message(labels)
-        self._send(Message(message.kind, 0, {**message.body, **self._who()}, message.arrays))
+    def label(self, labels: Sequence[Labels]) -> None:
+        """Deliver labels; returns once all are durable. Raises RefusedError for the first that was refused, when the
+        others are."""
+        messages = [labels_message(each) for each in labels]
+        self._send_all([Message(each.kind, 0, {**each.body, **self._who()}, each.arrays) for each in messages])
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
         """Give the scoring of a trajectory up for now, with the reason."""
@@ -110,7 +129,7 @@ class ReplayClient:
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         """Trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
-        return [each for reply in self._fetch("data", ids) for each in _trajectories(reply)]
+        return [read_trajectory(message) for reply in self._fetch("data", ids) for message in _messages(reply)]
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
         """Labels of trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
@@ -118,7 +137,7 @@ class ReplayClient:
 
     def _fetch(self, table: str, ids: Sequence[str]) -> list[Message]:
         batches = [list(ids[start : start + FETCH_BATCH]) for start in range(0, len(ids), FETCH_BATCH)]
-        return [self._call("fetch", table=table, ids=batch) for batch in batches]
+        return self._send_all([Message("fetch", 0, {"table": table, "ids": batch}) for batch in batches])
 
     def published(self, version: int) -> None:
         """The learner has published `version`."""
@@ -141,6 +160,14 @@ class ReplayClient:
         """Counters and depths."""
         return dict(self._call("status").body["status"])
 
+    def requeue(self, ticket: str) -> str:
+        """Put a dead letter back; says how: scoring or task. Raises RefusedError."""
+        return str(self._call("requeue", ticket=ticket).body["back"])
+
+    def discard(self, ticket: str) -> None:
+        """Forget a dead letter with its episode. Raises RefusedError."""
+        self._call("discard", ticket=ticket)
+
     def audit(self) -> dict[str, Any]:
         """Every accepted trajectory by state; what is lost or planned twice."""
         return dict(self._call("audit").body["audit"])
@@ -149,40 +176,61 @@ class ReplayClient:
         return {"worker": self._worker, "incarnation": self._incarnation}
 
     def _call(self, kind: str, **body: Any) -> Message:
-        return self._send(Message(kind, 0, body))
+        return self._send_all([Message(kind, 0, body)])[0]
 
-    def _send(self, message: Message) -> Message:
-        """Send until an answer comes. Raises RefusedError with the replay's reason."""
-        self._sequence += 1
-        message = Message(message.kind, self._sequence, message.body, message.arrays)
+    def _send_all(self, messages: Sequence[Message]) -> list[Message]:
+        """The replies to `messages`, up to CREDITS of them under way at once; each is sent until it is answered.
+
+        Raises RefusedError with the replay's first reason, once all are answered.
+        """
+        first, self._sequence = self._sequence + 1, self._sequence + len(messages)
+        frames = {first + i: encode(replace(each, sequence=first + i)) for i, each in enumerate(messages)}
+        replies: dict[int, Message] = {}
         started = time.monotonic()
-        while True:
-            self._socket.send_multipart(encode(message), copy=False)
-            reply = self._receive(self._sequence, started)
-            if reply is not None and reply.kind == "refused":
+        while len(replies) < len(messages):
+            open_ones = [sequence for sequence in frames if sequence not in replies][:CREDITS]
+            for sequence in open_ones:
+                self._socket.send_multipart(frames[sequence], copy=False)
+            busy = self._collect(set(open_ones), replies, started)
+            if busy is not None:
+                self._pause(busy, time.monotonic() - started)
+        for (_, reply), message in zip(sorted(replies.items()), messages, strict=True):
+            if reply.kind == "refused":
                 raise RefusedError(f"the replay refused {message.kind}: {reply.body.get('reason')}")
-            if reply is not None and reply.kind != "busy":
-                return reply
-            self._pause(reply, time.monotonic() - started)
+        return [replies[sequence] for sequence in frames]
 
-    def _receive(self, sequence: int, started: float) -> Message | None:
-        """The reply to `sequence`, or None after RETRY_S; replies to older requests are passed over."""
+    def _collect(self, awaited: set[int], replies: dict[int, Message], started: float) -> str | None:
+        """Take replies until none is awaited any more; what is in the way where the rest must be sent again."""
         deadline = time.monotonic() + RETRY_S
-        while time.monotonic() < deadline:
-            if self._stop.is_set():
-                raise StoppedError("stopped while waiting for the replay")
-            if self._give_up_s is not None and time.monotonic() - started > self._give_up_s:
-                raise UnavailableError(f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s")
-            if self._socket.poll(POLL_MS):
-                reply = decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
-                if reply.sequence == sequence or (reply.kind == "refused" and reply.sequence == 0):
-                    return reply
+        while awaited:
+            if time.monotonic() > deadline:
+                return ""
+            reply = self._receive(started)
+            if reply is None or reply.sequence not in awaited | {0}:
+                continue
+            if reply.kind == "busy":
+                return str(reply.body.get("reason"))
+            if reply.sequence == 0:
+                raise RefusedError(f"the replay refused: {reply.body.get('reason')}")
+            deadline = time.monotonic() + RETRY_S
+            replies[reply.sequence] = reply
+            awaited.remove(reply.sequence)
         return None
 
-    def _pause(self, busy: Message | None, waited: float) -> None:
-        """Before a request is sent again: over a fresh connection, since the old one may lead nowhere."""
-        if busy is not None:
-            log.warning("the replay is busy: %s; asking again", busy.body.get("reason"))
+    def _receive(self, started: float) -> Message | None:
+        """The next message, or None if there is none for a moment."""
+        if self._stop.is_set():
+            raise StoppedError("stopped while waiting for the replay")
+        if self._give_up_s is not None and time.monotonic() - started > self._give_up_s:
+            raise UnavailableError(f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s")
+        if not self._socket.poll(POLL_MS):
+            return None
+        return decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+
+    def _pause(self, busy: str, waited: float) -> None:
+        """Before requests are sent again: over a fresh connection, since the old one may lead nowhere."""
+        if busy:
+            log.warning("the replay is busy: %s; asking again", busy)
             self._stop.wait(RETRY_S)
             return
         log.warning("%s waits for the replay at %s since %.0f s", self._worker, self._endpoint, waited)
@@ -192,7 +240,3 @@ class ReplayClient:
 
 def _messages(reply: Message) -> list[Message]:
     return [decode(split(reply.arrays[str(index)].data)) for index in range(len(reply.arrays))]
-
-
-def _trajectories(reply: Message) -> list[Trajectory]:
-    return [read_trajectory(message) for message in _messages(reply)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncrl.errors import RefusedError
-from asyncrl.replay.groups import Groups, Rules
-from asyncrl.replay.records import Facts, Group, State
+from asyncrl.replay.groups import Groups
+from asyncrl.replay.labelling import Labelling
+from asyncrl.replay.records import Facts, Group
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.types import Purpose, Ticket, Trajectory
@@ -15,9 +17,10 @@ from asyncrl.types import Purpose, Ticket, Trajectory
 class Episodes:
     """What the replay does for actors, each call within the caller's transaction."""
 
-    def __init__(self, rules: Rules, groups: Groups, actors: Workers) -> None:
+    def __init__(self, rules: Rules, groups: Groups, labelling: Labelling, actors: Workers) -> None:
         self._rules = rules
         self._groups = groups
+        self._labelling = labelling
         self._actors = actors
 
     def tickets(
@@ -55,9 +58,7 @@ class Episodes:
 
     def _ticket(self, tx: Transaction, name: str) -> Ticket:
         group_id, member, _ = tx.get("tickets", name)
-        group = Group.load(tx, group_id)
-        assert group is not None
-        newest = tx.counter("version") - self._rules.admission.max_lag
+        group = Group.of(tx, group_id)
         return Ticket(
             id=name,
             task=self._rules.task(group),
@@ -65,8 +66,11 @@ class Episodes:
             member=member,
             purpose=Purpose(group.purpose),
             temperature=self._rules.temperature_of(group, member),
-            min_version=max(0, newest) if group.training else group.version,
+            min_version=self._min_version(tx) if group.training else group.version,
         )
+
+    def _min_version(self, tx: Transaction) -> int:
+        return max(0, self._rules.oldest_allowed(tx.counter("version")))
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
         for name in tx.members("held", worker):
@@ -95,15 +99,15 @@ class Episodes:
             return "late"
         if [trajectory.group_id, trajectory.member] != entry[:2]:
             raise RefusedError(f"{trajectory.id} says member {trajectory.member} of {trajectory.group_id}, not {entry}")
-        Facts(
+        facts = Facts(
             trajectory.group_id,
             trajectory.member,
             len(trajectory),
             trajectory.sampled_tokens,
             trajectory.oldest_version,
-        ).save(tx, trajectory.id)
+        )
         tx.put_bytes("data", trajectory.id, frames)
-        tx.append("waiting", trajectory.id, urgent=not group.training)
+        self._labelling.offer(tx, trajectory.id, facts, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")
         self._groups.withdraw(tx, trajectory.id)
         return "stored"
@@ -117,11 +121,6 @@ class Episodes:
         self._groups.withdraw(tx, ticket)
         self._groups.fail_member(tx, entry[0], entry[1], reason)
 
-    def publish(self, tx: Transaction, version: int) -> None:
-        """The learner has published `version`. Versions never go back."""
-        if version > tx.counter("version"):
-            tx.put("meta", "version", version)
-
     def fetch(self, tx: Transaction, table: str, names: Sequence[str]) -> list[bytes]:
         """The stored frames of trajectories (`data`) or their labels (`labels`). Raises RefusedError: one is gone."""
         values = []
@@ -132,8 +131,3 @@ class Episodes:
                 raise RefusedError(f"the {table} of {name} are not there: {facts.state if facts else 'it is unknown'}")
             values.append(value)
         return values
-
-
-def is_live(facts: Facts) -> bool:
-    """Whether a trajectory still has its way to go, so that its data must be there."""
-    return facts.state in (State.WAITING, State.LEASED, State.LABELLED, State.PLANNED)

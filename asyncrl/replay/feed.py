@@ -1,34 +1,122 @@
-"""The feed: which task comes next. Shuffled epochs by seed; its position is a number that the store keeps."""
+"""The feed: which task comes next. Its whole state is in the store, so that a restart goes on in the same place.
+
+Every source is gone through in epochs, shuffled anew by the run's seed; where weights are given, a draw chooses the
+source first. With several shards, shard i feeds the rows whose number leaves the remainder i, so that all that is
+learned of a task stays on one shard. A difficulty band passes over tasks that the policy solves always or never, by
+their running success rate, and looks at them again every `revisit` epochs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from asyncrl.errors import DataError
+from asyncrl.replay.store import Transaction
 from asyncrl.types import Task
+
+ALL = "*"
+RATE_DECAY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Success rates in [low, high] are wanted; a task outside is drawn again after `revisit` epochs."""
+
+    low: float
+    high: float
+    revisit: int
 
 
 class Feed:
-    """An endless sequence of rows over `tasks`: position p is row `p % len` of epoch `p // len`.
+    """An endless sequence of rows of `tasks`. `weights` by data source; none draws from all rows alike.
 
-    The same seed gives the same order, wherever one starts. Raises DataError: there are no tasks.
+    The same seed gives the same order, wherever one starts. Raises DataError: there are no tasks, or a source with a
+    weight has none.
     """
 
-    def __init__(self, tasks: Sequence[Task], seed: int, shuffle: bool) -> None:
-        if not len(tasks):
-            raise DataError("the training file has no rows; every run needs at least one task")
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        seed: int,
+        shuffle: bool,
+        weights: Mapping[str, float] | None = None,
+        band: Band | None = None,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> None:
         self.tasks = tasks
         self._seed = seed
         self._shuffle = shuffle
-        self._epoch = -1
-        self._order = np.arange(len(tasks))
+        self._band = band
+        self._shard = shard
+        self._shards = shards
+        self._rows = _rows_by_source(tasks, weights, range(shard, len(tasks), shards))
+        chances = np.array([weights[source] if weights else 1.0 for source in self._rows])
+        self._chances = chances / chances.sum()
+        self._orders: dict[str, tuple[int, Sequence[int]]] = {}
 
-    def row(self, position: int) -> int:
-        """The row at `position`."""
-        epoch, offset = divmod(position, len(self.tasks))
-        if self._shuffle and epoch != self._epoch:
-            self._order = np.random.default_rng([self._seed, epoch]).permutation(len(self.tasks))
-            self._epoch = epoch
-        return int(self._order[offset])
+    def next(self, tx: Transaction) -> tuple[int, int]:
+        """The number of the draw, unique over all shards, and its row."""
+        draw = tx.add("feed_draws") - 1
+        source = self._source(draw)
+        row = self._row(tx, source)
+        for _ in range(len(self._rows[source])):
+            if self._wanted(tx, row, tx.counter(f"feed/{source}") // len(self._rows[source])):
+                break
+            tx.add("tasks_passed_over")
+            row = self._row(tx, source)
+        return draw * self._shards + self._shard, row
+
+    def learned(self, tx: Transaction, row: int, success: float) -> None:
+        """A complete group of `row` had the mean outcome `success`."""
+        entry = tx.get("tasks", row)
+        rate = success if entry is None else entry[0] + RATE_DECAY * (success - entry[0])
+        tx.put("tasks", row, [rate, self._epoch_of(tx, row)])
+
+    def _source(self, draw: int) -> str:
+        names = list(self._rows)
+        if len(names) == 1:
+            return names[0]
+        return names[int(np.random.default_rng([self._seed, self._shard, draw]).choice(len(names), p=self._chances))]
+
+    def _row(self, tx: Transaction, source: str) -> int:
+        rows = self._rows[source]
+        epoch, offset = divmod(tx.add(f"feed/{source}") - 1, len(rows))
+        if not self._shuffle:
+            return rows[offset]
+        if self._orders.get(source, (-1, ()))[0] != epoch:
+            order = np.random.default_rng([self._seed, epoch, len(rows)]).permutation(len(rows))
+            self._orders[source] = (epoch, [rows[index] for index in order])
+        return self._orders[source][1][offset]
+
+    def _wanted(self, tx: Transaction, row: int, epoch: int) -> bool:
+        entry = None if self._band is None else tx.get("tasks", row)
+        if entry is None or self._band is None:
+            return True
+        rate, seen = float(entry[0]), int(entry[1])
+        return self._band.low <= rate <= self._band.high or epoch - seen >= self._band.revisit
+
+    def _epoch_of(self, tx: Transaction, row: int) -> int:
+        source = ALL if ALL in self._rows else self.tasks[row].data_source
+        return tx.counter(f"feed/{source}") // len(self._rows[source])
+
+
+def _rows_by_source(
+    tasks: Sequence[Task], weights: Mapping[str, float] | None, numbers: Sequence[int]
+) -> dict[str, list[int]]:
+    if not len(numbers):
+        raise DataError(f"the training file has {len(tasks)} rows, too few: every shard needs at least one task")
+    if not weights:
+        return {ALL: list(numbers)}
+    rows: dict[str, list[int]] = {source: [] for source in sorted(weights)}
+    for number in numbers:
+        source = tasks[number].data_source
+        if source in rows:
+            rows[source].append(number)
+    empty = [source for source, found in rows.items() if not found]
+    if empty:
+        raise DataError(f"data.weights names {', '.join(empty)}, of which the training file has too few tasks")
+    return rows

@@ -1,50 +1,18 @@
 """Groups: opened when admission allows, completed by replacement tickets, dropped whole when a member is given up.
 
-`committed` counts the trajectories promised to training and not thrown away since; it is what admission bounds.
+`committed` counts the uses promised to training and not thrown away since; it is what admission bounds.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 
-from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
-from asyncrl.replay.records import Evaluation, Facts, Group, State
+from asyncrl.replay.records import THROWN_AWAY, Evaluation, Facts, Group, Letter, State
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
-from asyncrl.types import Purpose, Task
+from asyncrl.types import Purpose
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the replay is told at its start. `batch_size` is in trajectories, `publish_every` in learner steps; a store
-    of more than `high_water_bytes` stops new groups until some of it is released. With `greedy_sibling` the first
-    member of every group is sampled greedily."""
-
-    admission: Admission
-    feed: Feed
-    held_out: Sequence[Task]
-    group_size: int
-    batch_size: int
-    publish_every: int
-    max_attempts: int
-    temperature: float
-    high_water_bytes: int
-    greedy_sibling: bool = False
-
-    def task(self, group: Group) -> Task:
-        return self.feed.tasks[group.row] if group.training else self.held_out[group.row]
-
-    def temperature_of(self, group: Group, member: int) -> float:
-        greedy = not group.training or (self.greedy_sibling and member == 0)
-        return 0.0 if greedy else self.temperature
-
-    def version_at(self, step: int) -> int:
-        """The learner's policy version while it makes step `step`."""
-        return step // self.publish_every
 
 
 class Groups:
@@ -54,24 +22,36 @@ class Groups:
         self._rules = rules
 
     def open_if_admitted(self, tx: Transaction) -> bool:
-        """Open the next training group where admission allows; False where it does not."""
-        size, rules = self._rules.group_size, self._rules
-        if tx.live_bytes() > rules.high_water_bytes:
+        """Open the next training group where admission allows; False where it does not. Tasks that were put back come
+        before those of the feed."""
+        size, admission = self._rules.group_size, self._rules.admission
+        if not admission.admits(size, tx.counter("committed"), tx.counter("version")):
             return False
-        if not rules.admission.admits(size, tx.counter("committed"), tx.counter("version")):
+        if tx.live_bytes() > self._rules.high_water_bytes:
             return False
-        row = rules.feed.row(tx.counter("feed_position"))
-        number = tx.add("feed_position")
-        tx.add("committed", size)
-        self._open(tx, f"t{number:09d}", Group(row, Purpose.TRAIN, 0, [0] * size, [False] * size))
+        name, row = self._next(tx)
+        tx.add("committed", size * admission.uses)
+        self._open(tx, name, Group(row, Purpose.TRAIN, 0, [0] * size, [False] * size))
         return True
 
+    def _next(self, tx: Transaction) -> tuple[str, int]:
+        """The next group's name, which no other shard gives, and its row."""
+        again = tx.first("again")
+        if again is None:
+            number, row = self._rules.feed.next(tx)
+            return f"t{number:09d}", row
+        order, row = again
+        tx.delete("again", order)
+        number = (tx.add("groups_reissued") - 1) * self._rules.shards + self._rules.shard
+        return f"r{number:09d}", row
+
     def open_evaluation(self, tx: Transaction, version: int) -> None:
-        """Open one group of one member for each held-out task; a second call does nothing."""
+        """Open one group of one member for each held-out task of this shard; a second call does nothing."""
         if Evaluation.load(tx, version) is not None:
             return
-        Evaluation(len(self._rules.held_out), 0, 0, 0.0, 0.0).save(tx, version)
-        for row in range(len(self._rules.held_out)):
+        rows = range(self._rules.shard, len(self._rules.held_out), self._rules.shards)
+        Evaluation(len(rows), 0, 0, 0.0, 0.0).save(tx, version)
+        for row in rows:
             self._open(tx, f"e{version}-{row:06d}", Group(row, Purpose.EVAL, version, [0], [False]))
 
     def _open(self, tx: Transaction, name: str, group: Group) -> None:
@@ -81,14 +61,15 @@ class Groups:
 
     def _offer(self, tx: Transaction, ticket: str, name: str, member: int, urgent: bool) -> None:
         tx.put("tickets", ticket, [name, member, ""])
-        tx.append("pending", ticket, urgent)
+        tx.append("pending", ticket, urgent=urgent)
 
-    def fail_member(self, tx: Transaction, name: str, member: int, reason: str) -> None:
+    def fail_member(self, tx: Transaction, name: str, member: int, reason: str, scoring: bool = False) -> None:
         """One attempt of a member is over: bury it, then replace it, or drop its group where attempts are used up."""
         group = Group.load(tx, name)
         if group is None:
             return
-        tx.put("dead", group.ids(name)[member], {"reason": reason, "attempt": group.attempts[member]})
+        attempt, row = group.attempts[member], group.row if group.training else -1
+        Letter(reason, name, member, attempt, row, scoring).save(tx, group.ids(name)[member])
         tx.add("failures")
         group.attempts[member] += 1
         group.save(tx, name)
@@ -99,32 +80,47 @@ class Groups:
             self._offer(tx, group.ids(name)[member], name, member, urgent=True)
 
     def close(self, tx: Transaction, name: str, fate: State) -> None:
-        """End a group: its trajectories reach `fate`, its open tickets end, and its admission is given back if it was
-        thrown away. Whatever arrives for it later is counted as late."""
+        """End a group: its trajectories reach `fate`, its open tickets end, and what admission promised it and was not
+        used is given back. Whatever arrives for it later is counted as late."""
         group = Group.load(tx, name)
         if group is None:
             return
+        tx.delete("groups", name)
         for trajectory in group.ids(name):
             self._end(tx, trajectory, fate)
             self.withdraw(tx, trajectory)
-        if group.training and fate in (State.EVICTED, State.DROPPED):
-            tx.add("committed", -len(group.attempts))
+        if group.training and fate in THROWN_AWAY:
+            tx.add("committed", -len(group.attempts) * (self._rules.admission.uses - group.sampled))
             tx.add(f"groups_{fate}")
         if not group.training and fate is State.DROPPED:
             self.count_evaluation(tx, group.version, None)
-        tx.delete("groups", name)
 
     def _end(self, tx: Transaction, trajectory: str, fate: State) -> None:
         facts = Facts.load(tx, trajectory)
         if facts is None or facts.state == State.DEAD:
             return
-        if fate in (State.EVICTED, State.DROPPED):
+        if facts.plans:
+            # It was used: what ends is that it may be used again.
+            facts.state = State.PLANNED
+            facts.save(tx, trajectory)
+            self.release(tx, trajectory, facts)
+            return
+        if fate in THROWN_AWAY:
             tx.add("tokens_thrown_away", facts.sampled)
-        if fate is not State.PLANNED:
-            tx.add(fate)
-            self.forget(tx, trajectory)
+        tx.add(fate)
         facts.state = fate
         facts.save(tx, trajectory)
+        self.forget(tx, trajectory)
+
+    def release(self, tx: Transaction, trajectory: str, facts: Facts) -> None:
+        """Count a trajectory as trained, once no plan will name it any more and checkpoints cover those that do."""
+        if facts.state == State.TRAINED or facts.trained < facts.plans or Group.load(tx, facts.group) is not None:
+            return
+        facts.state = State.TRAINED
+        facts.save(tx, trajectory)
+        tx.add(State.TRAINED)
+        if facts.last_plan < tx.counter("forgotten_steps"):
+            self.forget(tx, trajectory)
 
     def forget(self, tx: Transaction, trajectory: str) -> None:
         """Drop the large parts of a trajectory; its facts stay."""

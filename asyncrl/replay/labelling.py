@@ -1,12 +1,34 @@
-"""Unlabelled trajectories out to scorers, labels in."""
+"""Unlabelled trajectories out to scorers, labels in.
+
+A trajectory passes through the kinds of scores that its task needs, one after another; a scorer takes as many of them
+in one lease as it serves. Only who holds the lease can label: whoever lost it comes too late, and is counted.
+"""
 
 from __future__ import annotations
 
-from asyncrl.replay.groups import Groups, Rules
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+
+from asyncrl.replay.groups import Groups
 from asyncrl.replay.records import Facts, Group, State
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.types import Labels, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A trajectory handed out for `kinds` of scores: its frames, and those of what earlier kinds found."""
+
+    task: Task
+    frames: bytes
+    partial: bytes | None
+    kinds: tuple[str, ...]
+    final: bool
 
 
 class Labelling:
@@ -17,49 +39,64 @@ class Labelling:
         self._groups = groups
         self._scorers = scorers
 
+    def offer(self, tx: Transaction, name: str, facts: Facts, urgent: bool) -> None:
+        """Let a trajectory wait for the next kind of scores that it needs."""
+        facts.state = State.WAITING
+        facts.save(tx, name)
+        kinds = self._needs(Group.of(tx, facts.group))
+        tx.append("waiting", name, queue=kinds[facts.scored], urgent=urgent)
+
+    def _needs(self, group: Group) -> tuple[str, ...]:
+        return self._rules.needs(self._rules.task(group).data_source)
+
     def lease(
-        self, tx: Transaction, worker: str, incarnation: str, trajectories: int, tokens: int
-    ) -> list[tuple[Task, bytes]]:
-        """Trajectories to score, bounded by number and tokens (but at least one, if any waits), with their tasks.
+        self, tx: Transaction, worker: str, incarnation: str, serves: Sequence[str], trajectories: int, tokens: int
+    ) -> list[Leased]:
+        """Trajectories to score, bounded by number and tokens (but at least one, if any waits).
 
         A scorer has finished or failed all that it leased before; what it still holds (a lost reply, an older
-        incarnation) is given out again.
+        incarnation) is given out again. What was leased before in vain comes alone, so that an episode that kills its
+        scorer takes no other's attempts along.
         """
         self._scorers.seen(tx, worker, incarnation)
         self._take_back(tx, worker)
-        leased: list[tuple[Task, bytes]] = []
-        while len(leased) < trajectories and (first := tx.first("waiting")):
-            order, name = first
-            facts = Facts.load(tx, name)
-            if facts is not None and facts.state == State.WAITING:
-                tokens -= facts.tokens
-                if leased and tokens < 0:
-                    break
-                leased += self._hand_out(tx, worker, name, facts)
-            tx.delete("waiting", order)
+        leased: list[Leased] = []
+        # Later kinds first: what is begun is finished before something new is begun.
+        for kind in reversed(serves):
+            while len(leased) < trajectories and (first := tx.first("waiting", kind)):
+                order, name = first
+                facts = Facts.load(tx, name)
+                if facts is not None and facts.state == State.WAITING:
+                    tokens -= facts.tokens
+                    if leased and (tokens < 0 or facts.attempts):
+                        return leased
+                    leased += self._hand_out(tx, worker, name, facts, serves)
+                tx.delete("waiting", order)
+                if leased and facts is not None and facts.attempts > 1:
+                    return leased
         return leased
 
-    def _hand_out(self, tx: Transaction, worker: str, name: str, facts: Facts) -> list[tuple[Task, bytes]]:
+    def _hand_out(self, tx: Transaction, worker: str, name: str, facts: Facts, serves: Sequence[str]) -> list[Leased]:
         facts.attempts += 1
         if facts.attempts > self._rules.max_attempts:
             self._bury(tx, name, facts, "its scorers died or fell silent too often")
             return []
-        facts.state = State.LEASED
+        group, data = Group.of(tx, facts.group), tx.get_bytes("data", name)
+        assert data is not None, name
+        needs = self._needs(group)
+        kinds = tuple(takewhile(serves.__contains__, needs[facts.scored :]))
+        facts.state, facts.leased = State.LEASED, len(kinds)
         facts.save(tx, name)
         tx.add_member("leased", worker, name)
-        group, data = Group.load(tx, facts.group), tx.get_bytes("data", name)
-        assert group is not None
-        assert data is not None
-        return [(self._rules.task(group), data)]
+        partial = tx.get_bytes("labels", name)
+        return [Leased(self._rules.task(group), data, partial, kinds, facts.scored + len(kinds) == len(needs))]
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             facts = Facts.load(tx, name)
             if facts is not None and facts.state == State.LEASED:
-                facts.state = State.WAITING
-                facts.save(tx, name)
-                tx.append("waiting", name, urgent=True)
+                self.offer(tx, name, facts, urgent=True)
                 tx.add("leases_redelivered")
 
     def expire(self, tx: Transaction) -> None:
@@ -70,48 +107,56 @@ class Labelling:
     def label(self, tx: Transaction, worker: str, labels: Labels, frames: bytes) -> bool:
         """Take labels; `frames` is their joined encoding. False: they came too late, and were counted."""
         name = labels.trajectory_id
-        tx.remove_member("leased", worker, name)
+        held = tx.remove_member("leased", worker, name)
         facts = Facts.load(tx, name)
-        if facts is None or facts.state not in (State.LEASED, State.WAITING):
+        if not held or facts is None or facts.state != State.LEASED:
             tx.add("late_labels")
             return False
-        group = Group.load(tx, facts.group)
-        assert group is not None
-        facts.state = State.LABELLED
-        facts.save(tx, name)
         tx.put_bytes("labels", name, frames)
+        group = Group.of(tx, facts.group)
+        facts.scored, facts.leased, facts.attempts = facts.scored + facts.leased, 0, 0
+        if facts.scored < len(self._needs(group)):
+            self.offer(tx, name, facts, urgent=not group.training)
+            return True
+        facts.state, facts.reward, facts.outcome = State.LABELLED, labels.reward, labels.outcome
+        facts.save(tx, name)
         tx.add("labelled")
         group.labelled[facts.member] = True
         group.save(tx, facts.group)
         if all(group.labelled):
-            self._complete(tx, facts.group, group, labels)
+            self._complete(tx, facts.group, group)
         return True
 
-    def _complete(self, tx: Transaction, name: str, group: Group, labels: Labels) -> None:
-        if group.training:
-            tx.append("ready", name)
-        else:
-            self._groups.count_evaluation(tx, group.version, (labels.outcome, labels.reward))
+    def _complete(self, tx: Transaction, name: str, group: Group) -> None:
+        members = [Facts.of(tx, trajectory) for trajectory in group.ids(name)]
+        if not group.training:
+            self._groups.count_evaluation(tx, group.version, (members[0].outcome, members[0].reward))
             self._groups.close(tx, name, State.EVALUATED)
+            return
+        self._rules.feed.learned(tx, group.row, float(np.mean([member.outcome for member in members])))
+        reason = self._rules.filters.reason(members)
+        if reason is not None:
+            tx.add(f"filtered/{reason}")
+            self._groups.close(tx, name, State.FILTERED)
+            return
+        spread = float(np.std([member.reward for member in members]))
+        tx.append("ready", [name, min(member.oldest for member in members), spread])
 
     def fail(self, tx: Transaction, worker: str, name: str, reason: str) -> None:
         """A scorer gives a trajectory up for now: it is tried again, and buried after too many attempts."""
-        tx.remove_member("leased", worker, name)
+        held = tx.remove_member("leased", worker, name)
         facts = Facts.load(tx, name)
-        if facts is None or facts.state != State.LEASED:
+        if not held or facts is None or facts.state != State.LEASED:
             return
         tx.add("scoring_failures")
         if facts.attempts >= self._rules.max_attempts:
             self._bury(tx, name, facts, reason)
         else:
-            facts.state = State.WAITING
-            facts.save(tx, name)
-            tx.append("waiting", name)
+            self.offer(tx, name, facts, urgent=False)
 
     def _bury(self, tx: Transaction, name: str, facts: Facts, reason: str) -> None:
         facts.state = State.DEAD
         facts.save(tx, name)
-        group = Group.load(tx, facts.group)
-        if group is None or group.training:
+        if Group.of(tx, facts.group).training:
             tx.add(State.DEAD)
-        self._groups.fail_member(tx, facts.group, facts.member, f"scoring: {reason}")
+        self._groups.fail_member(tx, facts.group, facts.member, f"scoring: {reason}", scoring=True)

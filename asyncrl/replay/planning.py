@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from asyncrl.errors import RefusedError
-from asyncrl.replay.groups import Groups, Rules
+from asyncrl.replay.groups import Groups
 from asyncrl.replay.records import Facts, Group, State
+from asyncrl.replay.rules import Rules
+from asyncrl.replay.samplers import Candidate, Choice
 from asyncrl.replay.store import Transaction
 from asyncrl.types import BatchPlan
 from asyncrl.wire import plan_body, read_plan
@@ -16,6 +22,7 @@ class Planning:
     def __init__(self, rules: Rules, groups: Groups) -> None:
         self._rules = rules
         self._groups = groups
+        self._wanted = rules.batch_size // rules.group_size
 
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The plan of `step`: the recorded one, else a new one if enough groups are ready, else None.
@@ -27,62 +34,80 @@ class Planning:
             return read_plan(recorded)
         if step != tx.count("plans"):
             raise RefusedError(f"step {step} cannot be planned: the next one is {tx.count('plans')}")
-        chosen = self._choose(tx, self._rules.version_at(step))
-        if len(chosen) < self._rules.batch_size // self._rules.group_size:
+        if tx.count("ready") < self._wanted:
             return None
-        return self._record(tx, step, chosen)
+        version = self._rules.version_at(step)
+        self._evict(tx, version)
+        ready = [Candidate(order, *value) for order, value in tx.ordered("ready")]
+        if len(ready) < self._wanted:
+            return None
+        rng = np.random.default_rng([self._rules.seed, self._rules.shard, step])
+        return self._record(tx, step, self._rules.sampler.choose(ready, self._wanted, rng))
 
-    def _choose(self, tx: Transaction, version: int) -> list[tuple[int, str]]:
-        """The oldest ready groups, as many as a batch has; those beyond the age bound are evicted on the way."""
-        wanted = self._rules.batch_size // self._rules.group_size
-        oldest_allowed = version - self._rules.admission.max_lag
-        chosen: list[tuple[int, str]] = []
-        for key, name in list(tx.items("ready")):
-            order = int.from_bytes(key, "big")
-            if self._oldest(tx, name) < oldest_allowed:
+    def published(self, tx: Transaction, version: int) -> None:
+        """The learner has published `version`: what is too old for it goes at once. Versions never go back."""
+        if version > tx.counter("version"):
+            tx.put("meta", "version", version)
+            self._evict(tx, version)
+
+    def _evict(self, tx: Transaction, version: int) -> None:
+        for order, (name, oldest, _) in list(tx.ordered("ready")):
+            if oldest < self._rules.oldest_allowed(version):
                 tx.delete("ready", order)
+                if self._rules.reissue_evicted and not Group.of(tx, name).sampled:
+                    tx.append("again", Group.of(tx, name).row)
                 self._groups.close(tx, name, State.EVICTED)
-            elif len(chosen) < wanted:
-                chosen.append((order, name))
-        return chosen
 
-    def _members(self, tx: Transaction, name: str) -> list[str]:
-        group = Group.load(tx, name)
-        assert group is not None
-        return group.ids(name)
-
-    def _facts(self, tx: Transaction, trajectory: str) -> Facts:
-        facts = Facts.load(tx, trajectory)
-        assert facts is not None
-        return facts
-
-    def _oldest(self, tx: Transaction, name: str) -> int:
-        return min(self._facts(tx, trajectory).oldest for trajectory in self._members(tx, name))
-
-    def _record(self, tx: Transaction, step: int, chosen: list[tuple[int, str]]) -> BatchPlan:
-        ids = [trajectory for _, name in chosen for trajectory in self._members(tx, name)]
-        facts = [self._facts(tx, trajectory) for trajectory in ids]
+    def _record(self, tx: Transaction, step: int, chosen: Sequence[Choice]) -> BatchPlan:
+        entries = [
+            (name, Facts.of(tx, name), each.weight)
+            for each in chosen
+            for name in Group.of(tx, each.candidate.name).ids(each.candidate.name)
+        ]
         plan = BatchPlan(
             step=step,
             version=self._rules.version_at(step),
-            ids=ids,
-            group_ids=[each.group for each in facts],
-            tokens=[each.tokens for each in facts],
-            sampled=[each.sampled for each in facts],
+            ids=[name for name, _, _ in entries],
+            group_ids=[facts.group for _, facts, _ in entries],
+            tokens=[facts.tokens for _, facts, _ in entries],
+            sampled=[facts.sampled for _, facts, _ in entries],
+            weights=[weight for _, _, weight in entries],
         )
         tx.put("plans", step, plan_body(plan))
-        for order, name in chosen:
-            tx.delete("ready", order)
-            self._groups.close(tx, name, State.PLANNED)
+        for name, facts, _ in entries:
+            facts.state, facts.plans, facts.last_plan = State.PLANNED, facts.plans + 1, step
+            facts.save(tx, name)
+        for each in chosen:
+            self._use(tx, each.candidate)
         return plan
 
+    def _use(self, tx: Transaction, candidate: Candidate) -> None:
+        group = Group.of(tx, candidate.name)
+        group.sampled += 1
+        group.save(tx, candidate.name)
+        if group.sampled == self._rules.admission.uses:
+            tx.delete("ready", candidate.order)
+            self._groups.close(tx, candidate.name, State.PLANNED)
+
     def checkpointed(self, tx: Transaction, steps: int) -> None:
-        """A checkpoint covers the first `steps` steps: what they trained is released, once."""
-        for step in range(tx.counter("released_steps"), min(steps, tx.count("plans"))):
-            for trajectory in tx.get("plans", step)["ids"]:
-                facts = self._facts(tx, trajectory)
-                facts.state = State.TRAINED
-                facts.save(tx, trajectory)
-                self._groups.forget(tx, trajectory)
-                tx.add(State.TRAINED)
-            tx.put("meta", "released_steps", step + 1)
+        """A checkpoint covers the first `steps` steps: what they trained is released, once, and forgotten when it has
+        been kept for long enough."""
+        released = tx.counter("released_steps")
+        for step in range(released, min(steps, tx.count("plans"))):
+            for name in tx.get("plans", step)["ids"]:
+                facts = Facts.of(tx, name)
+                facts.trained += 1
+                facts.save(tx, name)
+                self._groups.release(tx, name, facts)
+            released = step + 1
+        tx.put("meta", "released_steps", released)
+        self._forget_until(tx, self._rules.first_kept(released))
+
+    def _forget_until(self, tx: Transaction, kept: int) -> None:
+        forgotten = tx.counter("forgotten_steps")
+        for step in range(forgotten, kept):
+            for name in tx.get("plans", step)["ids"]:
+                facts = Facts.of(tx, name)
+                if facts.state == State.TRAINED and facts.last_plan == step:
+                    self._groups.forget(tx, name)
+        tx.put("meta", "forgotten_steps", max(forgotten, kept))

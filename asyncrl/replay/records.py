@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -11,7 +11,7 @@ from asyncrl.types import Purpose
 
 
 class State(StrEnum):
-    """Where a trajectory stands. The last five are ends; each has a counter of its name."""
+    """Where a trajectory stands. The last six are ends; each has a counter of its name."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -20,16 +20,23 @@ class State(StrEnum):
     TRAINED = "trained"
     EVALUATED = "evaluated"
     EVICTED = "evicted"
+    FILTERED = "filtered"
     DROPPED = "dropped"
     DEAD = "dead"
 
 
-ENDS = (State.TRAINED, State.EVALUATED, State.EVICTED, State.DROPPED, State.DEAD)
+LIVE = (State.WAITING, State.LEASED, State.LABELLED, State.PLANNED)
+THROWN_AWAY = (State.EVICTED, State.FILTERED, State.DROPPED)
 
 
 @dataclass(slots=True)
 class Facts:
-    """What is known of a trajectory for good. `oldest` is the oldest version that sampled a token of it."""
+    """What is known of a trajectory for good.
+
+    `oldest` is the oldest version that sampled a token of it. `scored` kinds of scores are done, `leased` more are
+    with a scorer, after `attempts`. `plans` counts the plans that name it, `last_plan` is the newest of them, and
+    `trained` counts those that a checkpoint covers.
+    """
 
     group: str
     member: int
@@ -38,35 +45,58 @@ class Facts:
     oldest: int
     state: str = State.WAITING
     attempts: int = 0
+    scored: int = 0
+    leased: int = 0
+    reward: float = 0.0
+    outcome: float = 0.0
+    plans: int = 0
+    last_plan: int = -1
+    trained: int = 0
 
     @classmethod
     def load(cls, tx: Transaction, trajectory: str) -> Facts | None:
         value = tx.get("facts", trajectory)
         return None if value is None else cls(*value)
 
+    @classmethod
+    def of(cls, tx: Transaction, trajectory: str) -> Facts:
+        """The facts of a trajectory that is known."""
+        facts = cls.load(tx, trajectory)
+        assert facts is not None, trajectory
+        return facts
+
     def save(self, tx: Transaction, trajectory: str) -> None:
-        tx.put("facts", trajectory, astuple(self))
+        tx.put("facts", trajectory, _values(self))
 
 
 @dataclass(slots=True)
 class Group:
     """Members that are baselined together. `row` is the task's row in the training or evaluation file; `version` is the
     policy version that the members need at least; `attempts` counts each member's failures; `labelled` tells which
-    members are done. A member's ticket and trajectory are known by group, member and attempt."""
+    members are done; `sampled` counts the plans that it went into. A member's ticket and trajectory are known by group,
+    member and attempt."""
 
     row: int
     purpose: str
     version: int
     attempts: list[int]
     labelled: list[bool]
+    sampled: int = 0
 
     @classmethod
     def load(cls, tx: Transaction, group: str) -> Group | None:
         value: list[Any] | None = tx.get("groups", group)
         return None if value is None else cls(*value)
 
+    @classmethod
+    def of(cls, tx: Transaction, group: str) -> Group:
+        """A group that is open."""
+        found = cls.load(tx, group)
+        assert found is not None, group
+        return found
+
     def save(self, tx: Transaction, group: str) -> None:
-        tx.put("groups", group, astuple(self))
+        tx.put("groups", group, _values(self))
 
     @property
     def training(self) -> bool:
@@ -93,4 +123,30 @@ class Evaluation:
         return None if value is None else cls(*value)
 
     def save(self, tx: Transaction, version: int) -> None:
-        tx.put("evaluations", version, astuple(self))
+        tx.put("evaluations", version, _values(self))
+
+
+@dataclass(slots=True)
+class Letter:
+    """Why an attempt was given up. `row` is its task's row of the training file; -1 for held-out tasks. `scoring` tells
+    that the episode is there, but could not be scored."""
+
+    reason: str
+    group: str
+    member: int
+    attempt: int
+    row: int
+    scoring: bool
+
+    @classmethod
+    def load(cls, tx: Transaction, ticket: str) -> Letter | None:
+        value = tx.get("dead", ticket)
+        return None if value is None else cls(*value)
+
+    def save(self, tx: Transaction, ticket: str) -> None:
+        tx.put("dead", ticket, _values(self))
+
+
+def _values(record: Facts | Group | Evaluation | Letter) -> list[Any]:
+    """The fields of a record, in order; `astuple` would copy each deeply."""
+    return [getattr(record, name) for name in record.__slots__]

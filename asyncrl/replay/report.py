@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from asyncrl.replay.episodes import is_live
-from asyncrl.replay.groups import Rules
-from asyncrl.replay.records import Evaluation, Facts, State
+from asyncrl.replay.records import LIVE, Evaluation, Facts, State
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 
 COUNTERS = (
@@ -17,6 +16,7 @@ COUNTERS = (
     "labelled",
     "trained",
     "evicted",
+    "filtered",
     "dropped",
     "dead",
     "late",
@@ -26,19 +26,30 @@ COUNTERS = (
     "late_labels",
     "tickets_redelivered",
     "leases_redelivered",
+    "groups_reissued",
+    "tasks_passed_over",
     "tokens_thrown_away",
     "refused",
 )
+DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "dead", "again")
 
 
 def status(tx: Transaction, rules: Rules) -> dict[str, Any]:
     """Counters, and how many tickets, trajectories and groups wait where."""
-    tables = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "dead")
+    return {
+        **counters(tx),
+        "store_bytes": tx.live_bytes(),
+        "high_water_bytes": rules.high_water_bytes,
+        "capacity": rules.admission.capacity(tx.counter("version")),
+    }
+
+
+def counters(tx: Transaction) -> dict[str, int]:
+    """Every counter, those of filters by their reasons, and the depths of the tables."""
     return {
         **{name: tx.counter(name) for name in COUNTERS},
-        **{f"depth_{table}": tx.count(table) for table in tables},
-        "store_bytes": tx.live_bytes(),
-        "capacity": rules.admission.capacity(tx.counter("version")),
+        **tx.counters("filtered/"),
+        **{f"depth_{table}": tx.count(table) for table in DEPTHS},
     }
 
 
@@ -56,21 +67,24 @@ def evaluation(tx: Transaction, version: int) -> dict[str, Any] | None:
     }
 
 
-def audit(tx: Transaction) -> dict[str, Any]:
-    """Every trajectory ever accepted for training, by state; `lost` are live ones without data, `trained_twice` ids
-    that stand in two plans."""
+def audit(tx: Transaction, uses: int) -> dict[str, Any]:
+    """Every trajectory ever accepted for training, by state; `lost` are live ones without data, `trained_twice` counts
+    how often ids stand in more than `uses` plans, `largest_lag` is that of any planned trajectory."""
     states: Counter[str] = Counter()
     lost = 0
     for key, value in tx.items("facts"):
         facts = Facts(*value)
-        if facts.state == State.EVALUATED or not facts.group.startswith("t"):
+        if facts.state == State.EVALUATED or facts.group.startswith("e"):
             continue
         states[facts.state] += 1
-        lost += is_live(facts) and tx.get_bytes("data", key.decode()) is None
-    planned = Counter(name for _, plan in tx.items("plans") for name in plan["ids"])
+        lost += facts.state in LIVE and tx.get_bytes("data", key.decode()) is None
+    plans = [plan for _, plan in tx.items("plans")]
+    planned = Counter(name for plan in plans for name in plan["ids"])
+    lags = [plan["version"] - Facts.of(tx, name).oldest for plan in plans for name in plan["ids"]]
     return {
         "states": dict(states),
         "lost": lost + tx.counter("accepted") - states.total(),
-        "trained_twice": sum(times - 1 for times in planned.values()),
+        "trained_twice": sum(max(0, times - uses) for times in planned.values()),
         "planned": len(planned),
+        "largest_lag": max(lags, default=0),
     }

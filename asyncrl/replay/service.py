@@ -14,9 +14,11 @@ import numpy as np
 from asyncrl.errors import RefusedError
 from asyncrl.replay import report
 from asyncrl.replay.episodes import Episodes
-from asyncrl.replay.groups import Groups, Rules
+from asyncrl.replay.groups import Groups
 from asyncrl.replay.labelling import Labelling
+from asyncrl.replay.letters import Letters
 from asyncrl.replay.planning import Planning
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.wire import (
@@ -42,8 +44,9 @@ class Service:
         self._groups = groups
         self._actors = Workers("actors", lease_s, clock)
         self._scorers = Workers("scorers", lease_s, clock)
-        self.episodes = Episodes(rules, groups, self._actors)
         self.labelling = Labelling(rules, groups, self._scorers)
+        self.episodes = Episodes(rules, groups, self.labelling, self._actors)
+        self.letters = Letters(groups, self.labelling)
         self.planning = Planning(rules, groups)
         self._handlers: dict[str, Handler] = {
             "tickets": self._tickets,
@@ -61,6 +64,8 @@ class Service:
             "evaluation": self._evaluation,
             "status": self._status,
             "audit": self._audit,
+            "requeue": self._requeue,
+            "discard": self._discard,
         }
 
     def start(self, tx: Transaction) -> None:
@@ -105,12 +110,17 @@ class Service:
 
     def _lease(self, tx: Transaction, request: Message) -> Message | None:
         body = request.body
-        leased = self.labelling.lease(
-            tx, str(body["worker"]), str(body["incarnation"]), int(body["trajectories"]), int(body["tokens"])
+        worker, incarnation, serves = (
+            str(body["worker"]),
+            str(body["incarnation"]),
+            [str(each) for each in body["serves"]],
         )
+        leased = self.labelling.lease(tx, worker, incarnation, serves, int(body["trajectories"]), int(body["tokens"]))
         if not leased:
             return None
-        return _frames(request, [frames for _, frames in leased], tasks=[task_body(task) for task, _ in leased])
+        heads = [[task_body(each.task), each.kinds, each.final, each.partial is not None] for each in leased]
+        values = [value for each in leased for value in (each.frames, each.partial) if value is not None]
+        return _frames(request, values, leases=heads)
 
     def _renew(self, tx: Transaction, request: Message) -> Message:
         self._scorers.touch(str(request.body["worker"]))
@@ -138,7 +148,7 @@ class Service:
         return _frames(request, self.episodes.fetch(tx, table, list(request.body["ids"])))
 
     def _published(self, tx: Transaction, request: Message) -> Message:
-        self.episodes.publish(tx, int(request.body["version"]))
+        self.planning.published(tx, int(request.body["version"]))
         return _reply(request)
 
     def _checkpointed(self, tx: Transaction, request: Message) -> Message:
@@ -160,7 +170,14 @@ class Service:
         return _reply(request, status={**status, "actors": self._actors.count, "scorers": self._scorers.count})
 
     def _audit(self, tx: Transaction, request: Message) -> Message:
-        return _reply(request, audit=report.audit(tx))
+        return _reply(request, audit=report.audit(tx, self._rules.admission.uses))
+
+    def _requeue(self, tx: Transaction, request: Message) -> Message:
+        return _reply(request, back=self.letters.requeue(tx, str(request.body["ticket"])))
+
+    def _discard(self, tx: Transaction, request: Message) -> Message:
+        self.letters.discard(tx, str(request.body["ticket"]))
+        return _reply(request)
 
 
 def _reply(request: Message, **body: Any) -> Message:

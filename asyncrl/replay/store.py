@@ -27,22 +27,27 @@ TABLES = (
     "facts",  # trajectory -> Facts; kept for good, so that an id is never taken twice
     "data",  # trajectory -> frames
     "labels",  # trajectory -> frames
-    "waiting",  # order -> trajectory without labels
+    "waiting",  # kind of scores, order -> trajectory that needs them next
     "leased",  # scorer -> trajectories it scores (many)
-    "ready",  # order -> group that is complete and labelled
+    "ready",  # order -> [group, oldest version, spread of rewards]: complete, labelled, may be trained
+    "again",  # order -> row of a task that is to be run again before the feed goes on
+    "tasks",  # row -> [running success rate, epoch]
     "plans",  # step -> plan
-    "dead",  # ticket or trajectory -> why it was given up
+    "dead",  # ticket -> Letter
     "evaluations",  # policy version -> Evaluation
 )
 MULTIPLE = ("held", "leased")
 MAX_KEY_BYTES = 500
 FIRST_ORDER = 1 << 48
+ORDER_BYTES = 8
+READER_MAP_BYTES = 1 << 42
+"""Address space only: a reader must see all that a writer may yet write."""
 
-Key = str | int
+Key = str | int | bytes
 
 
 def _key(key: Key) -> bytes:
-    raw = key.to_bytes(8, "big") if isinstance(key, int) else key.encode()
+    raw = key if isinstance(key, bytes) else key.to_bytes(8, "big") if isinstance(key, int) else key.encode()
     if not 0 < len(raw) <= MAX_KEY_BYTES:
         raise RefusedError(f"an id has {len(raw)} bytes; 1 to {MAX_KEY_BYTES} are taken")
     return raw
@@ -77,8 +82,9 @@ class Transaction:
         """Add one of the many values that `key` has in a multiple table."""
         self._raw.put(_key(key), _key(member), db=self._tables[table])
 
-    def remove_member(self, table: str, key: Key, member: str) -> None:
-        self._raw.delete(_key(key), _key(member), db=self._tables[table])
+    def remove_member(self, table: str, key: Key, member: str) -> bool:
+        """Remove one of the values of `key`; False where it was not there."""
+        return bool(self._raw.delete(_key(key), _key(member), db=self._tables[table]))
 
     def members(self, table: str, key: Key) -> list[str]:
         cursor = self._raw.cursor(db=self._tables[table])
@@ -89,21 +95,41 @@ class Transaction:
         for key, value in self._raw.cursor(db=self._tables[table]):
             yield bytes(key), msgpack.unpackb(value)
 
+    def keys(self, table: str) -> Iterator[bytes]:
+        """Keys, in order."""
+        for key in self._raw.cursor(db=self._tables[table]).iternext(values=False):
+            yield bytes(key)
+
     def count(self, table: str) -> int:
         return int(self._raw.stat(db=self._tables[table])["entries"])
 
-    def append(self, table: str, value: Any, urgent: bool = False) -> None:
-        """Put `value` behind all others of an ordered table; urgent ones stand before all that are not."""
+    def append(self, table: str, value: Any, queue: str = "", urgent: bool = False) -> None:
+        """Put `value` behind all others of a queue of an ordered table; urgent ones stand before all that are not."""
         order = self.add(f"order/{table}/urgent") if urgent else FIRST_ORDER + self.add(f"order/{table}")
-        self.put(table, order, value)
+        self.put(table, queue.encode() + _key(order), value)
 
-    def first(self, table: str) -> tuple[int, Any] | None:
-        """Order and value of what stands first in an ordered table."""
-        cursor = self._raw.cursor(db=self._tables[table])
-        return (int.from_bytes(cursor.key(), "big"), msgpack.unpackb(cursor.value())) if cursor.first() else None
+    def first(self, table: str, queue: str = "") -> tuple[bytes, Any] | None:
+        """Key and value of what stands first in a queue of an ordered table."""
+        cursor, prefix = self._raw.cursor(db=self._tables[table]), queue.encode()
+        if not cursor.set_range(prefix + _key(0)):
+            return None
+        key = bytes(cursor.key())
+        if len(key) != len(prefix) + ORDER_BYTES or not key.startswith(prefix):
+            return None
+        return key, msgpack.unpackb(cursor.value())
+
+    def ordered(self, table: str) -> Iterator[tuple[int, Any]]:
+        """Orders and values of an ordered table that has one queue."""
+        for key, value in self.items(table):
+            yield int.from_bytes(key, "big"), value
 
     def counter(self, name: str) -> int:
         return int(self.get("meta", name) or 0)
+
+    def counters(self, prefix: str) -> dict[str, int]:
+        """Every counter whose name begins with `prefix`."""
+        names = (key.decode() for key in self.keys("meta"))
+        return {name: self.counter(name) for name in names if name.startswith(prefix)}
 
     def add(self, name: str, amount: int = 1) -> int:
         """Add to a counter; returns its new value."""
@@ -131,21 +157,13 @@ class Store:
 
     def __init__(self, path: Path, max_bytes: int, durable: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.max_bytes = max_bytes
+        self.path = path
         self._lock = (path / "in-use").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StoreError(f"the store {path} is open in another process; stop that one first") from error
-        try:
-            self._environment = lmdb.open(
-                str(path), map_size=max_bytes, max_dbs=len(TABLES), sync=durable, metasync=durable, readahead=False
-            )
-            self._tables = {name: self._environment.open_db(name.encode(), dupsort=name in MULTIPLE) for name in TABLES}
-        except lmdb.Error as error:
-            raise StoreError(
-                f"cannot open the store {path}: {error}; is it damaged, or from another version?"
-            ) from error
+        self._environment, self._tables = _open(path, map_size=max_bytes, sync=durable, metasync=durable)
 
     @contextlib.contextmanager
     def transaction(self, write: bool = True) -> Iterator[Transaction]:
@@ -156,3 +174,34 @@ class Store:
     def close(self) -> None:
         self._environment.close()
         self._lock.close()
+
+
+class StoreReader:
+    """A store opened for reading only, beside a process that may have it open for writing.
+
+    Raises StoreError: there is no store in the folder, or it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "data.mdb").is_file():
+            raise StoreError(f"there is no store in {path}; name the replay folder of a run, such as runs/NAME/replay")
+        self._environment, self._tables = _open(path, map_size=READER_MAP_BYTES, readonly=True)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """One view of the store, as it was at one moment."""
+        with self._environment.begin() as raw:
+            yield Transaction(self._environment, self._tables, raw)
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def _open(path: Path, **options: Any) -> tuple[lmdb.Environment, dict[str, Any]]:
+    try:
+        environment = lmdb.open(str(path), max_dbs=len(TABLES), readahead=False, **options)
+        create = not options.get("readonly", False)
+        tables = {name: environment.open_db(name.encode(), dupsort=name in MULTIPLE, create=create) for name in TABLES}
+    except lmdb.Error as error:
+        raise StoreError(f"cannot open the store {path}: {error}; is it damaged, or from another version?") from error
+    return environment, tables

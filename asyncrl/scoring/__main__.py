@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
 from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.replay.client import ReplayClient
+
+if TYPE_CHECKING:
+    from asyncrl.scoring.worker import Worker
 
 
 def run(config: TrainConfig) -> None:
     """Score until a signal. Raises ConfigError: a rule or the process reward model cannot be loaded."""
     stop = process.stop_on_signals()
     process.limit_threads(config.cluster.scorer_threads)
+    with ExitStack() as stack:
+        workers = _workers(config, stop, stack)
+        if len(workers) == 1:
+            workers[0].run(stop)
+        else:
+            _run_all(workers, stop)
+
+
+def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> list[Worker]:
+    """One for each shard of the replay, so that one that is away holds up its own trajectories only. They share the
+    process model; each has its own rules."""
     from transformers import AutoTokenizer
 
     from asyncrl.observe.sinks import open_metrics
@@ -20,19 +39,29 @@ def run(config: TrainConfig) -> None:
     from asyncrl.scoring.verifier import Verifier
     from asyncrl.scoring.worker import Worker
 
-    scoring, name = config.scoring, process.worker_name("scoring")
+    scoring, name, life = config.scoring, process.worker_name("scoring"), process.incarnation()
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
     prm = load_value_head(scoring.prm) if scoring.prm else None
-    verifier = Verifier(scoring.rule, scoring.rules, scoring.timeout_s)
-    client = ReplayClient(process.replay_endpoint(config.network), name, process.incarnation(), stop)
-    metrics = open_metrics(config.observe, process.run_dir(config.run), name)
-    worker = Worker(client, Scorer(scoring, tokenizer, verifier, prm), scoring, metrics, config.replay.lease_s)
-    try:
-        worker.run(stop)
-    finally:
-        verifier.close()
-        client.close()
-        metrics.close()
+    workers = []
+    endpoints = process.replay_endpoints(config.network, config.replay.shards)
+    for shard, endpoint in enumerate(endpoints):
+        verifier = stack.enter_context(closing(Verifier(scoring.rule, scoring.rules, scoring.timeout_s)))
+        client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop)))
+        file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
+        metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), file)))
+        scorer = Scorer(scoring, tokenizer, verifier, prm)
+        workers.append(Worker(client, scorer, scoring, metrics, config.replay.lease_s))
+    return workers
+
+
+def _run_all(workers: list[Worker], stop: threading.Event) -> None:
+    """Run every worker in a thread of its own until one ends, which ends the others."""
+    with ThreadPoolExecutor(len(workers), thread_name_prefix="shard") as threads:
+        running = [threads.submit(worker.run, stop) for worker in workers]
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        stop.set()
+    for each in done:
+        each.result()
 
 
 def main() -> None:

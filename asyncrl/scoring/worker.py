@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import RefusedError, ScoringError
 from asyncrl.observe.metrics import Metrics
+from asyncrl.scoring.needs import serves
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.tally import Tally
-from asyncrl.types import Labels, Task, Trajectory
+from asyncrl.types import Labels, Lease, Trajectory
 
 REPORT_S = 5.0
 RENEWALS_PER_LEASE = 4
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 class ScoringClient(Protocol):
     """The replay, as a scorer sees it. Every call waits until the replay has answered."""
 
-    def lease(self, trajectories: int, tokens: int) -> list[tuple[Task, Trajectory]]:
+    def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
         """Trajectories to score, bounded by number and tokens; waits about a second for the first."""
         ...
 
@@ -36,7 +37,7 @@ class ScoringClient(Protocol):
         """Keep what is leased for another while."""
         ...
 
-    def label(self, labels: Labels) -> None: ...
+    def label(self, labels: Sequence[Labels]) -> None: ...
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None: ...
 
@@ -75,7 +76,9 @@ class Worker:
     def work(self, stop: threading.Event) -> None:
         """Lease once, and score what there is."""
         asked = self._clock()
-        episodes = self._client.lease(self._config.batch_trajectories, self._config.batch_tokens)
+        config = self._config
+        leases = self._client.lease(serves(config), config.batch_trajectories, config.batch_tokens)
+        episodes = [(lease.task, lease.trajectory) for lease in leases]
         self._renewed = self._clock()
         self._tally.waited(self._renewed - asked)
         for (_, trajectory), result in zip(episodes, self._scorer.score(episodes), strict=True):
@@ -92,7 +95,7 @@ class Worker:
     def _deliver(self, trajectory: Trajectory, result: Labels | ScoringError) -> None:
         if isinstance(result, Labels):
             try:
-                self._client.label(result)
+                self._client.label([result])
             except RefusedError as error:
                 result = ScoringError(str(error))
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -83,12 +84,18 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def at_work(
-    replay: Replay, run: Run, act: Callable[[], Awaitable[None]], concurrency: int = 4, interval_s: float = 60.0
+    replay: Replay,
+    run: Run,
+    act: Callable[[], Awaitable[None]],
+    concurrency: int = 4,
+    interval_s: float = 60.0,
+    limit_s: float = math.inf,
 ) -> Metrics:
     """Do `act` while a worker is running, then stop it. What the worker raised is raised."""
     metrics, stop = Metrics(), asyncio.Event()
     report = Report(ScriptedEngine(make_tokenizer(), []), ToolCounts(calls=2), metrics, interval_s)
-    worker = asyncio.create_task(Worker(run, replay, replay, concurrency, report).run(stop))
+    worker = asyncio.create_task(Worker(run, replay, replay, concurrency, report, limit_s).run(stop))
+    reporting = asyncio.create_task(report.run(lambda: 0))
     try:
         acting = asyncio.create_task(act())
         await asyncio.wait([worker, acting], return_when=asyncio.FIRST_COMPLETED)
@@ -99,6 +106,8 @@ async def at_work(
     finally:
         stop.set()
         await worker
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
     assert asyncio.all_tasks() - {acting} == {asyncio.current_task()}
     return metrics
 
@@ -191,6 +200,23 @@ def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_on():
         assert replay.failed == {"t0": "a tool broke", "t1": "ZeroDivisionError: a bug"}
         assert sorted(replay.stored) == ["t2", "t3"]
         assert (metrics.rows[-1][1]["episodes"], metrics.rows[-1][1]["failed"]) == (2, 2)
+
+    asyncio.run(main())
+
+
+def test_an_episode_that_takes_too_long_is_given_up_with_the_key_that_says_so():
+    async def main() -> None:
+        replay = Replay(tickets(2))
+
+        async def run(ticket: Ticket) -> Trajectory:
+            if ticket.id == "t0":
+                await asyncio.Event().wait()
+            return make_trajectory(ticket)
+
+        await at_work(replay, run, lambda: until(lambda: replay.done == 2), limit_s=0.05)
+        assert list(replay.failed) == ["t0"]
+        assert "actor.episode_timeout_s" in replay.failed["t0"]
+        assert list(replay.stored) == ["t1"]
 
     asyncio.run(main())
 

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.identity import claim
-from asyncrl.launch.local import exclusively, free_port, port_overrides
+from asyncrl.launch.local import exclusively, free_ports, port_overrides
 
 
 def make_config() -> TrainConfig:
@@ -45,12 +45,12 @@ def test_open_ports_are_chosen_and_taken_ones_refused() -> None:
 
     config = make_config()
     config.network.replay_port = config.network.weights_port = 0
-    chosen = port_overrides(config.network)
+    chosen = port_overrides(config)
     assert [each.split("=")[0] for each in chosen] == ["network.replay_port", "network.weights_port"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         config.network.replay_port = taken.getsockname()[1]
-        config.network.weights_port = free_port()
+        config.network.weights_port = free_ports(1)
         with pytest.raises(UnavailableError, match="replay_port"):
-            port_overrides(config.network)
+            port_overrides(config)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.schema import ClusterConfig
+from asyncrl.config.schema import ClusterConfig, TrainConfig
 from asyncrl.launch.roles import Role, roles
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from tests.helpers import until
@@ -101,7 +101,11 @@ time.sleep(60)
 
 
 def test_every_role_has_its_own_name_and_several_ranks_go_through_torchrun() -> None:
-    names = [role.name for role in roles(ClusterConfig(actors=2, scorers=2, learner_ranks=2), ["a=b"])]
+    names = [
+        role.name for role in roles(TrainConfig(cluster=ClusterConfig(actors=2, scorers=2, learner_ranks=2)), ["a=b"])
+    ]
     assert names == ["replay", "scoring-0", "scoring-1", "actor-0", "actor-1", "learner"]
-    assert "torch.distributed.run" in roles(ClusterConfig(learner_ranks=2), [])[-1].command
-    assert all(role.command[-1] == "a=b" for role in roles(ClusterConfig(learner_ranks=2), ["a=b"]))
+    assert "torch.distributed.run" in roles(TrainConfig(cluster=ClusterConfig(learner_ranks=2)), [])[-1].command
+    assert all(
+        role.command[-1] == "a=b" for role in roles(TrainConfig(cluster=ClusterConfig(learner_ranks=2)), ["a=b"])
+    )

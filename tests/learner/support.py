@@ -100,6 +100,7 @@ class FakeReplay:
             group_ids=[each.group_id for each in batch],
             tokens=[len(each) for each in batch],
             sampled=[each.sampled_tokens for each in batch],
+            weights=[1.0] * len(batch),
         )
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 def make_plan(groups: list[str]) -> BatchPlan:
     count = len(groups)
-    return BatchPlan(3, 5, [f"t{i}" for i in range(count)], groups, [8] * count, [4] * count)
+    return BatchPlan(3, 5, [f"t{i}" for i in range(count)], groups, [8] * count, [4] * count, [1.0] * count)
 
 
 def labels_with(name: str, scores: list[float], **extra: float) -> Labels:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncrl.replay import report
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.groups import Rules
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
 from asyncrl.types import BatchPlan, Labels, Ticket, Trajectory
-from asyncrl.wire import encode, join, labels_message, trajectory_message
+from asyncrl.wire import decode, encode, join, labels_message, read_trajectory, split, trajectory_message
 from tests.helpers import make_labels, make_task, make_trajectory
 
 
@@ -61,12 +62,17 @@ class Core:
         with self.store.transaction() as tx:
             self.service.episodes.fail(tx, ticket, "broken")
 
-    def lease(self, count: int = 100, worker: str = "s", tokens: int = 1 << 20, life: str = "1") -> list[Trajectory]:
-        from asyncrl.wire import decode, read_trajectory, split
-
+    def lease(
+        self,
+        count: int = 100,
+        worker: str = "s",
+        tokens: int = 1 << 20,
+        life: str = "1",
+        serves: Sequence[str] = ("rules",),
+    ) -> list[Trajectory]:
         with self.store.transaction() as tx:
-            leased = self.service.labelling.lease(tx, worker, life, count, tokens)
-            return [read_trajectory(decode(split(frames))) for _, frames in leased]
+            leased = self.service.labelling.lease(tx, worker, life, serves, count, tokens)
+            return [read_trajectory(decode(split(each.frames))) for each in leased]
 
     def label(self, trajectory: str, reward: float = 1.0, worker: str = "s") -> bool:
         labels: Labels = make_labels(trajectory, reward)
@@ -83,7 +89,7 @@ class Core:
 
     def publish(self, version: int) -> None:
         with self.store.transaction() as tx:
-            self.service.episodes.publish(tx, version)
+            self.service.planning.published(tx, version)
 
     def checkpointed(self, steps: int) -> None:
         with self.store.transaction() as tx:
@@ -100,7 +106,7 @@ class Core:
 
     def audit(self) -> dict[str, Any]:
         with self.store.transaction(write=False) as tx:
-            return report.audit(tx)
+            return report.audit(tx, self.rules.admission.uses)
 
     def run_episodes(self, want: int, version: int = 0) -> list[str]:
         """Take tickets, run them, label them; returns the trajectories' ids."""

@@ -8,8 +8,7 @@ import pytest
 
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.feed import Feed
-from tests.helpers import make_task, make_trajectory
+from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_rules
 
 
@@ -226,12 +225,3 @@ def test_a_failed_evaluation_task_counts_as_failed_not_as_wrong(core: Core) -> N
         result = evaluation(tx, 0)
     assert result is not None
     assert (result["accuracy"], result["count"], result["failed"]) == (1.0, 2, 1)
-
-
-def test_the_feed_gives_the_same_order_wherever_one_starts() -> None:
-    tasks = [make_task(i) for i in range(7)]
-    walked = Feed(tasks, 3, True)
-    rows = [walked.row(position) for position in range(21)]
-    assert [Feed(tasks, 3, True).row(position) for position in reversed(range(21))] == rows[::-1]
-    assert all(sorted(rows[start : start + 7]) == list(range(7)) for start in (0, 7, 14))
-    assert rows[:7] != rows[7:14]

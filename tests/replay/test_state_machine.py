@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.filters import Filters
+from asyncrl.replay.letters import letters
+from asyncrl.replay.samplers import Fifo, Freshest, Prioritised, Sampler
 from asyncrl.types import Ticket
 from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_rules
@@ -21,11 +25,39 @@ WORKERS = st.sampled_from(["a", "b"])
 class ReplayMachine(RuleBasedStateMachine):
     """The model knows only: which ids were acknowledged as stored, and which plans were handed out."""
 
-    @initialize(max_lag=st.integers(0, 2))
-    def start(self, max_lag: int) -> None:
+    @initialize(
+        max_lag=st.integers(0, 2),
+        uses=st.integers(1, 2),
+        oversample=st.sampled_from([1.0, 1.5]),
+        sampler=st.sampled_from([Fifo(), Freshest(), Prioritised(0.5, 0.5)]),
+        zero_variance=st.booleans(),
+        reissue=st.booleans(),
+        keep=st.sampled_from([0, 1, math.inf]),
+        kinds=st.sampled_from([("rules",), ("rules", "prm")]),
+    )
+    def start(
+        self,
+        max_lag: int,
+        uses: int,
+        oversample: float,
+        sampler: Sampler,
+        zero_variance: bool,
+        reissue: bool,
+        keep: float,
+        kinds: tuple[str, ...],
+    ) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.max_lag = max_lag
-        self.core = Core(Path(self.folder.name), make_rules(admission=Admission(max_lag, 4)))
+        self.max_lag, self.uses, self.kinds = max_lag, uses, kinds
+        self.admission = Admission(max_lag, 4, uses, oversample)
+        rules = make_rules(
+            admission=self.admission,
+            sampler=sampler,
+            filters=Filters(zero_variance=zero_variance),
+            reissue_evicted=reissue,
+            keep_steps=keep,
+            needs=lambda source: kinds,
+        )
+        self.core = Core(Path(self.folder.name), rules)
         self.held: dict[str, list[Ticket]] = {"a": [], "b": []}
         self.leased: dict[str, list[str]] = {"a": [], "b": []}
         self.stored: Counter[str] = Counter()
@@ -56,15 +88,16 @@ class ReplayMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([name for name, held in self.held.items() if held]))
         self.core.fail(self.held[worker].pop().id)
 
-    @rule(worker=WORKERS, count=st.integers(1, 4))
-    def lease(self, worker: str, count: int) -> None:
-        self.leased[worker] = [trajectory.id for trajectory in self.core.lease(count, worker)]
+    @rule(worker=WORKERS, count=st.integers(1, 4), data=st.data())
+    def lease(self, worker: str, count: int, data: st.DataObject) -> None:
+        serves = data.draw(st.sampled_from([self.kinds, self.kinds[:1], self.kinds[-1:]]))
+        self.leased[worker] = [trajectory.id for trajectory in self.core.lease(count, worker, serves=serves)]
 
-    @rule(worker=WORKERS, ok=st.booleans())
-    def score_what_is_leased(self, worker: str, ok: bool) -> None:
+    @rule(worker=WORKERS, ok=st.booleans(), reward=st.sampled_from([0.0, 1.0]))
+    def score_what_is_leased(self, worker: str, ok: bool, reward: float) -> None:
         for trajectory in self.leased[worker]:
             if ok:
-                self.core.label(trajectory, worker=worker)
+                self.core.label(trajectory, reward, worker=worker)
             else:
                 self.core.scoring_failed(trajectory, worker=worker)
         self.leased[worker] = []
@@ -85,6 +118,15 @@ class ReplayMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.core.tick(seconds)
 
+    @rule(data=st.data(), back=st.booleans())
+    def look_at_a_dead_letter(self, data: st.DataObject, back: bool) -> None:
+        with self.core.store.transaction() as tx:
+            found = letters(tx)
+            if found:
+                ticket, _ = data.draw(st.sampled_from(found))
+                act = self.core.service.letters.requeue if back else self.core.service.letters.discard
+                act(tx, ticket)
+
     @rule()
     def kill_the_replay(self) -> None:
         self.core.restart()
@@ -98,7 +140,7 @@ class ReplayMachine(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         assert all(times <= 1 for times in self.stored.values())
-        assert all(times == 1 for times in Counter(name for plan in self.plans for name in plan).values())
+        assert all(times <= self.uses for times in Counter(name for plan in self.plans for name in plan).values())
 
     @invariant()
     def plans_never_change_and_hold_whole_groups(self) -> None:
@@ -117,14 +159,14 @@ class ReplayMachine(RuleBasedStateMachine):
         audit, status = self.core.audit(), self.core.status()
         assert (audit["lost"], audit["trained_twice"]) == (0, 0)
         assert sum(audit["states"].values()) == status["accepted"] == sum(self.stored.values())
-        for end in ("trained", "evicted", "dropped", "dead"):
+        for end in ("trained", "evicted", "filtered", "dropped", "dead"):
             assert audit["states"].get(end, 0) == status[end]
 
     @invariant()
     def admission_holds_and_no_trained_token_is_too_old(self) -> None:
         if not hasattr(self, "core"):
             return
-        assert 0 <= self.core.status()["committed"] <= (self.max_lag + self.version + 1) * 4
+        assert 0 <= self.core.status()["committed"] <= self.admission.capacity(self.version)
         with self.core.store.transaction(write=False) as tx:
             for step, ids in enumerate(self.plans):
                 assert all(step - tx.get("facts", name)[4] <= self.max_lag for name in ids)
@@ -136,4 +178,4 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 TestReplay = ReplayMachine.TestCase
-TestReplay.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestReplay.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -6,7 +6,7 @@ import numpy as np
 
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.transcript import Transcript
-from asyncrl.types import Finish, Labels, Role, Step, Task, ToolCall, Trajectory, Turn
+from asyncrl.types import Finish, Labels, Lease, Role, Step, Task, ToolCall, Trajectory, Turn
 
 END = 0x10FFFF
 """The id of the one special token, which ends a turn."""
@@ -94,14 +94,15 @@ class FakeReplay:
         self.failures: dict[str, str] = {}
         self.renewals = 0
 
-    def lease(self, trajectories: int, tokens: int) -> list[tuple[Task, Trajectory]]:
-        return self.batches.pop(0) if self.batches else []
+    def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
+        batch = self.batches.pop(0) if self.batches else []
+        return [Lease(task, trajectory, tuple(serves), None, True) for task, trajectory in batch]
 
     def renew(self) -> None:
         self.renewals += 1
 
-    def label(self, labels: Labels) -> None:
-        self.labels[labels.trajectory_id] = labels
+    def label(self, labels: Sequence[Labels]) -> None:
+        self.labels.update({each.trajectory_id: each for each in labels})
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
         self.failures[trajectory_id] = reason

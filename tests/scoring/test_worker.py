@@ -84,7 +84,7 @@ def test_metrics_tell_counts_rates_and_agreement(verifier):
 def test_labels_that_the_replay_refuses_are_a_failure_and_the_worker_goes_on(verifier):
     class Refusing(FakeReplay):
         def label(self, labels):
-            if labels.trajectory_id == "episode-0":
+            if labels[0].trajectory_id == "episode-0":
                 raise RefusedError("the replay refused labels: too late")
             super().label(labels)
 

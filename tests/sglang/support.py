@@ -20,7 +20,7 @@ from asyncrl.actor.engine.fleet.update import Folders
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.errors import EngineError
 from asyncrl.launch.child import kill_group, last_lines, start_child
-from asyncrl.launch.local import free_port
+from asyncrl.launch.local import free_ports
 from tests.actor.engine.support import VOCABULARY, parameters, tiny_model
 from tests.actor.fakes import make_tokenizer
 
@@ -61,7 +61,7 @@ class RealServer:
     def __init__(self, model: Path, log: Path) -> None:
         self._model = model
         self._log = log
-        self._port = free_port()
+        self._port = free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
         self.process = self._start()
 

@@ -1,11 +1,11 @@
 """What an agent's requests make of one episode: branches of tokens. Nothing here waits or talks to anybody.
 
-A request repeats the conversation so far. Where it only adds to what was said, its tokens continue those of the branch, by
-the exact suffix of the chat template. Otherwise a new branch begins: behind the point up to which it agrees, where there
-is one, else with the whole conversation as a prompt. What was sampled before is mere context there.
+A request repeats the conversation so far. Where it only adds to what was said, its tokens continue those of the branch,
+by the exact suffix of the chat template. Otherwise a new branch begins: behind the point up to which it agrees, where
+there is one, else with the whole conversation as a prompt. What was sampled before is mere context there.
 
-What holds: every sampled token is in the loss mask of exactly one branch, that in which it was sampled, with its log-prob
-and version; and a branch is one sequence in which every token follows from those before it.
+What holds: every sampled token is in the loss mask of exactly one branch, that in which it was sampled, with its
+log-prob and version; and a branch is one sequence in which every token follows from those before it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Conversation:
         return branch
 
     def record(self, ask: Ask, branch: Branch, generation: Generation, answer: Message) -> None:
-        """Add what was sampled behind `prepare`; `answer` is the message that the agent is given, as it is read back."""
+        """Add what was sampled behind `prepare`; `answer` is what the agent is given, as it is read back."""
         branch.add_turn(generation)
         by_policy = generation.finish_reason == "stop"
         self._points.append(_Point((*ask.messages, answer), ask.tools, branch, len(branch.tokens), by_policy))

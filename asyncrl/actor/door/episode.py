@@ -1,12 +1,11 @@
 """One episode of an agent from outside: from its ticket to its trajectory.
 
-A ticket gives exactly one trajectory, whatever the agent did: that of the conversation's main branch (see Conversation).
-What was sampled in other branches is not trained, and is counted.
+A ticket gives exactly one trajectory, whatever the agent did: that of the conversation's main branch (see
+Conversation). What was sampled in other branches is not trained, and is counted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 
@@ -27,19 +26,18 @@ async def run_agent_episode(
     chat: Chat,
     door: Door,
     agent: Agent,
-    timeout_s: float,
     step_split: str = "turn",
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
-    """Run `agent` on the ticket's task. `timings` hold seconds of wait (for the version), generate and agent (the rest).
+    """Run `agent` on the ticket's task. `timings` hold seconds of wait (for the version), generate and agent.
 
-    Raises EpisodeFailed: the agent raised, took longer than `timeout_s` or asked nothing, or the engine failed.
+    Raises EpisodeFailed: the agent raised or asked nothing, or the engine failed.
     """
     started = clock()
     await engine.wait_for_version(ticket.min_version)
     begun = clock()
     async with door.open(ticket) as seat:
-        rewards = await _run(agent, seat, timeout_s)
+        rewards = await _run(agent, seat)
     timings = {
         "wait": begun - started,
         "generate": seat.generate_s,
@@ -54,10 +52,9 @@ async def run_agent_episode(
         raise EpisodeFailed(State.FAILED, f"{type(error).__name__}: {error}") from error
 
 
-async def _run(agent: Agent, seat: Seat, timeout_s: float) -> Mapping[str, float]:
+async def _run(agent: Agent, seat: Seat) -> Mapping[str, float]:
     try:
-        async with asyncio.timeout(timeout_s):
-            rewards = await agent(seat.ticket.task, seat.base_url, seat.api_key)
+        rewards = await agent(seat.ticket.task, seat.base_url, seat.api_key)
     except Exception as error:
         cause = seat.fault or error
         raise EpisodeFailed(State.FAILED, f"the agent failed: {type(cause).__name__}: {cause}") from error

@@ -1,7 +1,7 @@
 """The chat-completions API as far as an agent under training may use it: requests read, answers written.
 
-What would bend the policy's distribution, or cannot be recorded as tokens, is refused with the reason. The temperature is
-the ticket's: one that the agent names is ignored.
+What would bend the policy's distribution, or cannot be recorded as tokens, is refused with the reason. The temperature
+is the ticket's: one that the agent names is ignored.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
+from asyncrl.actor.parsing import parse_tool_calls
 from asyncrl.errors import RefusedError
+from asyncrl.types import ToolCall
 
 Message = Mapping[str, Any]
 
@@ -63,7 +64,7 @@ def _refuse_unable(body: Mapping[str, Any]) -> None:
 def _message(message: Any, names: dict[str, str]) -> Message:
     """One message in one form, whatever the client made of it; `names` maps the ids of calls so far to tools."""
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
-        raise RefusedError(f"a message must have a role of {', '.join(_ROLES)}, not {str(message):.100}")
+        raise RefusedError(f"a message must have a role of {', '.join(_ROLES)}, not {message!s:.100}")
     role = "system" if message["role"] == "developer" else message["role"]
     content = _text(message.get("content"))
     if role == "tool":
@@ -105,8 +106,9 @@ def functions_of(tools: Sequence[Message]) -> dict[str, Mapping[str, Any]]:
 
 def answer_message(text: str, tools: Sequence[Message]) -> dict[str, Any]:
     """The policy's turn as an API message. Where a call cannot be made as written, the whole turn stays text."""
-    calls = parse_tool_calls(text, functions_of(tools))
-    if not calls or any(isinstance(call, MalformedCall) for call in calls):
+    parsed = parse_tool_calls(text, functions_of(tools))
+    calls = [call for call in parsed if isinstance(call, ToolCall)]
+    if not calls or len(calls) < len(parsed):
         return {"role": "assistant", "content": text}
     return {
         "role": "assistant",

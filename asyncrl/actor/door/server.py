@@ -1,7 +1,7 @@
 """The door itself: an OpenAI-compatible address for every episode, over any engine.
 
-An episode's address has its ticket's id in it and takes only its own key. What the agent asks is sampled by the engine and
-recorded in the episode's conversation before it is answered.
+An episode's address has its ticket's id in it and takes only its own key. What the agent asks is sampled by the engine
+and recorded in the episode's conversation before it is answered.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Door:
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[Seat]:
-        """A seat for the episode of `ticket`; afterwards nothing more is answered there, and its sessions are released."""
+        """A seat for the episode of `ticket`; afterwards nothing more is answered there."""
         conversation = Conversation(ticket.id, self._chat, lambda length: length < self._limits.max_tokens)
         url = f"http://{self._host}:{self._port}/{quote(ticket.id, safe='')}/v1"
         seat = self._seats[ticket.id] = Seat(ticket, url, secrets.token_urlsafe(16), conversation)

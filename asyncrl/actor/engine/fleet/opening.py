@@ -21,7 +21,7 @@ from asyncrl.actor.engine.opening import OpenedEngine
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.config.schema import ModelConfig, TrainConfig
-from asyncrl.launch.local import free_port
+from asyncrl.launch.local import free_ports
 
 SERVERS: Mapping[str, Callable[[TrainConfig, str], Server]] = {"sglang": SglangServer.of}
 
@@ -81,17 +81,15 @@ def _launched(config: TrainConfig) -> list[LaunchedServer]:
     server = config.engine.server
     logs = process.run_dir(config.run) / "logs"
     name = process.worker_name("actor")
-    servers = []
-    for index in range(server.count):
-        port = server.port + index if server.port else free_port()
-        servers.append(
-            LaunchedServer(
-                f"http://127.0.0.1:{port}",
-                server_command(config, port, index),
-                logs / f"{name}-server-{index}.log",
-                server.environment,
-                server.start_s,
-                server.max_failures,
-            )
+    first = server.port or free_ports(server.count)
+    return [
+        LaunchedServer(
+            f"http://127.0.0.1:{first + index}",
+            server_command(config, first + index, index),
+            logs / f"{name}-server-{index}.log",
+            server.environment,
+            server.start_s,
+            server.max_failures,
         )
-    return servers
+        for index in range(server.count)
+    ]

@@ -14,7 +14,7 @@ import pytest
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.launch.local import free_port
+from asyncrl.launch.local import free_ports
 from tests.actor.engine.support import until as become
 from tests.helpers import until
 
@@ -28,7 +28,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def launched(tmp_path: Path, code: str, max_failures: int = 1, start_s: float = 30.0) -> LaunchedServer:
-    port = free_port()
+    port = free_ports(1)
     command = [sys.executable, "-c", code, str(port)]
     return LaunchedServer(f"http://127.0.0.1:{port}", command, tmp_path / "server.log", {}, start_s, max_failures)
 

@@ -1,0 +1,83 @@
+"""The rules and the store of one shard, as the configuration has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from asyncrl import process
+from asyncrl.config.schema import DataConfig, SamplerConfig, TrainConfig
+from asyncrl.data.reading import read_tasks
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.feed import Band, Feed
+from asyncrl.replay.filters import Filters
+from asyncrl.replay.rules import Rules
+from asyncrl.replay.samplers import Fifo, Freshest, Prioritised, Sampler
+from asyncrl.replay.store import Store
+from asyncrl.scoring.needs import needs
+from asyncrl.types import Task
+
+HIGH_WATER = 0.8
+
+
+def rules(config: TrainConfig) -> Rules:
+    """The rules of the shard that `replay.shard` names. Raises DataError: its tasks cannot be read, or are too few."""
+    learner, replay, shard = config.learner, config.replay, config.replay.shard
+    groups = learner.batch_size // learner.group_size
+    batch_size = len(range(shard, groups, replay.shards)) * learner.group_size
+    return Rules(
+        admission=Admission(
+            replay.max_lag, batch_size * learner.publish_every, replay.sampler.max_times_sampled, replay.oversample
+        ),
+        feed=_feed(config, read_tasks(config.data.train)),
+        held_out=read_tasks(config.data.eval) if config.data.eval else (),
+        group_size=learner.group_size,
+        batch_size=batch_size,
+        publish_every=learner.publish_every,
+        max_attempts=replay.max_attempts,
+        temperature=config.actor.temperature,
+        high_water_bytes=int(replay.max_store_gb * HIGH_WATER * 1e9),
+        greedy_sibling=config.algorithm.greedy_sibling,
+        needs=partial(needs, config.scoring),
+        filters=Filters(**asdict(replay.filter)),
+        sampler=sampler(replay.sampler),
+        reissue_evicted=replay.reissue_evicted,
+        keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
+        seed=config.run.seed,
+        shard=shard,
+        shards=replay.shards,
+    )
+
+
+def _feed(config: TrainConfig, tasks: Sequence[Task]) -> Feed:
+    data, replay = config.data, config.replay
+    return Feed(
+        tasks, config.run.seed, data.shuffle, data.weights, band(data), shard=replay.shard, shards=replay.shards
+    )
+
+
+def band(data: DataConfig) -> Band | None:
+    """The difficulty band, if there is one."""
+    return Band(data.band[0], data.band[1], data.band_revisit) if data.band else None
+
+
+def sampler(config: SamplerConfig) -> Sampler:
+    """The sampler that `config.kind` names."""
+    if config.kind == "prioritised":
+        return Prioritised(config.alpha, config.beta)
+    return Freshest() if config.kind == "freshest" else Fifo()
+
+
+def store_path(config: TrainConfig, shard: int) -> Path:
+    """The folder of a shard's store."""
+    folder = process.run_dir(config.run)
+    return folder / "replay" if config.replay.shards == 1 else folder / "replay" / str(shard)
+
+
+def open_store(config: TrainConfig) -> Store:
+    """The store of the shard that `replay.shard` names. Raises StoreError: it cannot be opened."""
+    max_bytes = int(config.replay.max_store_gb * 1e9)
+    return Store(store_path(config, config.replay.shard), max_bytes, durable=config.replay.durability == "fsync")

@@ -1,0 +1,68 @@
+"""What the replay is told at its start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.feed import Feed
+from asyncrl.replay.filters import Filters
+from asyncrl.replay.records import Group
+from asyncrl.replay.samplers import Fifo, Sampler
+from asyncrl.types import Task
+
+
+def rules_alone(data_source: str) -> tuple[str, ...]:
+    """The kinds of scores that a task needs where there are only rules."""
+    return ("rules",)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of one shard.
+
+    `batch_size` is this shard's part of a batch, in trajectories; `publish_every` is in learner steps. A store of more
+    than `high_water_bytes` stops new groups until some of it is released. With `greedy_sibling` the first member of
+    every group is sampled greedily. `needs` gives the kinds of scores that a task of a data source passes through.
+    `keep_steps` is for how many trained steps trajectories are kept; infinity keeps them all.
+    """
+
+    admission: Admission
+    feed: Feed
+    held_out: Sequence[Task]
+    group_size: int
+    batch_size: int
+    publish_every: int
+    max_attempts: int
+    temperature: float
+    high_water_bytes: int
+    greedy_sibling: bool = False
+    needs: Callable[[str], tuple[str, ...]] = rules_alone
+    filters: Filters = field(default_factory=Filters)
+    sampler: Sampler = field(default_factory=Fifo)
+    reissue_evicted: bool = False
+    keep_steps: float = 0
+    seed: int = 0
+    shard: int = 0
+    shards: int = 1
+
+    def task(self, group: Group) -> Task:
+        return self.feed.tasks[group.row] if group.training else self.held_out[group.row]
+
+    def temperature_of(self, group: Group, member: int) -> float:
+        greedy = not group.training or (self.greedy_sibling and member == 0)
+        return 0.0 if greedy else self.temperature
+
+    def version_at(self, step: int) -> int:
+        """The learner's policy version while it makes step `step`."""
+        return step // self.publish_every
+
+    def oldest_allowed(self, version: int) -> int:
+        """The oldest version of a token that may be trained at `version`."""
+        return version - self.admission.max_lag
+
+    def first_kept(self, released_steps: int) -> int:
+        """The first step whose trajectories are kept, once the first `released_steps` are covered by a checkpoint."""
+        return 0 if math.isinf(self.keep_steps) else max(0, released_steps - int(self.keep_steps))

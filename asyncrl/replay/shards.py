@@ -1,0 +1,112 @@
+"""All shards of the replay as one, for the learner: a batch is made of one part from each.
+
+Every id tells its shard, so nothing is looked up. While a shard is away, calls that need it wait, and only those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from asyncrl.replay.client import ReplayClient
+from asyncrl.types import BatchPlan, Labels, Trajectory
+
+T = TypeVar("T")
+
+_LAST_NUMBER = re.compile(r"(\d+)\D*$")
+
+
+def shard_of(trajectory_id: str, shards: int) -> int:
+    """The shard on which a trajectory lives: its group's number counts over all shards in turn."""
+    found = _LAST_NUMBER.search(trajectory_id.split(".", 1)[0])
+    assert found is not None, trajectory_id
+    return int(found[1]) % shards
+
+
+class ShardedReplay:
+    """What a learner rank asks of all shards, each over its own client, at the same time."""
+
+    def __init__(self, clients: Sequence[ReplayClient]) -> None:
+        self._clients = clients
+        self._threads = ThreadPoolExecutor(len(clients), thread_name_prefix="shard")
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for client in self._clients:
+            client.close()
+
+    def plan(self, step: int) -> BatchPlan | None:
+        """The parts of all shards, joined; None while one has none."""
+        parts = self._all(lambda client: client.plan(step))
+        plans = [part for part in parts if part is not None]
+        return join_plans(plans) if len(plans) == len(self._clients) else None
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]:
+        """Labels of trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
+        return self._by_id(ids, lambda client, own: client.labels(own))
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        """Trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
+        return self._by_id(ids, lambda client, own: client.fetch(own))
+
+    def published(self, version: int) -> None:
+        """The learner has published `version`."""
+        self._all(lambda client: client.published(version))
+
+    def checkpointed(self, steps: int) -> None:
+        """A checkpoint covers the first `steps` steps."""
+        self._all(lambda client: client.checkpointed(steps))
+
+    def evaluate(self, version: int) -> None:
+        """Have the held-out tasks run with `version` or newer."""
+        self._all(lambda client: client.evaluate(version))
+
+    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
+        """The result of an evaluation over all shards; None while it is not complete."""
+        parts = self._all(lambda client: client.evaluation(version, wait))
+        done = [part for part in parts if part is not None]
+        return join_evaluations(done) if len(done) == len(self._clients) else None
+
+    def _all(self, ask: Callable[[ReplayClient], T]) -> list[T]:
+        return _results(self._threads.submit(ask, client).result for client in self._clients)
+
+    def _by_id(self, ids: Sequence[str], ask: Callable[[ReplayClient, Sequence[str]], Sequence[T]]) -> list[T]:
+        own: dict[int, list[str]] = defaultdict(list)
+        for name in ids:
+            own[shard_of(name, len(self._clients))].append(name)
+        asked = [self._threads.submit(ask, self._clients[shard], names).result for shard, names in own.items()]
+        found: dict[str, T] = {}
+        for names, values in zip(own.values(), _results(asked), strict=True):
+            found.update(zip(names, values, strict=True))
+        return [found[name] for name in ids]
+
+
+def _results(waits: Iterable[Callable[[], T]]) -> list[T]:
+    return [wait() for wait in list(waits)]
+
+
+def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
+    """One plan out of the shards' parts of a step, in the order of the shards."""
+    return BatchPlan(
+        step=plans[0].step,
+        version=plans[0].version,
+        ids=[name for plan in plans for name in plan.ids],
+        group_ids=[name for plan in plans for name in plan.group_ids],
+        tokens=[count for plan in plans for count in plan.tokens],
+        sampled=[count for plan in plans for count in plan.sampled],
+        weights=[weight for plan in plans for weight in plan.weights],
+    )
+
+
+def join_evaluations(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One result out of the shards' parts of an evaluation: means weigh by their counts."""
+    count = sum(part["count"] for part in parts)
+    scored = [part for part in parts if part["count"]]
+    means = {
+        name: sum(part[name] * part["count"] for part in scored) / count if count else float("nan")
+        for name in ("accuracy", "mean_reward")
+    }
+    return {**means, "count": count, "failed": sum(part["failed"] for part in parts)}

@@ -1,0 +1,119 @@
+"""Kinds of scores, leases that are lost, and dead letters that come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.errors import RefusedError
+from tests.helpers import make_trajectory
+from tests.replay.support import Core, make_rules
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Core:
+    return Core(tmp_path, make_rules(needs=lambda source: ("rules", "prm")))
+
+
+def put(core: Core, count: int = 2) -> list[str]:
+    tickets = core.tickets(count)
+    for ticket in tickets:
+        core.put(make_trajectory(ticket))
+    return [ticket.id for ticket in tickets]
+
+
+def requeue(core: Core, ticket: str) -> str:
+    with core.store.transaction() as tx:
+        return core.service.letters.requeue(tx, ticket)
+
+
+def test_a_trajectory_passes_through_the_kinds_in_order_and_is_complete_after_the_last(core: Core) -> None:
+    ids = put(core)
+    assert core.lease(serves=["prm"]) == []
+    for trajectory in core.lease(serves=["rules"]):
+        core.label(trajectory.id, 0.0)
+    assert core.status()["labelled"] == 0
+    assert core.lease(serves=["rules"]) == []
+    assert sorted(each.id for each in core.lease(serves=["prm"])) == sorted(ids)
+    for name in ids:
+        core.label(name)
+    assert (core.status()["labelled"], core.status()["depth_ready"]) == (2, 1)
+
+
+def test_a_scorer_that_serves_all_kinds_does_them_in_one_lease(core: Core) -> None:
+    put(core)
+    with core.store.transaction() as tx:
+        leased = core.service.labelling.lease(tx, "s", "1", ["rules", "prm"], 10, 1 << 20)
+    assert [(each.kinds, each.final, each.partial) for each in leased] == [(("rules", "prm"), True, None)] * 2
+
+
+def test_what_an_earlier_kind_found_is_given_to_the_later_one(core: Core) -> None:
+    (name, _) = put(core)
+    core.lease(1, serves=["rules"])
+    core.label(name, 0.25)
+    with core.store.transaction() as tx:
+        (leased,) = core.service.labelling.lease(tx, "t", "1", ["prm"], 1, 1 << 20)
+    assert leased.partial is not None
+    assert (leased.kinds, leased.final) == (("prm",), True)
+
+
+def test_labels_of_a_scorer_that_lost_its_lease_are_late_and_change_nothing(core: Core) -> None:
+    (name, _) = put(core)
+    core.lease(1, worker="slow", serves=["rules"])
+    core.tick(11)
+    core.lease(1, worker="quick", serves=["rules"])
+    assert core.label(name, worker="quick")
+    assert not core.label(name, worker="slow")
+    assert core.status()["late_labels"] == 1
+
+
+def test_an_episode_that_kills_its_scorers_is_buried_and_takes_no_other_along(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(max_attempts=3))
+    killer, *others = put(core, 4)
+    for life in range(20):
+        leased = [each.id for each in core.lease(life=str(life))]
+        if killer not in leased:
+            for name in leased:
+                core.label(name)
+    status = core.status()
+    assert (status["dead"], status["labelled"], status["depth_dead"]) == (1, len(others), 1)
+
+
+def buried(core: Core) -> str:
+    name = put(core, 1)[0]
+    for _ in range(2):
+        core.lease(serves=["rules"])
+        core.scoring_failed(name)
+    assert core.status()["dead"] == 1
+    return name
+
+
+def test_a_requeued_letter_whose_group_still_waits_is_scored_again_itself(core: Core) -> None:
+    name = buried(core)
+    assert requeue(core, name) == "scoring"
+    assert [each.id for each in core.lease(serves=["rules"])] == [name]
+    status = core.status()
+    assert (status["dead"], status["depth_dead"]) == (0, 0)
+    assert core.audit()["lost"] == 0
+
+
+def test_a_requeued_letter_of_a_closed_group_runs_its_task_again(core: Core) -> None:
+    ticket = core.tickets(1)[0]
+    core.fail(ticket.id)
+    core.fail(core.tickets(1)[0].id)
+    assert core.status()["depth_groups"] == 0
+    assert requeue(core, ticket.id) == "task"
+    again = core.tickets(1)[0]
+    assert (again.task.id, again.group_id[0]) == (ticket.task.id, "r")
+    with pytest.raises(RefusedError, match="no dead letter"):
+        requeue(core, ticket.id)
+
+
+def test_a_discarded_letter_gives_its_room_back(core: Core) -> None:
+    name = buried(core)
+    before = core.status()["depth_data"]
+    with core.store.transaction() as tx:
+        core.service.letters.discard(tx, name)
+    assert core.status()["depth_data"] == before - 1
+    assert core.audit()["lost"] == 0

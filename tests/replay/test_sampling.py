@@ -1,0 +1,170 @@
+"""Samplers, reuse, filters, oversampling and retention: what is trained, how often, and what is kept."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.filters import Filters
+from asyncrl.replay.samplers import Candidate, Choice, Fifo, Freshest, Prioritised
+from tests.helpers import make_trajectory
+from tests.replay.support import Core, make_rules
+
+READY = [Candidate(3, "c", 0, 0.5), Candidate(1, "a", 2, 0.0), Candidate(2, "b", 2, 0.25)]
+
+
+def names(chosen: Sequence[Choice]) -> list[str]:
+    return [each.candidate.name for each in chosen]
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_fifo_takes_what_was_complete_first_and_freshest_what_is_newest() -> None:
+    assert names(Fifo().choose(READY, 2, rng())) == ["a", "b"]
+    assert names(Freshest().choose(READY, 3, rng())) == ["a", "b", "c"]
+
+
+def test_priorities_follow_the_power_of_the_spread() -> None:
+    sampler = Prioritised(alpha=1.0, beta=1.0)
+    drawn = Counter(names(sampler.choose(READY, 1, rng(seed)))[0] for seed in range(3000))
+    assert drawn["c"] / drawn["b"] == pytest.approx(2.0, rel=0.15)
+    assert drawn["a"] < 30
+
+
+def test_importance_weights_are_those_of_the_paper() -> None:
+    chosen = Prioritised(alpha=1.0, beta=0.5).choose(READY, 3, rng())
+    chances = {"c": 0.5 / 0.751, "a": 0.001 / 0.751, "b": 0.25 / 0.751}
+    raw = {name: (3 * chance) ** -0.5 for name, chance in chances.items()}
+    for each in chosen:
+        assert each.weight == pytest.approx(raw[each.candidate.name] / max(raw.values()))
+
+
+def test_alpha_0_draws_alike_with_weights_of_1() -> None:
+    chosen = Prioritised(alpha=0.0, beta=1.0).choose(READY, 3, rng())
+    assert [each.weight for each in chosen] == [1.0, 1.0, 1.0]
+
+
+def test_a_prioritised_plan_records_its_weights_and_hands_them_out_again(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(sampler=Prioritised(1.0, 1.0), admission=Admission(3, 4)))
+    core.run_episodes(16)
+    plan = core.plan(0)
+    assert plan is not None
+    assert max(plan.weights) == 1.0
+    core.restart()
+    assert core.plan(0) == plan
+
+
+def test_a_group_is_in_as_many_plans_as_allowed_and_trained_once_they_are_covered(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(admission=Admission(4, 4, uses=2)))
+    core.run_episodes(100)
+    plans = [core.plan(step) for step in range(3)]
+    times = Counter(name for plan in plans if plan for name in plan.ids)
+    assert max(times.values()) == 2
+    core.checkpointed(1)
+    assert core.status()["trained"] == 0
+    core.checkpointed(2)
+    assert core.status()["trained"] == sum(count == 2 for count in times.values()) == 4
+    audit = core.audit()
+    assert (audit["lost"], audit["trained_twice"]) == (0, 0)
+
+
+def test_reuse_promises_as_many_uses_as_training_takes(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(admission=Admission(0, 4, uses=2)))
+    assert len(core.run_episodes(100)) == 4
+    assert core.plan(0) is not None
+    core.publish(1)
+    assert core.status()["committed"] == 4
+    assert len(core.run_episodes(100, version=1)) == 4
+    assert core.plan(1) is not None
+
+
+def test_filtered_groups_are_counted_by_reason_and_replaced(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(filters=Filters(zero_variance=True), admission=Admission(0, 4)))
+    core.run_episodes(4)
+    status = core.status()
+    assert (status["filtered"], status["filtered/zero_variance"], status["committed"]) == (4, 2, 0)
+    assert core.plan(0) is None
+    for index, ticket in enumerate(core.tickets(4)):
+        core.put(make_trajectory(ticket))
+        core.lease()
+        core.label(ticket.id, float(index % 2))
+    assert core.plan(0) is not None
+
+
+@pytest.mark.parametrize(
+    ("filters", "reason"),
+    [
+        (Filters(min_reward=0.9), "reward_low"),
+        (Filters(max_reward=0.1), "reward_high"),
+        (Filters(max_tokens=7), "too_long"),
+    ],
+)
+def test_rewards_out_of_range_and_long_members_are_filtered(tmp_path: Path, filters: Filters, reason: str) -> None:
+    core = Core(tmp_path, make_rules(filters=filters))
+    for index, ticket in enumerate(core.tickets(2)):
+        core.put(make_trajectory(ticket))
+        core.lease()
+        core.label(ticket.id, float(index))
+    assert core.status()[f"filtered/{reason}"] == 1
+
+
+def test_oversampling_starts_more_episodes_and_what_is_left_over_is_evicted_by_age(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(admission=Admission(0, 4, oversample=1.5)))
+    assert len(core.run_episodes(100)) == 6
+    assert core.plan(0) is not None
+    core.publish(1)
+    assert core.status()["evicted"] == 2
+    assert len(core.run_episodes(100, version=1)) == 6
+
+
+def test_an_evicted_groups_task_runs_again_where_the_rules_say_so(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(reissue_evicted=True, admission=Admission(0, 4, oversample=1.5)))
+    tasks = [ticket.task.id for ticket in core.tickets(6)]
+    for name in core_holding(core):
+        core.put(make_trajectory(id=name, group_id=name.split(".")[0], member=int(name.split(".")[1])))
+    for trajectory in core.lease():
+        core.label(trajectory.id)
+    assert core.plan(0) is not None
+    core.publish(1)
+    again = core.tickets(2)
+    assert [ticket.task.id for ticket in again] == tasks[4:]
+    assert again[0].group_id.startswith("r")
+
+
+def core_holding(core: Core) -> list[str]:
+    with core.store.transaction(write=False) as tx:
+        return tx.members("held", "a")
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0, 0), (1, 4), (math.inf, 8)])
+def test_what_is_trained_is_kept_for_as_long_as_the_rules_say(tmp_path: Path, keep: float, kept: int) -> None:
+    core = Core(tmp_path, make_rules(keep_steps=keep))
+    core.run_episodes(8)
+    for step in range(2):
+        assert core.plan(step) is not None
+    core.checkpointed(2)
+    status = core.status()
+    assert (status["trained"], status["depth_data"]) == (8, kept)
+
+
+def test_a_full_store_of_kept_trajectories_stops_tickets_rather_than_dropping(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(keep_steps=math.inf, high_water_bytes=300_000))
+    trained = 0
+    for step in range(1000):
+        if len(core.run_episodes(4, version=step)) < 4:
+            break
+        assert core.plan(step) is not None
+        core.checkpointed(step + 1)
+        core.publish(step + 1)
+        trained += 4
+    else:
+        pytest.fail("the high-water mark was never reached")
+    assert core.status()["depth_data"] == core.status()["accepted"] >= trained > 0

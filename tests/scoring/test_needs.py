@@ -1,0 +1,24 @@
+import subprocess
+import sys
+
+from asyncrl.config.schema import ScoringConfig
+from asyncrl.scoring.needs import needs, serves
+
+
+def test_a_source_needs_all_that_is_configured_unless_it_says_otherwise():
+    assert needs(ScoringConfig(), "any") == ("rules",)
+    config = ScoringConfig(prm="a", outcome_model="b", needs={"chat": ["prm", "outcome_model"]})
+    assert needs(config, "any") == ("rules", "outcome_model", "prm")
+    assert needs(config, "chat") == ("outcome_model", "prm"), "in the pool's order, however they are written"
+
+
+def test_a_process_serves_all_unless_it_says_otherwise():
+    config = ScoringConfig(prm="a")
+    assert serves(config) == ("rules", "prm")
+    config.serve = ["prm"]
+    assert serves(config) == ("prm",)
+
+
+def test_the_replay_can_ask_without_torch():
+    code = "import sys, asyncrl.scoring.needs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
