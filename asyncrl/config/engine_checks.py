@@ -47,6 +47,8 @@ def _check_transports(config: TrainConfig) -> None:
         raise ConfigError(
             f"weights.transports={transports}: name each of {', '.join(TRANSPORTS)} at most once, one at least"
         )
+    if config.engine.kind == "vllm" and transports != ["disk"]:
+        raise ConfigError(f"weights.transports={transports}: vLLM takes weights from a folder only, set [disk]")
 
 
 def _check_servers(config: TrainConfig) -> None:

@@ -20,10 +20,11 @@ from asyncrl.actor.engine.fleet.update import Folders
 from asyncrl.actor.engine.opening import OpenedEngine
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.actor.engine.vllm.server import VllmServer
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.launch.local import free_ports
 
-SERVERS: Mapping[str, Callable[[TrainConfig, str], Server]] = {"sglang": SglangServer.of}
+SERVERS: Mapping[str, Callable[[TrainConfig, str], Server]] = {"sglang": SglangServer.of, "vllm": VllmServer.of}
 
 
 @dataclass(frozen=True, slots=True)

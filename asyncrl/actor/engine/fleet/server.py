@@ -45,6 +45,17 @@ class Segment:
     finish: str
 
 
+def finish_of(tokens: NDArray[np.int32], limit: int, stop: Sequence[int], reason: str) -> str:
+    """How a segment ended that was to have `limit` tokens, by its tokens more than by the server's word.
+
+    Servers also stop at the end marks that the model's own files name: where such a token is none of `stop`, the
+    request is merely cut, and goes on behind it. An abort may meet a request in the step in which it ended.
+    """
+    if len(tokens) and int(tokens[-1]) in stop:
+        return "stop"
+    return "length" if len(tokens) >= limit or reason == "length" else "cut"
+
+
 class Server(Protocol):
     """One server. Every method raises ServerFaultError where the server fails."""
 

@@ -18,7 +18,7 @@ from asyncrl.launch.child import kill_group, last_lines, start_child
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-STOP_S = 2.0
+STOP_S = 1.0
 """Less than the supervisor gives an actor."""
 
 

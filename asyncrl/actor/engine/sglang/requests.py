@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span
+from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, finish_of
 from asyncrl.types import Sampling
+
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+"""Named in every request, since a server may have been started with other defaults."""
 
 
 def generate_body(
@@ -31,6 +34,7 @@ def generate_body(
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_new_tokens,
             "stop_token_ids": list(stop),
+            **NEUTRAL,
         },
     }
     return body if salt is None else {**body, "extra_key": salt}
@@ -38,9 +42,6 @@ def generate_body(
 
 def read_segment(answer: Any, limit: int, stop: Sequence[int]) -> Segment:
     """The segment in an answer of `/generate`, which was asked for `limit` tokens.
-
-    SGLang also stops at the end marks that the model's own files name. Where such a token is none of `stop`, the
-    request is merely cut, and goes on behind it. An abort may meet a request in the step in which it ended.
 
     Raises ServerFaultError: the answer lacks what a trajectory needs.
     """
@@ -57,13 +58,7 @@ def read_segment(answer: Any, limit: int, stop: Sequence[int]) -> Segment:
         raise ServerFaultError(f"an answer of /generate is not as expected: {error!r}: {answer!r:.300}") from error
     if not np.isfinite(logprobs).all() or "NaN" in str(reason.get("matched")):
         raise ServerFaultError("the server gives log-probs that are not finite")
-    return Segment(tokens, logprobs, spans, _finish(tokens, limit, stop, reason["type"]))
-
-
-def _finish(tokens: NDArray[np.int32], limit: int, stop: Sequence[int], reason: str) -> str:
-    if len(tokens) and int(tokens[-1]) in stop:
-        return "stop"
-    return "length" if len(tokens) >= limit or reason == "length" else "cut"
+    return Segment(tokens, logprobs, spans, finish_of(tokens, limit, stop, reason["type"]))
 
 
 def _spans(meta: Mapping[str, Any], count: int) -> tuple[Span, ...]:

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,10 @@ from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.requests import buckets, generate_body, read_segment, tensors_body
-from asyncrl.config.schema import TrainConfig
 from asyncrl.types import Sampling
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import TrainConfig
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.actor.engine.fleet.server import ServerFaultError, Span
-from asyncrl.actor.engine.sglang.requests import buckets, generate_body, read_segment, tensors_body
+from asyncrl.actor.engine.sglang.requests import NEUTRAL, buckets, generate_body, read_segment, tensors_body
 from asyncrl.types import Sampling
 
 
@@ -26,7 +26,8 @@ def answer(tokens: list[int], finish: dict[str, Any], **meta: Any) -> dict[str, 
 
 def test_a_request_sets_the_temperature_and_nothing_that_bends_logprobs() -> None:
     body = generate_body("r", np.array([1, 2], np.int32), Sampling(0.7, 9), (5,), "3-me")
-    assert body.pop("sampling_params") == {"temperature": 0.7, "max_new_tokens": 9, "stop_token_ids": [5]}
+    sampling = body.pop("sampling_params")
+    assert sampling == {"temperature": 0.7, "max_new_tokens": 9, "stop_token_ids": [5], **NEUTRAL}
     assert body == {"rid": "r", "input_ids": [1, 2], "return_logprob": True, "extra_key": "3-me"}
     assert "extra_key" not in generate_body("r", np.array([1], np.int32), Sampling(), (), None)
 
