@@ -61,6 +61,9 @@ def _check_servers(config: TrainConfig) -> None:
     }
     if sum(sources.values()) != 1:
         raise ConfigError(f"engine.kind={engine.kind} needs servers: set exactly one of {', '.join(sources)}")
+    for url in [*engine.urls, *([engine.router] if engine.router else [])]:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url} is no url of a server: it must begin with http:// or https://")
     if engine.launch and engine.kind != "sglang":
         raise ConfigError(
             "engine.launch=true starts SGLang servers only; start others yourself and name them in engine.urls"

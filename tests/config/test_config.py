@@ -61,11 +61,12 @@ def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int
         ({"weights.transports": ["carrier pigeon"]}, "tensor, disk"),
         ({"engine.kind": "sglang"}, "set exactly one of engine.urls"),
         ({"engine.kind": "sglang", "engine.launch": True, "engine.router": "http://r"}, "set exactly one of"),
-        ({"engine.kind": "vllm", "engine.urls": ["u"]}, "vLLM takes weights from a folder"),
+        ({"engine.kind": "sglang", "engine.urls": ["a:30000"]}, "must begin with http"),
+        ({"engine.kind": "vllm", "engine.urls": ["http://u"]}, "vLLM takes weights from a folder"),
         ({"engine.kind": "vllm", "engine.launch": True, "weights.transports": ["disk"]}, "SGLang servers only"),
         ({"engine.kind": "sglang", "engine.launch": True, "cluster.actors": 2}, "engine.server.count"),
-        ({"engine.kind": "sglang", "engine.urls": ["u"], "weights.mode": "in_place"}, "prefix_cache=salt"),
-        ({"engine.kind": "sglang", "engine.urls": ["u"], "engine.prefix_cache": "salt"}, "keeps its salt"),
+        ({"engine.kind": "sglang", "engine.urls": ["http://u"], "weights.mode": "in_place"}, "prefix_cache=salt"),
+        ({"engine.kind": "sglang", "engine.urls": ["http://u"], "engine.prefix_cache": "salt"}, "keeps its salt"),
     ],
 )
 def test_an_impossible_combination_is_refused_with_the_fix(

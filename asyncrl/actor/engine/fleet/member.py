@@ -81,6 +81,9 @@ class Member:
                     await self._attend()
                 except (EngineError, WeightsError) as error:
                     self._leave(error)
+                except Exception as error:
+                    logger.exception("%s met what was not foreseen", self.server.url)
+                    self._leave(error)
                 await asyncio.sleep(min(RETRY_S * 2**self._failed_updates, MAX_RETRY_S))
         finally:
             self._enter(State.AWAY)

@@ -7,9 +7,14 @@ from collections.abc import Iterable
 
 from asyncrl.actor.engine.fleet.member import Member, State
 
+CROWDED = 2
+SLACK = 4
+"""A home is crowded with more than `CROWDED` times the sessions of the emptiest server, and `SLACK` more."""
+
 
 class Routes:
-    """The homes of sessions. A session keeps its home until it is released, or the home is lost."""
+    """The homes of sessions. A session keeps its home until it is released, or the home is lost or crowded: the first
+    server that is ready, and those that were there before another joined, are given more than their share."""
 
     def __init__(self) -> None:
         self._homes: dict[str, Member] = {}
@@ -22,14 +27,16 @@ class Routes:
         """
         home = self._homes.get(session)
         members = list(members)
-        if home in members and home.state is not State.AWAY:
-            return home if home.ready and home.version >= version else None
-        self._homes.pop(session, None)
         ready = [member for member in members if member.ready and member.version >= version]
-        if not ready:
+        if home not in members or home.state is State.AWAY:
+            self._homes.pop(session, None)
+            home = None
+        if not ready or (home and home not in ready):
             return None
         load = Counter(self._homes.values())
-        self._homes[session] = min(ready, key=lambda member: load[member])
+        emptiest = min(ready, key=lambda member: load[member])
+        if home is None or load[home] > CROWDED * load[emptiest] + SLACK:
+            self._homes[session] = emptiest
         return self._homes[session]
 
     def release(self, session: str) -> None:

@@ -58,9 +58,12 @@ class Update:
         self._folder: asyncio.Task[Path] | None = None
 
     async def folder(self) -> Path:
-        """The folder that holds this version. Raises WeightsError: this actor writes none."""
+        """The folder that holds this version. Raises WeightsError: this actor writes none, or could not."""
         if self._folders is None:
             raise WeightsError("weights travel as tensors only; add disk to weights.transports")
-        if self._folder is None:
+        if self._folder is None or (self._folder.done() and self._folder.exception()):
             self._folder = asyncio.create_task(asyncio.to_thread(self._folders.write, self.version, self.tensors))
-        return await asyncio.shield(self._folder)
+        try:
+            return await asyncio.shield(self._folder)
+        except OSError as error:
+            raise WeightsError(f"version {self.version} could not be written to disk: {error}") from error

@@ -78,7 +78,7 @@ class SglangServer:
 
     async def join(self) -> None:
         """As in the protocol; also refuses a server whose context is too short."""
-        info = await self._info()
+        info = await self._get("server_info")
         self.spans = _version(info) >= SPANS_SINCE
         self._ranks = int(info.get("tp_size") or 1)
         longest = info.get("context_length")
@@ -95,9 +95,10 @@ class SglangServer:
                 await self._post("/end_weight_update")
 
     async def check(self) -> None:
-        """As in the protocol. `/health` will not do: it answers 503 while a pause lasts."""
-        await self._info()
-        model = await self._get("/get_model_info")
+        """As in the protocol. `/health` will not do: it answers 503 while a pause lasts. `/server_info` is answered by
+        the scheduler itself."""
+        await self._get("server_info")
+        model = await self._get("model_info")
         if self._label is not None and model.get("weight_version") != self._label:
             raise ServerFaultError(f"{self.url} has weights {model.get('weight_version')!r}, not {self._label!r}")
 
@@ -160,16 +161,13 @@ class SglangServer:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _info(self) -> Any:
-        """What the scheduler itself says: an answer shows that it lives."""
-        try:
-            return await self._http.get("/server_info", self._silence_s)
-        except ServerRefusedError:
-            return await self._get("/get_server_info")
-
     async def _get(self, path: str) -> Any:
+        """The answer to `path`, under which older servers knew /get_`path`."""
         try:
-            return await self._http.get(path, self._silence_s)
+            try:
+                return await self._http.get(f"/{path}", self._silence_s)
+            except ServerRefusedError:
+                return await self._http.get(f"/get_{path}", self._silence_s)
         except ServerRefusedError as error:
             raise ServerFaultError(f"this is no SGLang server that we know: {error}") from error
 

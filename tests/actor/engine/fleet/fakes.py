@@ -131,6 +131,9 @@ class FakeSglang:
     async def _get_model_info(self, body: Any) -> Any:
         return {"weight_version": self.label}
 
+    async def _model_info(self, body: Any) -> Any:
+        return await (self._get_model_info if self.new else self._unknown)(body)
+
     async def _health(self, body: Any) -> web.Response:
         return web.Response(status=503 if self.paused else 200)
 

@@ -248,6 +248,44 @@ def test_a_session_stays_with_its_server_and_new_ones_go_where_fewest_are():
     assert not homes[0] & homes[1]
 
 
+def test_sessions_leave_a_crowded_server_for_one_that_joined_late(tmp_path: Path):
+    first, late = FakeSglang(), FakeSglang()
+    urls = tmp_path / "urls"
+
+    async def scenario():
+        async with serving(first, late):
+            urls.write_text(f"{first.url}\n")
+            async with fleet_over(discover=in_file(urls)) as fleet:
+                await fleet.update_weights(0, tensors(0))
+                for turn in range(2):
+                    for index in range(20):
+                        await fleet.generate(ids(index, turn), Sampling(1.0, 2), (), f"s{index}")
+                    urls.write_text(f"{first.url}\n{late.url}\n")
+                    await until(lambda: counter(fleet, "servers_ready") == 2)
+
+    run(scenario)
+    moved = {prompt[0] for prompt in late.prompts}
+    assert 5 <= len(moved) <= 10
+
+
+def test_weights_that_cannot_be_written_are_a_fault_and_written_again(tmp_path: Path):
+    server = FakeSglang()
+    broken = [True]
+
+    def write_config(folder: Path) -> None:
+        if broken.pop() if broken else False:
+            raise OSError("no space left")
+
+    async def scenario():
+        options = {"transports": ("disk",), "folders": Folders(tmp_path, write_config)}
+        async with serving(server), fleet_over(server, **options) as fleet:
+            await fleet.update_weights(3, tensors(3))
+            assert counter(fleet, "server_faults") == 1
+            return await fleet.generate(ids(), Sampling(1.0, 5), (), "s")
+
+    assert_true(run(scenario))
+
+
 def test_weights_go_by_disk_to_a_server_that_takes_no_tensors(tmp_path: Path):
     server = FakeSglang()
     server.refuses.add("update_weights_from_tensor")
