@@ -43,19 +43,25 @@ def in_file(path: Path) -> Discovery:
 
 def behind_router(url: str) -> Discovery:
     """The workers that an SGLang router names. Requests go to them directly, since versions belong to a server."""
-    http = Http(url)
 
     async def discover() -> Sequence[str] | None:
+        http = Http(url)
         try:
-            try:
-                return _urls(await http.get("/workers", ROUTER_S))
-            except ServerRefusedError:
-                return _urls(await http.get("/list_workers", ROUTER_S))
+            return _urls(await _workers(http))
         except (EngineError, ValueError) as error:
             logger.warning("the router does not tell its servers, so they stay as they were: %s", error)
             return None
+        finally:
+            await http.close()
 
     return discover
+
+
+async def _workers(http: Http) -> Any:
+    try:
+        return await http.get("/workers", ROUTER_S)
+    except ServerRefusedError:
+        return await http.get("/list_workers", ROUTER_S)
 
 
 def _urls(answer: Any) -> list[str]:

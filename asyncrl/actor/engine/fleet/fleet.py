@@ -233,8 +233,9 @@ class Fleet:
             self._keepers[url] = asyncio.create_task(member.keep())
 
     async def _part_from(self, url: str, grace_s: float) -> None:
-        """Send the server nothing more; what it is working on may end within `grace_s`."""
+        """Send the server nothing more; what it is working on may end within `grace_s`, unless an update is cut off."""
         member = self._members.pop(url)
+        grace_s = grace_s if member.ready else 0.0
         self._counts["left_faults"] += member.faults
         self._counts["left_updates"] += member.updates
         keeper = self._keepers.pop(url)
