@@ -19,6 +19,8 @@ from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy,
 
 PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "10"))
 EPISODES = 32
+Taken = tuple[Any, Generation, int]
+"""What was continued, what came, and the version that was served when it was asked for."""
 MODES = ["retract", "abort", "in_place", "drain"]
 
 
@@ -66,21 +68,22 @@ def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(serve
         assert got.finish_reason == "stop" or len(got.tokens) == 40
 
 
-async def episode(fleet: Fleet, name: str, start: np.ndarray[Any, Any], turns: int = 3) -> list[tuple[Any, Generation]]:
+async def episode(fleet: Fleet, name: str, start: np.ndarray[Any, Any], turns: int = 3) -> list[Taken]:
     """Turns of one session, each of which continues all before it."""
     taken = []
     tokens = start
     for _ in range(turns):
+        asked_at = fleet.version
         got = await fleet.generate(tokens, Sampling(1.0, 150), (), name)
-        taken.append((tokens, got))
+        taken.append((tokens, got, asked_at))
         tokens = np.concatenate([tokens, got.tokens, start[:3]])
     fleet.release(name)
     return taken
 
 
-async def load(fleet: Fleet, stop: asyncio.Event) -> AsyncIterator[tuple[Any, Generation]]:
+async def load(fleet: Fleet, stop: asyncio.Event) -> AsyncIterator[Taken]:
     """`EPISODES` at once until `stop`; every one that was begun is finished."""
-    taken: list[tuple[Any, Generation]] = []
+    taken: list[Taken] = []
 
     async def work(index: int, start: np.ndarray[Any, Any]) -> None:
         count = 0
@@ -105,7 +108,7 @@ async def pushes(fleet: Fleet, count: int, stop: asyncio.Event) -> None:
 def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_version_recorded_for_its_token(
     server, mode
 ):
-    async def scenario() -> tuple[list[tuple[Any, Generation]], dict[str, float]]:
+    async def scenario() -> tuple[list[Taken], dict[str, float]]:
         await server.ready()
         stop = asyncio.Event()
         async with fleet_of([server.url], mode) as fleet:
@@ -120,19 +123,19 @@ def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_vers
     spanning = [case for case in taken if len(set(case[1].versions)) > 1]
     assert counters["server_updates"] == PUSHES + 1
     assert counters["server_faults"] == counters["lost_segments"] == 0
-    assert {int(version) for _, got in taken for version in got.versions} == set(models)
-    assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got in taken)
-    assert all((np.diff(got.versions) >= 0).all() for _, got in taken)
+    assert {int(version) for _, got, _ in taken for version in got.versions} == set(models)
+    assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got, _ in taken)
+    assert all((np.diff(got.versions) >= 0).all() for _, got, _ in taken)
     assert spanning or mode == "drain"
-    for start, got in [*spanning[:40], *taken[:: max(1, len(taken) // 40)]]:
+    for start, got, asked_at in [*spanning[:40], *taken[:: max(1, len(taken) // 40)]]:
         if mode == "in_place":
-            got = up_to_the_first_push(got)
+            got = up_to_the_first_push(got, asked_at)
         assert_exact(models, start, got, 1.0)
 
 
-def up_to_the_first_push(got: Generation) -> Generation:
-    """Behind it, keys and values of older weights are still there by intent."""
-    first = got.versions == got.versions[0]
+def up_to_the_first_push(got: Generation, asked_at: int) -> Generation:
+    """Behind it, and in a request that met one on its way, keys and values of older weights are there by intent."""
+    first = got.versions == asked_at
     return Generation(got.tokens[first], got.logprobs[first], got.versions[first], got.finish_reason)
 
 
@@ -144,7 +147,7 @@ async def servers_ready(fleet: Fleet, count: int) -> None:
 def test_servers_killed_while_they_generate_and_while_they_are_updated_are_missed_by_nobody(model, server, tmp_path):
     other = RealServer(model, tmp_path / "other.log")
 
-    async def scenario() -> tuple[list[tuple[Any, Generation]], dict[str, float]]:
+    async def scenario() -> tuple[list[Taken], dict[str, float]]:
         await asyncio.gather(server.ready(), other.ready())
         stop = asyncio.Event()
         async with fleet_of([server.url, other.url]) as fleet:
@@ -178,7 +181,7 @@ def test_servers_killed_while_they_generate_and_while_they_are_updated_are_misse
     models = {version: policy(version) for version in range(3)}
     assert counters["server_faults"] >= 2
     assert counters["lost_segments"] > 0
-    assert {int(version) for _, got in taken for version in got.versions} == set(models)
-    assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got in taken)
-    for start, got in taken[:: max(1, len(taken) // 60)]:
+    assert {int(version) for _, got, _ in taken for version in got.versions} == set(models)
+    assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got, _ in taken)
+    for start, got, _ in taken[:: max(1, len(taken) // 60)]:
         assert_exact(models, start, got, 1.0)
