@@ -32,6 +32,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.actor.worker import Worker
+    from asyncrl.network.keys import client_keys
     from asyncrl.observe.sinks import open_metrics
     from asyncrl.weights.channels.zmq import ZmqChannel
     from asyncrl.weights.receiver import Receiver
@@ -43,6 +44,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     tools = Toolbox(tool_classes(actor.tools), limits)
     opened = open_engine(config)
     engine = opened.engine
+    keys = client_keys(network)
     name, life = process.worker_name("actor"), process.incarnation()
     endpoints = process.replay_endpoints(network, config.replay.shards)
     async with AsyncExitStack() as stack:
@@ -52,7 +54,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         report = Report(engine, tools.counts, metrics, door=episodes.door_counts)
 
         def connect(endpoint: str) -> ReplayClient:
-            return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop)))
+            return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys)))
 
         # A shard that is away holds up its own share of the episodes only.
         share = max(1, actor.concurrency // len(endpoints))
@@ -60,7 +62,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
             Worker(episodes.run, connect(each), connect(each), share, report, actor.episode_timeout_s)
             for each in endpoints
         ]
-        channel = ZmqChannel(process.weights_endpoint(network), zmq.asyncio.Context.instance())
+        channel = ZmqChannel(process.weights_endpoint(network), zmq.asyncio.Context.instance(), keys=keys)
         await _first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
             report.run(lambda: sum(worker.active for worker in workers)),

@@ -25,6 +25,9 @@ CHOICES: dict[str, Sequence[str]] = {
     "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
+MAX_FRAME_MB = 4095
+"""A frame's length has 32 bits in the store."""
+
 POSITIVE = (
     "actor.concurrency",
     "actor.episode_timeout_s",
@@ -65,6 +68,7 @@ POSITIVE = (
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
     "critic.lr",
+    "implicit.lr",
     "cluster.actors",
     "cluster.scorers",
     "cluster.learner_ranks",
@@ -92,6 +96,11 @@ NOT_NEGATIVE = (
     "network.replay_port",
     "network.weights_port",
 )
+KEYS_FIX = (
+    "set network.keys to a folder that `asyncrl keys` made, or network.insecure=true on a network where you trust "
+    "everyone"
+)
+DOOR_FIX = "agents are answered over plain HTTP; use 127.0.0.1, or network.insecure=true on a network that you trust"
 
 
 def check(config: TrainConfig) -> None:
@@ -107,8 +116,10 @@ def check(config: TrainConfig) -> None:
     _check_kinds(config)
     _check_replay(config)
     _check_files(config)
-    check_bind(config.network.host, config.network.insecure)
-    check_bind(config.actor.door_host, config.network.insecure, "actor.door_host")
+    network = config.network
+    _require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
+    check_bind(network.host, network.insecure, secured=network.keys is not None)
+    check_bind(config.actor.door_host, network.insecure, key="actor.door_host", fix=DOOR_FIX)
 
 
 def value(config: TrainConfig, key: str) -> Any:
@@ -163,6 +174,12 @@ def _check_combinations(config: TrainConfig) -> None:
         config,
         "scoring.timeout_s",
         f"a scorer that verifies for longer loses its lease; stay under replay.lease_s={config.replay.lease_s}",
+    )
+    _require(
+        not config.implicit.train or config.algorithm.advantage.name == "prime",
+        config,
+        "implicit.train",
+        f"algorithm.advantage={config.algorithm.advantage.name} does not read it; use algorithm=prime",
     )
     _require(actor.temperature > 0, config, "actor.temperature", "training samples; 0 (greedy) has no exploration")
     _require(
@@ -230,14 +247,13 @@ def _check_files(config: TrainConfig) -> None:
         )
 
 
-def check_bind(host: str, insecure: bool, key: str = "network.host") -> None:
-    """Refuse to listen where strangers can reach us, unless told so. Raises ConfigError."""
+def check_bind(
+    host: str, insecure: bool, secured: bool = False, key: str = "network.host", fix: str = KEYS_FIX
+) -> None:
+    """Refuse to listen where strangers can reach us, without keys (`secured`) or leave. Raises ConfigError."""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    if not local and not insecure:
-        raise ConfigError(
-            f"{key}={host} can be reached from other machines, and connections are not encrypted; "
-            "use 127.0.0.1, or set network.insecure=true on a network that you trust"
-        )
+    if not (local or secured or insecure):
+        raise ConfigError(f"{key}={host} can be reached from other machines: {fix}")

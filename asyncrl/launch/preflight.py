@@ -6,12 +6,15 @@ from asyncrl.config.schema import TrainConfig
 
 
 def preflight(config: TrainConfig) -> None:
-    """Load tools, rules and the algorithm's parts once, as their roles will. Raises ConfigError with the fix."""
+    """Load keys, tools, rules and the algorithm's parts once, as their roles will. Raises ConfigError with the fix."""
     from asyncrl.actor.door.agent import load_agent
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.algorithms.compose import check
+    from asyncrl.network.keys import client_keys, server_keys
     from asyncrl.scoring.rules.registry import load_rules
 
+    server_keys(config.network)
+    client_keys(config.network)
     tool_classes(config.actor.tools)
     if config.actor.agent is not None:
         load_agent(config.actor.agent)
@@ -19,6 +22,6 @@ def preflight(config: TrainConfig) -> None:
     check(
         config.algorithm,
         critic=True,
-        step_scores=config.scoring.prm is not None,
+        step_scores=config.scoring.prm is not None or config.implicit.train,
         group_size=config.learner.group_size,
     )

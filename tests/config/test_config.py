@@ -67,6 +67,8 @@ def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int
         ({"engine.kind": "sglang", "engine.launch": True, "cluster.actors": 2}, "engine.server.count"),
         ({"engine.kind": "sglang", "engine.urls": ["http://u"], "weights.mode": "in_place"}, "prefix_cache=salt"),
         ({"engine.kind": "sglang", "engine.urls": ["http://u"], "engine.prefix_cache": "salt"}, "keeps its salt"),
+        ({"network.host": "0.0.0.0"}, "asyncrl keys"),
+        ({"network.max_message_mb": 5000}, "at most 4095"),
     ],
 )
 def test_an_impossible_combination_is_refused_with_the_fix(
@@ -85,6 +87,7 @@ def test_a_bind_off_loopback_needs_an_explicit_word() -> None:
         with pytest.raises(ConfigError, match="insecure=true"):
             check_bind(host, insecure=False)
         check_bind(host, insecure=True)
+        check_bind(host, insecure=False, secured=True)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
