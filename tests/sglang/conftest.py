@@ -9,9 +9,14 @@ import pytest
 VARIABLE = "ASYNCRL_SGLANG_PYTHON"
 
 
+LIMIT_S = 900
+"""A server takes 15 s to start on two quiet cores, and minutes on busy ones."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if VARIABLE not in os.environ:
-        skip = pytest.mark.skip(reason=f"needs a real SGLang: set {VARIABLE} to a Python that has it")
-        for item in items:
-            if "tests/sglang/" in item.nodeid:
+    skip = pytest.mark.skip(reason=f"needs a real SGLang: set {VARIABLE} to a Python that has it")
+    for item in items:
+        if "tests/sglang/" in item.nodeid:
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
+            if VARIABLE not in os.environ:
                 item.add_marker(skip)

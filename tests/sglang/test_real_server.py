@@ -36,7 +36,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
     server.kill()
 
 
-def run(scenario: Callable[[], Awaitable[Any]], seconds: float = 240) -> Any:
+def run(scenario: Callable[[], Awaitable[Any]], seconds: float = 600) -> Any:
     return asyncio.run(asyncio.wait_for(scenario(), seconds))
 
 
