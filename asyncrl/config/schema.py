@@ -115,7 +115,7 @@ class WeightsConfig:
     mode: str = option("retract", "requests under way at an update: in_place | retract | abort | drain")
     drain_s: float = option(60.0, "seconds after which a drain becomes an abort")
     transports: list[str] = option(["tensor"], "ways into a server, the first that it takes: tensor | disk")
-    bucket_mb: int = option(256, "megabytes of tensors that one call carries")
+    bucket_mb: int = option(64, "megabytes of tensors that one call carries")
     load_s: float = option(300.0, "seconds that one call of an update may take before the server counts as lost")
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class SglangServer:
         *,
         context: int,
         transports: Sequence[str] = ("tensor",),
-        bucket_bytes: int = 256 << 20,
+        bucket_bytes: int = 64 << 20,
         silence_s: float = 60.0,
         load_s: float = 300.0,
     ) -> None:
@@ -134,14 +134,29 @@ class SglangServer:
         if self.spans:
             await self._post("/begin_weight_update")
         try:
-            parts = list(buckets(update.tensors, self._bucket_bytes))
-            for index, part in enumerate(parts):
-                label = update.label if index + 1 == len(parts) else None
-                body = await asyncio.to_thread(tensors_body, part, self._ranks, label)
-                await self._http.post("/update_weights_from_tensor", body, self._load_s)
+            async with aclosing(self._bodies(update)) as bodies:
+                async for body in bodies:
+                    await self._http.post("/update_weights_from_tensor", body, self._load_s)
         finally:
             if self.spans:
                 await self._post("/end_weight_update")
+
+    async def _bodies(self, update: Update) -> AsyncGenerator[bytes, None]:
+        """The buckets in order; the next one is made while one is on its way."""
+        parts = list(buckets(update.tensors, self._bucket_bytes))
+
+        def make(index: int) -> asyncio.Task[bytes]:
+            label = update.label if index + 1 == len(parts) else None
+            return asyncio.create_task(asyncio.to_thread(tensors_body, parts[index], self._ranks, label))
+
+        ahead = make(0)
+        try:
+            for index in range(1, len(parts)):
+                body, ahead = await ahead, make(index)
+                yield body
+            yield await ahead
+        finally:
+            ahead.cancel()
 
     async def _load_folder(self, update: Update) -> None:
         body = {"model_path": str(await update.folder()), "weight_version": update.label, "flush_cache": False}
