@@ -14,6 +14,7 @@ from asyncrl.actor.door.counts import DoorCounts
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.episode import Limits
 from asyncrl.actor.rollout import run_episode
+from asyncrl.actor.steps import find_split
 from asyncrl.actor.toolbox import Toolbox
 from asyncrl.config.schema import TrainConfig
 from asyncrl.types import Ticket, Trajectory
@@ -32,9 +33,10 @@ async def open_episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> 
     """Raises ConfigError: the chat template or the agent does not do."""
     actor = config.actor
     chat = _chat(config, tools)
+    split = find_split(actor.step_split)
     limits = Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens)
     if actor.agent is None:
-        run = partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=actor.step_split)
+        run = partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=split)
         yield Episodes(run)
         return
     from asyncrl.actor.door.agent import load_agent
@@ -45,7 +47,7 @@ async def open_episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> 
     door = Door(engine, chat, limits, actor.door_host, actor.door_port)
     await door.start()
     try:
-        play = partial(run_agent_episode, engine=engine, chat=chat, door=door, agent=agent, step_split=actor.step_split)
+        play = partial(run_agent_episode, engine=engine, chat=chat, door=door, agent=agent, step_split=split)
         yield Episodes(play, door.counts)
     finally:
         await door.close()

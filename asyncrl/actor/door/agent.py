@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 
 from asyncrl.errors import ConfigError
+from asyncrl.imports import imported
 from asyncrl.types import Task
 
 Agent = Callable[[Task, str, str], Awaitable[Mapping[str, float] | None]]
@@ -16,11 +16,7 @@ return rewards of its environment by name. What it raises fails the episode, whi
 
 def load_agent(path: str) -> Agent:
     """The coroutine function at a dotted path. Raises ConfigError."""
-    module, _, name = path.rpartition(".")
-    try:
-        agent: Agent = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"actor.agent={path} cannot be loaded: {error}") from error
+    agent: Agent = imported(path, f"actor.agent={path}", "module.coroutine_function")
     if not inspect.iscoroutinefunction(agent):
         raise ConfigError(f"actor.agent={path}: it must be `async def agent(task, base_url, api_key)`")
     return agent

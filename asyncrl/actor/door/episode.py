@@ -15,7 +15,7 @@ from asyncrl.actor.door.conversation import Branch
 from asyncrl.actor.door.server import Door, Seat
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.episode import EpisodeFailed, State
-from asyncrl.actor.steps import split_steps
+from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import AsyncrlError
 from asyncrl.types import Finish, Role, Ticket, Trajectory
 
@@ -26,7 +26,7 @@ async def run_agent_episode(
     chat: Chat,
     door: Door,
     agent: Agent,
-    step_split: str = "turn",
+    step_split: Split = "turn",
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
     """Run `agent` on the ticket's task. `timings` hold seconds of wait (for the version), generate and agent.
@@ -69,7 +69,7 @@ def _trajectory(
     chat: Chat,
     rewards: Mapping[str, float],
     timings: Mapping[str, float],
-    step_split: str,
+    step_split: Split,
 ) -> Trajectory:
     """The branch up to the last token that was sampled in it."""
     last = max(index for index, turn in enumerate(branch.turns) if turn.role is Role.ASSISTANT)

@@ -296,6 +296,10 @@ async def my_agent(task: Task, base_url: str, api_key: str) -> None:
 
 def test_an_agent_is_found_by_its_path_and_refused_with_the_fix():
     assert load_agent("tests.actor.door.test_door.my_agent") is my_agent
-    for path, reason in (("nowhere.agent", "cannot be loaded"), ("asyncrl.types.Task", "async def"), ("x", "loaded")):
+    for path, reason in (
+        ("nowhere.agent", "cannot be imported"),
+        ("asyncrl.types.Task", "async def"),
+        ("x", "imported"),
+    ):
         with pytest.raises(ConfigError, match=reason):
             load_agent(path)
