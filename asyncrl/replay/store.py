@@ -21,6 +21,7 @@ import msgpack
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from asyncrl.errors import RefusedError, StoreError
+from asyncrl.replay.environment import ADVICE, clear_errors, open_environment
 
 TABLES = (
     "meta",  # counters and the store's identity
@@ -51,9 +52,6 @@ READER_MAP_BYTES = 1 << 42
 
 SEAL_BYTES = 8
 MADE = "made\n"
-MOST_UNWRITTEN_BYTES = 1 << 20
-DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)
-ADVICE = "restore the folder from a copy, or start a new run with model.path set to the last export"
 
 Key = str | int | bytes
 T = TypeVar("T")
@@ -236,7 +234,9 @@ class Store:
         if self._was_made() and (not file.exists() or file.stat().st_size == 0):
             # LMDB would make an empty store in its place, and the run would begin again.
             raise StoreError(f"{file} is gone or empty, but there was a store; {ADVICE}")
-        self._environment, self._tables = _open(path, map_size=max_bytes, sync=durable, metasync=durable)
+        self._environment, self._tables = open_environment(
+            path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
+        )
         with self.transaction() as tx:
             if tx.identity is None:
                 tx.put("meta", "identity", uuid.uuid4().hex)
@@ -248,7 +248,7 @@ class Store:
     @contextlib.contextmanager
     def transaction(self, write: bool = True) -> Iterator[Transaction]:
         """One transaction: committed when the block ends, undone when it raises."""
-        with _clear_errors(self.path), self._environment.begin(write=write) as raw:
+        with clear_errors(self.path), self._environment.begin(write=write) as raw:
             yield Transaction(self._environment, self._tables, raw)
 
     def _was_made(self) -> bool:
@@ -270,59 +270,15 @@ class StoreReader:
         if not (path / "data.mdb").is_file():
             raise StoreError(f"there is no store in {path}; name the replay folder of a run, such as runs/NAME/replay")
         self.path = path
-        self._environment, self._tables = _open(path, map_size=READER_MAP_BYTES, readonly=True)
+        self._environment, self._tables = open_environment(
+            path, TABLES, MULTIPLE, map_size=READER_MAP_BYTES, readonly=True
+        )
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """One view of the store, as it was at one moment."""
-        with _clear_errors(self.path), self._environment.begin() as raw:
+        with clear_errors(self.path), self._environment.begin() as raw:
             yield Transaction(self._environment, self._tables, raw)
 
     def close(self) -> None:
         self._environment.close()
-
-
-def _open(path: Path, **options: Any) -> tuple[lmdb.Environment, dict[str, Any]]:
-    try:
-        environment = lmdb.open(str(path), max_dbs=len(TABLES), readahead=False, **options)
-        try:
-            _require_whole(environment, path / "data.mdb")
-            create = not options.get("readonly", False)
-            tables = {
-                name: environment.open_db(name.encode(), dupsort=name in MULTIPLE, create=create) for name in TABLES
-            }
-        except BaseException:
-            environment.close()
-            raise
-    except lmdb.Error as error:
-        raise StoreError(
-            f"cannot open the store {path}: {error}; if it is damaged, {ADVICE}; if it is from another version of "
-            "asyncrl, use that one"
-        ) from error
-    return environment, tables
-
-
-def _require_whole(environment: lmdb.Environment, file: Path) -> None:
-    """Refuse a truncated file: a read behind its end would kill the process without a word.
-
-    LMDB leaves out pages at the end that were freed in the transaction that took them, so a few may rightly be missing;
-    they are filled up, which harms nobody who writes meanwhile.
-    """
-    whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    missing = whole - file.stat().st_size
-    if missing > MOST_UNWRITTEN_BYTES:
-        raise StoreError(f"{file} is truncated: {missing} of {whole} bytes are missing; {ADVICE}")
-    if missing > 0:
-        try:
-            with file.open("r+b") as raw:
-                os.posix_fallocate(raw.fileno(), whole - 1, 1)
-        except OSError as error:
-            raise StoreError(f"{file} lacks its last {missing} bytes, and cannot be filled up: {error}") from error
-
-
-@contextlib.contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DAMAGE as error:
-        raise StoreError(f"{path / 'data.mdb'} is damaged: {error}; {ADVICE}") from error
