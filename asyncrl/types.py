@@ -150,10 +150,12 @@ class Trajectory:
                     f"{self.id}: {name} is {array.dtype}{list(array.shape)}; it must be {dtype}[T], "
                     f"tokens have the shape {list(shape)}"
                 )
-        _require(bool(self.loss_mask.any()), self.id, "no token was sampled by the policy")
+        # As bytes, masks compare in half the time.
+        mask = self.loss_mask.tobytes()
+        _require(b"\1" in mask, self.id, "no token was sampled by the policy")
         _require(int(self.tokens.min()) >= 0, self.id, "a token id is negative")
         _require(
-            bool(((self.versions >= 0) == self.loss_mask).all()) and int(self.versions.min()) >= NO_VERSION,
+            (self.versions >= 0).tobytes() == mask and int(self.versions.min()) >= NO_VERSION,
             self.id,
             f"versions must be 0 or more exactly on the sampled tokens and {NO_VERSION} elsewhere",
         )
