@@ -19,12 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -44,86 +45,99 @@ LEASE = 128
 Spawn = multiprocessing.get_context("spawn")
 
 
-def produce(endpoint: str, worker: str, count: int, tokens: int, ready: Barrier, stored: Queue[Any] | None) -> None:
-    """Deliver `count` trajectories under tickets; their ids go to `stored` once they are acknowledged."""
+@dataclass(frozen=True)
+class Crew:
+    """What the processes of one run share: they start together, and tell the processor seconds that they took."""
+
+    ready: Barrier
+    spent: Queue[float]
+    stored: Queue[list[str]]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self.ready.wait()
+        before = time.process_time()
+        yield
+        self.spent.put(time.process_time() - before)
+
+
+def produce(crew: Crew, endpoint: str, worker: str, count: int, tokens: int, tell: bool) -> None:
+    """Deliver `count` trajectories under tickets; where `tell`, their ids go to the consumer once acknowledged."""
     client = ReplayClient(endpoint, worker, "1")
     made = make_trajectory(tokens)
-    ready.wait()
-    while count:
-        batch = [
-            replace(made, id=each.id, task_id=each.task.id, group_id=each.group_id, member=each.member)
-            for each in client.tickets([], min(BATCH, count))
-        ]
-        assert set(client.put_all(batch)) == {"stored"}
-        count -= len(batch)
-        if stored is not None:
-            stored.put([each.id for each in batch])
+    with crew.at_work():
+        while count:
+            batch = [
+                replace(made, id=each.id, task_id=each.task.id, group_id=each.group_id, member=each.member)
+                for each in client.tickets([], min(BATCH, count))
+            ]
+            assert set(client.put_all(batch)) == {"stored"}
+            count -= len(batch)
+            if tell:
+                crew.stored.put([each.id for each in batch])
     client.close()
 
 
-def score(endpoint: str, worker: str, count: int, ready: Barrier) -> None:
+def score(crew: Crew, endpoint: str, worker: str, count: int) -> None:
     """Lease and label `count` trajectories, as a scorer does."""
     client = ReplayClient(endpoint, worker, "1")
-    ready.wait()
-    while count:
-        leases = client.lease(["rules"], LEASE, 1 << 30)
-        client.label([Labels(each.trajectory.id, 1.0, 1.0, "benchmark") for each in leases])
-        count -= len(leases)
+    with crew.at_work():
+        while count:
+            leases = client.lease(["rules"], LEASE, 1 << 30)
+            client.label([Labels(each.trajectory.id, 1.0, 1.0, "benchmark") for each in leases])
+            count -= len(leases)
     client.close()
 
 
-def fetch(endpoints: list[str], count: int, ready: Barrier, stored: Queue[Any]) -> None:
+def fetch(crew: Crew, endpoints: list[str], count: int) -> None:
     """Fetch `count` trajectories as they are acknowledged, as a learner rank does."""
     clients = [ReplayClient(endpoint, "learner", "1") for endpoint in endpoints]
-    ready.wait()
-    while count:
-        names = stored.get()
-        count -= len(clients[shard_of(names[0], len(clients))].fetch(names))
+    with crew.at_work():
+        while count:
+            names = crew.stored.get()
+            count -= len(clients[shard_of(names[0], len(clients))].fetch(names))
     for client in clients:
         client.close()
 
 
 def throughput(served: Replay, mode: str, count: int, tokens: int) -> dict[str, Any]:
     """Rates and processor time of one run; `mode` is lease or fetch."""
-    shards = served.endpoints
-    share = count // PRODUCERS
-    ready = Spawn.Barrier(PRODUCERS + (len(shards) if mode == "lease" else 1) + 1)
-    stored: Queue[Any] | None = Spawn.Queue() if mode == "fetch" else None
-    producers = [
-        Spawn.Process(target=produce, args=(shards[i % len(shards)], f"actor-{i}", share, tokens, ready, stored))
-        for i in range(PRODUCERS)
-    ]
-    each = share * PRODUCERS // len(shards)
-    consumers = (
-        [Spawn.Process(target=score, args=(shard, f"scorer-{i}", each, ready)) for i, shard in enumerate(shards)]
-        if mode == "lease"
-        else [Spawn.Process(target=fetch, args=(shards, share * PRODUCERS, ready, stored))]
-    )
-    for process in (*producers, *consumers):
-        process.start()
-    before, children = served.cpu(), os.times()
-    ready.wait()
-    started = time.perf_counter()
-    for process in producers:
-        process.join()
-    acknowledged = time.perf_counter() - started
-    for process in consumers:
-        process.join()
-    seconds = time.perf_counter() - started
-    if any(process.exitcode for process in (*producers, *consumers)):
-        raise RuntimeError("a producer or consumer failed: its traceback is above")
-    spent = os.times()
-    others = spent.children_user + spent.children_system - children.children_user - children.children_system
+    shards, share = served.endpoints, count // PRODUCERS
     total = share * PRODUCERS
+    consumers = len(shards) if mode == "lease" else 1
+    crew = Crew(Spawn.Barrier(PRODUCERS + consumers + 1), Spawn.Queue(), Spawn.Queue())
+
+    def start(work: Callable[..., None], *arguments: Any) -> SpawnProcess:
+        process = Spawn.Process(target=work, args=(crew, *arguments))
+        process.start()
+        return process
+
+    producing = [
+        start(produce, shards[i % len(shards)], f"actor-{i}", share, tokens, mode == "fetch") for i in range(PRODUCERS)
+    ]
+    consuming = (
+        [start(score, shard, f"scorer-{i}", total // consumers) for i, shard in enumerate(shards)]
+        if mode == "lease"
+        else [start(fetch, shards, total)]
+    )
+    before = served.cpu()
+    crew.ready.wait()
+    started = time.perf_counter()
+    spent = [crew.spent.get() for _ in producing]
+    acknowledged = time.perf_counter() - started
+    spent += [crew.spent.get() for _ in consuming]
+    seconds = time.perf_counter() - started
+    for process in (*producing, *consuming):
+        process.join()
     return {
         "mode": mode,
         "shards": len(shards),
         "trajectories": total,
         "per_s": total / seconds,
-        "acknowledged_per_s": total / acknowledged,
         "mb_per_s": total * len_bytes(tokens) / seconds / 1e6,
+        "acknowledged_per_s": total / acknowledged,
         "replay_cpu_us": (served.cpu() - before) / total * 1e6,
-        "clients_cpu_us": others / total * 1e6,
+        "clients_cpu_us": sum(spent) / total * 1e6,
         "load": load(),
     }
 

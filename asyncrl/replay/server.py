@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,11 +29,23 @@ TICK_S = 0.25
 PATIENCE_S = 1.0
 
 
-@dataclass(slots=True)
+Received = tuple[bytes, list[Buffer]]
+Reply = tuple[bytes, Message]
+Place = tuple[tuple[str, ...], bytes]
+"""Where a waiting request stands: its queue and its client."""
+
+WAITS_FOR = ("serves", "step", "version")
+"""What tells apart requests of one kind that wait for different things."""
+
+
+class _Undo(Exception):
+    """A request was refused after it had changed something."""
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """A request that has no answer yet, and until when its requester waits."""
 
-    client: bytes
     request: Message
     until: float
 
@@ -47,7 +60,7 @@ class Server:
         self._store = store
         self._service = service
         self._clock = clock
-        self._waiting: dict[tuple[bytes, str], Waiting] = {}
+        self._waiting: defaultdict[tuple[str, ...], dict[bytes, Waiting]] = defaultdict(dict)
         self._next_tick = clock()
 
     def run(self, stop: threading.Event) -> None:
@@ -60,23 +73,47 @@ class Server:
 
     def _turn(self) -> None:
         requests = self._receive()
-        replies: list[tuple[bytes, Message]] = []
         try:
-            with self._store.transaction() as tx:
-                if self._clock() >= self._next_tick:
-                    self._next_tick = self._clock() + TICK_S
+            if self._clock() >= self._next_tick:
+                self._next_tick = self._clock() + TICK_S
+                with self._store.transaction() as tx:
                     self._service.tick(tx)
-                for client, frames in requests:
-                    replies += self._answer(tx, client, frames)
-                replies += self._retry_waiting(tx)
+            answered, replies = self._transact(requests)
         except lmdb.Error as error:
             self._recover(StoreError(f"the store cannot commit: {error}; is the disk full?"), requests)
             return
+        self._forget(answered)
         for client, reply in replies:
             self._send(client, reply)
 
-    def _receive(self) -> list[tuple[bytes, list[Buffer]]]:
-        requests: list[tuple[bytes, list[Buffer]]] = []
+    def _transact(self, requests: list[Received]) -> tuple[list[Place], list[Reply]]:
+        """Apply all requests in one transaction. Where one must be undone, all are, and each is tried again within a
+        transaction of its own inside: that is rare, and costs far more."""
+        try:
+            return self._apply(requests, nested=False)
+        except _Undo:
+            return self._apply(requests, nested=True)
+
+    def _apply(self, requests: list[Received], nested: bool) -> tuple[list[Place], list[Reply]]:
+        """Who of those waiting is answered, and all replies. Until both are final, nobody is forgotten."""
+        replies: list[Reply] = []
+        with self._store.transaction() as tx:
+            for client, frames in requests:
+                try:
+                    request = decode(frames)
+                except AsyncrlError as error:
+                    replies.append((client, self._refusal(tx, Message("unreadable"), error)))
+                    continue
+                reply = self._answer(tx, request, nested)
+                if reply is None:
+                    self._let_wait(client, request)
+                else:
+                    replies.append((client, reply))
+            answered = self._retry_waiting(tx, nested, replies)
+        return answered, replies
+
+    def _receive(self) -> list[Received]:
+        requests: list[Received] = []
         while len(requests) < BATCH:
             try:
                 client, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -85,50 +122,59 @@ class Server:
             requests.append((client.bytes, [frame.buffer for frame in frames]))
         return requests
 
-    def _answer(self, tx: Transaction, client: bytes, frames: list[Buffer]) -> list[tuple[bytes, Message]]:
-        request = Message("unreadable")
+    def _answer(self, tx: Transaction, request: Message, nested: bool) -> Message | None:
         try:
-            request = decode(frames)
-            with tx.nested() as nested:
-                reply = self._service.handle(nested, request)
+            return self._handle(tx, request, nested)
         except lmdb.MapFullError:
-            return [
-                (client, Message("busy", request.sequence, {"reason": "the store is full; see replay.max_store_gb"}))
-            ]
+            return Message("busy", request.sequence, {"reason": "the store is full; see replay.max_store_gb"})
         except (AsyncrlError, lmdb.BadValsizeError) as error:
-            log.warning("refused %s: %s", request.kind, error)
-            tx.add("refused")
-            return [(client, Message("refused", request.sequence, {"reason": str(error)}))]
-        if reply is None:
-            self._waiting[client, request.kind] = Waiting(client, request, self._clock() + PATIENCE_S)
-            return []
-        return [(client, reply)]
+            return self._refusal(tx, request, error)
 
-    def _retry_waiting(self, tx: Transaction) -> list[tuple[bytes, Message]]:
-        """Answer those waiting, oldest first, who can be answered now or whose patience is over."""
-        replies = []
-        empty: set[str] = set()
-        for key, waiting in list(self._waiting.items()):
-            reply = None
-            if waiting.request.kind not in empty:
-                reply = self._try(tx, waiting.request)
-                if reply is None and waiting.request.kind == "tickets":
-                    empty.add("tickets")
-            if reply is None and self._clock() >= waiting.until:
-                reply = Message("nothing", waiting.request.sequence)
-            if reply is not None:
-                del self._waiting[key]
-                replies.append((waiting.client, reply))
-        return replies
-
-    def _try(self, tx: Transaction, request: Message) -> Message | None:
+    def _handle(self, tx: Transaction, request: Message, nested: bool) -> Message | None:
+        if nested:
+            with tx.nested() as inner:
+                return self._service.handle(inner, request)
+        writes = tx.writes
         try:
-            with tx.nested() as nested:
-                return self._service.handle(nested, request)
-        except AsyncrlError as error:
-            return Message("refused", request.sequence, {"reason": str(error)})
+            return self._service.handle(tx, request)
+        except (AsyncrlError, lmdb.Error) as error:
+            if tx.writes > writes:
+                raise _Undo from error
+            raise
 
-    def _recover(self, error: StoreError, requests: list[tuple[bytes, list[Buffer]]]) -> None:
+    def _refusal(self, tx: Transaction, request: Message, error: Exception) -> Message:
+        log.warning("refused %s: %s", request.kind, error)
+        tx.add("refused")
+        return Message("refused", request.sequence, {"reason": str(error)})
+
+    def _let_wait(self, client: bytes, request: Message) -> None:
+        queue = self._waiting[request.kind, *(str(request.body.get(name)) for name in WAITS_FOR)]
+        queue.pop(client, None)
+        queue[client] = Waiting(request, self._clock() + PATIENCE_S)
+
+    def _retry_waiting(self, tx: Transaction, nested: bool, replies: list[Reply]) -> list[Place]:
+        """Answer those waiting, oldest first, who can be answered now or whose patience is over. Where there is nothing
+        for the first of a queue, there is nothing for the others."""
+        answered: list[Place] = []
+        now = self._clock()
+        for name, queue in self._waiting.items():
+            empty = False
+            for client, waiting in queue.items():
+                reply = None if empty else self._answer(tx, waiting.request, nested)
+                empty = reply is None
+                if empty and now < waiting.until:
+                    break
+                replies.append((client, reply or Message("nothing", waiting.request.sequence)))
+                answered.append((name, client))
+        return answered
+
+    def _forget(self, answered: list[Place]) -> None:
+        for name, client in answered:
+            del self._waiting[name][client]
+            if not self._waiting[name]:
+                del self._waiting[name]
+
+    def _recover(self, error: StoreError, requests: list[Received]) -> None:
         """Nothing of this turn was stored: say so to everyone, and take up the leases as the store has them."""
         log.error("%s", error)
         with self._store.transaction(write=False) as tx:

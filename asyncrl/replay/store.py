@@ -54,18 +54,21 @@ def _key(key: Key) -> bytes:
 
 
 class Transaction:
-    """Reads and writes of one transaction; values are plain msgpack values unless a method says bytes."""
+    """Reads and writes of one transaction; values are plain msgpack values unless a method says bytes. `writes` counts
+    the changes that were tried."""
 
     def __init__(self, environment: lmdb.Environment, tables: dict[str, Any], raw: lmdb.Transaction) -> None:
         self._environment = environment
         self._tables = tables
         self._raw = raw
+        self.writes = 0
 
     def get(self, table: str, key: Key) -> Any:
         value = self._raw.get(_key(key), db=self._tables[table])
         return None if value is None else msgpack.unpackb(value)
 
     def put(self, table: str, key: Key, value: Any) -> None:
+        self.writes += 1
         self._raw.put(_key(key), msgpack.packb(value), db=self._tables[table])
 
     def get_bytes(self, table: str, key: Key) -> bytes | None:
@@ -73,17 +76,21 @@ class Transaction:
         return None if value is None else bytes(value)
 
     def put_bytes(self, table: str, key: Key, value: bytes) -> None:
+        self.writes += 1
         self._raw.put(_key(key), value, db=self._tables[table])
 
     def delete(self, table: str, key: Key) -> bool:
+        self.writes += 1
         return bool(self._raw.delete(_key(key), db=self._tables[table]))
 
     def add_member(self, table: str, key: Key, member: str) -> None:
         """Add one of the many values that `key` has in a multiple table."""
+        self.writes += 1
         self._raw.put(_key(key), _key(member), db=self._tables[table])
 
     def remove_member(self, table: str, key: Key, member: str) -> bool:
         """Remove one of the values of `key`; False where it was not there."""
+        self.writes += 1
         return bool(self._raw.delete(_key(key), _key(member), db=self._tables[table]))
 
     def members(self, table: str, key: Key) -> list[str]:
