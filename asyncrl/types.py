@@ -174,11 +174,12 @@ class Trajectory:
     @property
     def oldest_version(self) -> int:
         """The oldest policy version that sampled one of its tokens."""
-        return int(self.versions[self.loss_mask].min())
+        # Seen as unsigned, NO_VERSION is the largest.
+        return int(self.versions.view(np.uint32).min())
 
     @property
     def sampled_tokens(self) -> int:
-        return int(self.loss_mask.sum())
+        return int(np.count_nonzero(self.loss_mask))
 
 
 def _check_spans(owner: str, what: str, spans: Sequence[Turn] | Sequence[Step], length: int) -> None:

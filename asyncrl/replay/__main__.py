@@ -21,6 +21,7 @@ log = logging.getLogger("asyncrl.replay")
 def run(config: TrainConfig) -> None:
     """Serve until a signal. Raises UnavailableError: the port is taken; StoreError: the store cannot be opened."""
     stop = process.stop_on_signals()
+    process.keep_freed_memory()
     store = open_store(config)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.linger = 0

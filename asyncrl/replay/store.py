@@ -47,21 +47,27 @@ Key = str | int | bytes
 
 
 def _key(key: Key) -> bytes:
-    raw = key if isinstance(key, bytes) else key.to_bytes(8, "big") if isinstance(key, int) else key.encode()
-    if not 0 < len(raw) <= MAX_KEY_BYTES:
-        raise RefusedError(f"an id has {len(raw)} bytes; 1 to {MAX_KEY_BYTES} are taken")
-    return raw
+    if isinstance(key, str):
+        key = key.encode()
+    elif isinstance(key, int):
+        key = key.to_bytes(8, "big")
+    if not 0 < len(key) <= MAX_KEY_BYTES:
+        raise RefusedError(f"an id has {len(key)} bytes; 1 to {MAX_KEY_BYTES} are taken")
+    return key
 
 
 class Transaction:
     """Reads and writes of one transaction; values are plain msgpack values unless a method says bytes. `writes` counts
-    the changes that were tried."""
+    the changes that were tried. Counters are kept in memory and written once, by `flush`, since every request changes
+    some."""
 
     def __init__(self, environment: lmdb.Environment, tables: dict[str, Any], raw: lmdb.Transaction) -> None:
         self._environment = environment
         self._tables = tables
         self._raw = raw
         self.writes = 0
+        self._counters: dict[str, int] = {}
+        self._changed: set[str] = set()
 
     def get(self, table: str, key: Key) -> Any:
         value = self._raw.get(_key(key), db=self._tables[table])
@@ -131,18 +137,33 @@ class Transaction:
             yield int.from_bytes(key, "big"), value
 
     def counter(self, name: str) -> int:
-        return int(self.get("meta", name) or 0)
+        if name not in self._counters:
+            self._counters[name] = int(self.get("meta", name) or 0)
+        return self._counters[name]
 
     def counters(self, prefix: str) -> dict[str, int]:
         """Every counter whose name begins with `prefix`."""
+        self.flush()
         names = (key.decode() for key in self.keys("meta"))
         return {name: self.counter(name) for name in names if name.startswith(prefix)}
 
     def add(self, name: str, amount: int = 1) -> int:
         """Add to a counter; returns its new value."""
-        value = self.counter(name) + amount
-        self.put("meta", name, value)
+        return self.set(name, self.counter(name) + amount)
+
+    def set(self, name: str, value: int) -> int:
+        """Give a counter a value; returns it."""
+        self.writes += 1
+        self._counters[name] = value
+        self._changed.add(name)
         return value
+
+    def flush(self) -> None:
+        """Write the counters that changed, and read them anew when they are asked for."""
+        for name in self._changed:
+            self.put("meta", name, self._counters[name])
+        self._changed.clear()
+        self._counters.clear()
 
     def live_bytes(self) -> int:
         """Bytes of all pages that hold something."""
@@ -152,8 +173,11 @@ class Transaction:
     @contextlib.contextmanager
     def nested(self) -> Iterator[Transaction]:
         """A part that takes effect whole or, when it raises, not at all."""
+        self.flush()
         with self._environment.begin(parent=self._raw, write=True) as raw:
-            yield Transaction(self._environment, self._tables, raw)
+            inner = Transaction(self._environment, self._tables, raw)
+            yield inner
+            inner.flush()
 
 
 class Store:
@@ -176,7 +200,9 @@ class Store:
     def transaction(self, write: bool = True) -> Iterator[Transaction]:
         """One transaction: committed when the block ends, undone when it raises."""
         with self._environment.begin(write=write) as raw:
-            yield Transaction(self._environment, self._tables, raw)
+            tx = Transaction(self._environment, self._tables, raw)
+            yield tx
+            tx.flush()
 
     def close(self) -> None:
         self._environment.close()
