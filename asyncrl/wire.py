@@ -35,6 +35,8 @@ from asyncrl.types import (
 PROTOCOL = 2
 MAX_HEADER_BYTES = 4 << 20
 MAX_ARRAYS = 4096
+MAX_FETCH = 16
+"""Trajectories that one request may fetch, so that no reply is too large to wait for a slow reader."""
 
 Buffer = bytes | bytearray | memoryview
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}

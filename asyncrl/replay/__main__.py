@@ -11,9 +11,14 @@ from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import UnavailableError
+from asyncrl.replay.client import CREDITS
 from asyncrl.replay.from_config import open_store, rules
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
+
+PEER_MESSAGES = 2 * CREDITS
+"""Messages that wait for or from one peer; ZeroMQ tells of room only when half of them are read. A slow reader's further
+replies are lost, and it asks again."""
 
 log = logging.getLogger("asyncrl.replay")
 
@@ -26,6 +31,7 @@ def run(config: TrainConfig) -> None:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.linger = 0
     socket.router_mandatory = True
+    socket.sndhwm = socket.rcvhwm = PEER_MESSAGES
     socket.maxmsgsize = config.network.max_message_mb << 20
     endpoint = process.replay_endpoints(config.network, config.replay.shards)[config.replay.shard]
     try:

@@ -22,6 +22,7 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.wire import (
+    MAX_FETCH,
     Message,
     encode,
     join,
@@ -145,7 +146,10 @@ class Service:
         table = str(request.body["table"])
         if table not in ("data", "labels"):
             raise RefusedError(f"fetch takes from data or labels, not from {table!r}")
-        return _frames(request, self.episodes.fetch(tx, table, list(request.body["ids"])))
+        names = list(request.body["ids"])
+        if len(names) > MAX_FETCH:
+            raise RefusedError(f"fetch takes at most {MAX_FETCH} trajectories a request, not {len(names)}")
+        return _frames(request, self.episodes.fetch(tx, table, names))
 
     def _published(self, tx: Transaction, request: Message) -> Message:
         self.planning.published(tx, int(request.body["version"]))
