@@ -1,9 +1,10 @@
-"""What does it cost to turn one trajectory into frames and back, beside msgpack of lists and beside a copy of its bytes?
+"""What does it cost to turn one trajectory into frames and back, beside msgpack of lists and a copy of its bytes?
 
 A trajectory of T tokens in a few turns. `decode` ends in a checked `Trajectory`; lists end in lists, and in unchecked
-arrays where it says so. Every figure is the median of many runs of processor time. A copy is measured twice: hot, of one buffer over and over, and cold, of the next buffer of
-many, so that neither source nor target is in a cache. In use every trajectory comes from the network or the store and is
-touched for the first time, so the cold copy is the fair floor; encode and decode are measured cold in the same way.
+arrays where it says so. Every figure is the median of many runs of processor time. A copy is measured twice: hot, of
+one buffer over and over, and cold, of the next buffer of many, so that neither source nor target is in a cache. In use
+every trajectory comes from the network or the store and is touched for the first time, so the cold copy is the fair
+floor; encode and decode are measured cold in the same way.
 
     python -m benchmarks.wire --tokens 8192 --turns 2 10
 """
@@ -28,9 +29,14 @@ COLD_BYTES = 96 << 20
 
 
 def make_trajectory(
-    length: int, count: int = 2, name: str = "t000000001.0.0", group: str = "t000000001", member: int = 0
+    length: int,
+    count: int = 2,
+    name: str = "t000000001.0.0",
+    group: str = "t000000001",
+    member: int = 0,
+    version: int = 3,
 ) -> Trajectory:
-    """A valid trajectory of `length` tokens in `count` turns: after a prompt or tool result always an assistant turn."""
+    """A valid trajectory of `length` tokens in `count` turns: a prompt or tool result, then an assistant turn, again."""
     ends = np.linspace(0, length, count + 1).astype(int).tolist()
     mask = np.zeros(length, np.bool_)
     turns = []
@@ -47,7 +53,7 @@ def make_trajectory(
         tokens=np.random.default_rng(0).integers(0, 150_000, length, dtype=np.int32),
         loss_mask=mask,
         logprobs=np.where(mask, -0.5, 0).astype(np.float32),
-        versions=np.where(mask, 3, -1).astype(np.int32),
+        versions=np.where(mask, version, -1).astype(np.int32),
         turns=tuple(turns),
         steps=tuple(Step(turn.start, turn.end) for turn in turns if turn.role == Role.ASSISTANT),
         finish=Finish.COMPLETED,

@@ -69,9 +69,10 @@ class Server:
             self._service.start(tx)
         while not stop.is_set():
             if self._socket.poll(int(TICK_S * 1000)) or self._clock() >= self._next_tick:
-                self._turn()
+                self.turn()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Take what requests are there, apply them, commit, and answer."""
         requests = self._receive()
         try:
             if self._clock() >= self._next_tick:
