@@ -7,6 +7,7 @@ so that nothing is allocated on a stranger's word. Decoded arrays are views of t
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,12 +32,13 @@ from asyncrl.types import (
     Trajectory,
     Turn,
 )
+from asyncrl.unpacking import unpack
 
 PROTOCOL = 2
 MAX_HEADER_BYTES = 4 << 20
 MAX_ARRAYS = 4096
-MAX_FETCH = 16
-"""Trajectories that one request may fetch, so that no reply is too large to wait for a slow reader."""
+MAX_EMPTY_SIDE = 64
+"""An array without elements cannot be as long as it likes: others take memory by its length."""
 
 Buffer = bytes | bytearray | memoryview
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}
@@ -62,11 +64,11 @@ def encode(message: Message) -> list[Buffer]:
     return [header, *(array.data.cast("B") if array.size else b"" for array in arrays)]
 
 
-def decode(frames: Sequence[Buffer]) -> Message:
+def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -> Message:
     """The message in `frames`. Raises WireError with the reason where they are malformed."""
     if not frames:
         raise WireError("a message needs a header frame")
-    kind, sequence, body, layout = _header(frames[0])
+    kind, sequence, body, layout = _header(frames[0], max_header_bytes)
     if len(layout) != len(frames) - 1:
         raise WireError(f"the header announces {len(layout)} arrays, {len(frames) - 1} came")
     arrays: dict[str, NDArray[Any]] = {}
@@ -78,13 +80,13 @@ def decode(frames: Sequence[Buffer]) -> Message:
     return Message(kind, sequence, body, arrays)
 
 
-def _header(frame: Buffer) -> tuple[str, int, dict[str, Any], list[Any]]:
-    if len(frame) > MAX_HEADER_BYTES:
-        raise WireError(f"the header has {len(frame)} bytes; at most {MAX_HEADER_BYTES} are taken")
+def _header(frame: Buffer, max_bytes: int) -> tuple[str, int, dict[str, Any], list[Any]]:
+    if len(frame) > max_bytes:
+        raise WireError(f"the header has {len(frame)} bytes; at most {max_bytes} are taken")
     try:
-        header = msgpack.unpackb(frame, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise WireError(f"the header is no msgpack: {error}") from error
+        header = unpack(frame)
+    except WireError as error:
+        raise WireError(f"the header cannot be read: {error}") from error
     if not isinstance(header, list) or not header:
         raise WireError("the header is no list")
     if header[0] != PROTOCOL:
@@ -105,11 +107,15 @@ def _array(entry: Any, frame: Buffer) -> tuple[str, NDArray[Any]]:
         raise WireError(f"an array must be [name, dtype, shape] with a dtype of {sorted(_DTYPES)}, not {entry!r:.100}")
     dtype, announced = _DTYPES[code], _DTYPES[code].itemsize
     for size in shape:
-        if not isinstance(size, int) or not 0 <= size < 1 << 40:
+        if type(size) is not int or not 0 <= size < 1 << 40:
             raise WireError(f"array {name!r} has the impossible shape {shape!r:.100}")
         announced *= size
     if announced != len(frame):
         raise WireError(f"array {name!r} announces {announced} bytes, {len(frame)} came")
+    if not announced and max(shape) > MAX_EMPTY_SIDE:
+        raise WireError(f"array {name!r} is empty, and claims {max(shape)} rows of nothing")
+    if code == "|b1" and announced and np.frombuffer(frame, np.uint8).max() > 1:
+        raise WireError(f"array {name!r} has truth values other than 0 and 1")
     array = np.frombuffer(frame, dtype)
     return name, array if len(shape) == 1 else array.reshape(shape)
 
@@ -210,7 +216,7 @@ def read_trajectory(message: Message) -> Trajectory:
 
 
 def _tool_calls(calls: Any) -> tuple[ToolCall, ...]:
-    return tuple(ToolCall(_text(name), arguments) for name, arguments in calls)
+    return tuple(ToolCall(_text(name), dict(arguments)) for name, arguments in calls)
 
 
 def labels_message(labels: Labels, sequence: int = 0) -> Message:
@@ -238,7 +244,7 @@ def read_labels(message: Message) -> Labels:
             step_ends=message.arrays["step_ends"],
             extra=_numbers(body["extra"]),
         )
-    except (KeyError, TypeError, ValueError, InvariantError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, InvariantError) as error:
         raise WireError(f"not labels: {type(error).__name__}: {error}") from error
 
 
@@ -288,7 +294,7 @@ def read_ticket(body: Mapping[str, Any]) -> Ticket:
             temperature=float(body["temperature"]),
             min_version=int(body["min_version"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError(f"not a ticket: {type(error).__name__}: {error}") from error
 
 
@@ -312,4 +318,7 @@ def _text(value: Any) -> str:
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    return {_text(name): float(value) for name, value in dict(values).items()}
+    numbers = {_text(name): float(value) for name, value in dict(values).items()}
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError(f"a number is not finite: {numbers!r:.100}")
+    return numbers

@@ -62,7 +62,12 @@ def consume(samples: Any, count: int) -> None:
 def run(samples: Any, count: int, tokens: int) -> float:
     """Seconds from the first sample to the last one taken."""
     started = time.perf_counter()
-    ray.get([*(produce.remote(samples, count // PRODUCERS, tokens) for _ in range(PRODUCERS)), consume.remote(samples, count)])
+    ray.get(
+        [
+            *(produce.remote(samples, count // PRODUCERS, tokens) for _ in range(PRODUCERS)),
+            consume.remote(samples, count),
+        ]
+    )
     return time.perf_counter() - started
 
 

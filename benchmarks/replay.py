@@ -188,7 +188,10 @@ def main() -> None:
         show("restart", in_folder(options.dir, lambda folder: restart.measure(folder, options.facts)))
     if options.ray:
         command = [options.ray, str(Path(__file__).with_name("ray_deque.py")), str(options.tokens), str(options.count)]
-        show("ray", json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
+        show(
+            "ray",
+            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]),
+        )
     else:
         print("ray: left out; name a Python that has it with --ray PYTHON")
     print(f"written to {write_result('replay', result)}")

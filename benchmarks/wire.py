@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgpack
@@ -40,7 +41,7 @@ def make_trajectory(
     ends = np.linspace(0, length, count + 1).astype(int).tolist()
     mask = np.zeros(length, np.bool_)
     turns = []
-    for index, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for index, (start, end) in enumerate(pairwise(ends)):
         sampled = index % 2 == 1
         mask[start:end] = sampled
         role = Role.ASSISTANT if sampled else Role.TOOL if index else Role.PROMPT

@@ -38,6 +38,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.actor.worker import Worker
+    from asyncrl.network.keys import client_keys
     from asyncrl.observe.sinks import open_metrics
     from asyncrl.weights.channels.zmq import ZmqChannel
     from asyncrl.weights.receiver import Receiver
@@ -50,6 +51,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     engine = EmbeddedEngine.load(
         model.path, config.engine, dtype=model.dtype, trust_remote_code=model.trust_remote_code, seed=config.run.seed
     )
+    keys = client_keys(network)
     name, life = process.worker_name("actor"), process.incarnation()
     endpoints = process.replay_endpoints(network, config.replay.shards)
     with ExitStack() as stack:
@@ -57,7 +59,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         report = Report(engine, tools.counts, metrics)
 
         def connect(endpoint: str) -> ReplayClient:
-            return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop)))
+            return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys)))
 
         episodes = _episodes(config, engine, tools)
         # A shard that is away holds up its own share of the episodes only.
@@ -65,7 +67,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         workers = [
             Worker(episodes, connect(each), connect(each), share, report, actor.episode_timeout_s) for each in endpoints
         ]
-        channel = ZmqChannel(process.weights_endpoint(network), zmq.asyncio.Context.instance())
+        channel = ZmqChannel(process.weights_endpoint(network), zmq.asyncio.Context.instance(), keys=keys)
         try:
             await _first_to_end(
                 *(worker.run(_as_asyncio(stop)) for worker in workers),

@@ -22,6 +22,9 @@ CHOICES: dict[str, Sequence[str]] = {
     "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
+MAX_FRAME_MB = 4095
+"""A frame's length has 32 bits in the store."""
+
 POSITIVE = (
     "actor.concurrency",
     "actor.episode_timeout_s",
@@ -53,6 +56,7 @@ POSITIVE = (
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
     "critic.lr",
+    "implicit.lr",
     "cluster.actors",
     "cluster.scorers",
     "cluster.learner_ranks",
@@ -89,7 +93,9 @@ def check(config: TrainConfig) -> None:
     _check_kinds(config)
     _check_replay(config)
     _check_files(config)
-    check_bind(config.network.host, config.network.insecure)
+    network = config.network
+    _require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
+    check_bind(network.host, network.insecure, secured=network.keys is not None)
 
 
 def value(config: TrainConfig, key: str) -> Any:
@@ -144,6 +150,12 @@ def _check_combinations(config: TrainConfig) -> None:
         config,
         "scoring.timeout_s",
         f"a scorer that verifies for longer loses its lease; stay under replay.lease_s={config.replay.lease_s}",
+    )
+    _require(
+        not config.implicit.train or config.algorithm.advantage.name == "prime",
+        config,
+        "implicit.train",
+        f"algorithm.advantage={config.algorithm.advantage.name} does not read it; use algorithm=prime",
     )
     _require(actor.temperature > 0, config, "actor.temperature", "training samples; 0 (greedy) has no exploration")
     _require(
@@ -211,14 +223,14 @@ def _check_files(config: TrainConfig) -> None:
         )
 
 
-def check_bind(host: str, insecure: bool) -> None:
-    """Refuse to listen where strangers can reach us, unless told so. Raises ConfigError."""
+def check_bind(host: str, insecure: bool, secured: bool = False) -> None:
+    """Refuse to listen where strangers can reach us, without keys (`secured`) or leave. Raises ConfigError."""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    if not local and not insecure:
+    if not (local or secured or insecure):
         raise ConfigError(
-            f"network.host={host} can be reached from other machines, and connections are not encrypted; "
-            "use 127.0.0.1, or set network.insecure=true on a network that you trust"
+            f"network.host={host} can be reached from other machines: set network.keys to a folder that `asyncrl keys` "
+            "made, or network.insecure=true on a network where you trust everyone"
         )

@@ -80,7 +80,7 @@ class Learner:
             with phases("proximal"):
                 share = self._trainer.prepare(share, episodes, minibatches)
             with phases("train"):
-                result = self._trainer.learn(step, share, minibatches)
+                result = self._trainer.learn(step, share, episodes, minibatches)
             progress.add(plan, result.skipped, result.empty)
             with phases("publish"):
                 if self._version(step + 1) > self._version(step):

@@ -19,11 +19,12 @@ from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import export
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.optimised import Optimised
-from asyncrl.learner.policy import load_policy
+from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.recorded import RecordedReplay
 from asyncrl.learner.trainer import Trainer
+from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.client import ReplayClient
@@ -55,6 +56,14 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         train(config, ranks, replay, publisher, metrics, stop)
 
 
+def _implicit(config: TrainConfig, ranks: Ranks) -> Optimised[Policy] | None:
+    """The implicit process model, where it is trained here: it begins as the policy begins, unless told otherwise."""
+    if not config.implicit.train:
+        return None
+    model = replace(config.model, path=config.implicit.path or config.model.path)
+    return Optimised(load_policy(model, config.actor.temperature, ranks), config.implicit.lr, config.learner)
+
+
 def _replay(
     config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], stop: threading.Event
 ) -> RecordedReplay | ShardedReplay:
@@ -62,11 +71,13 @@ def _replay(
         return RecordedReplay(Path(config.replay.source), config.learner.steps)
     worker, life = process.worker_name(f"learner-{ranks.rank}"), process.incarnation()
     endpoints = process.replay_endpoints(config.network, config.replay.shards)
-    return ShardedReplay([ReplayClient(each, worker, life, stop, context=context) for each in endpoints])
+    keys = client_keys(config.network)
+    return ShardedReplay([ReplayClient(each, worker, life, stop, context=context, keys=keys) for each in endpoints])
 
 
 def _publisher(network: NetworkConfig, context: zmq.Context[Any]) -> WeightPublisher:
-    return WeightPublisher(network.host, network.weights_port, context, insecure=network.insecure)
+    keys, insecure = server_keys(network), network.insecure
+    return WeightPublisher(network.host, network.weights_port, context, keys=keys, insecure=insecure)
 
 
 def train(
@@ -81,7 +92,9 @@ def train(
     algorithm = Algorithm.from_config(config.algorithm)
     temperature, learner = config.actor.temperature, config.learner
     policy = load_policy(config.model, temperature, ranks)
-    reference = load_policy(config.model, temperature, ranks) if algorithm.needs_reference else None
+    implicit = _implicit(config, ranks)
+    wants_reference = algorithm.needs_reference or implicit is not None
+    reference = load_policy(config.model, temperature, ranks) if wants_reference else None
     critic = load_critic(config.critic, config.model, ranks) if algorithm.needs_critic else None
     trainer = Trainer(
         ranks,
@@ -90,6 +103,7 @@ def train(
         None if critic is None else Optimised(critic, config.critic.lr, learner),
         reference,
         stop,
+        implicit,
     )
     folder = process.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks)

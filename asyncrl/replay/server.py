@@ -18,6 +18,7 @@ import lmdb
 import zmq
 
 from asyncrl.errors import AsyncrlError, StoreError
+from asyncrl.network.throttle import MAX_REASON, Throttled
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store, Transaction
 from asyncrl.wire import Buffer, Message, decode, encode
@@ -28,7 +29,6 @@ BATCH = 256
 TICK_S = 0.25
 PATIENCE_S = 1.0
 
-
 Received = tuple[bytes, list[Buffer]]
 Reply = tuple[bytes, Message]
 Place = tuple[tuple[str, ...], bytes]
@@ -38,7 +38,7 @@ WAITS_FOR = ("serves", "step", "version")
 """What tells apart requests of one kind that wait for different things."""
 
 
-class _Undo(Exception):
+class _UndoError(Exception):
     """A request was refused after it had changed something."""
 
 
@@ -62,6 +62,8 @@ class Server:
         self._clock = clock
         self._waiting: defaultdict[tuple[str, ...], dict[bytes, Waiting]] = defaultdict(dict)
         self._next_tick = clock()
+        self._refusals = Throttled(log, "refused a request")
+        self._undelivered = Throttled(log, "a requester has gone before its answer", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set."""
@@ -92,7 +94,7 @@ class Server:
         transaction of its own inside: that is rare, and costs far more."""
         try:
             return self._apply(requests, nested=False)
-        except _Undo:
+        except _UndoError:
             return self._apply(requests, nested=True)
 
     def _apply(self, requests: list[Received], nested: bool) -> tuple[list[Place], list[Reply]]:
@@ -103,7 +105,7 @@ class Server:
                 try:
                     request = decode(frames)
                 except AsyncrlError as error:
-                    replies.append((client, self._refusal(tx, Message("unreadable"), error)))
+                    replies.append((client, self._refuse(tx, Message("unreadable"), error)))
                     continue
                 reply = self._answer(tx, request, nested)
                 if reply is None:
@@ -129,7 +131,7 @@ class Server:
         except lmdb.MapFullError:
             return Message("busy", request.sequence, {"reason": "the store is full; see replay.max_store_gb"})
         except (AsyncrlError, lmdb.BadValsizeError) as error:
-            return self._refusal(tx, request, error)
+            return self._refuse(tx, request, error)
 
     def _handle(self, tx: Transaction, request: Message, nested: bool) -> Message | None:
         if nested:
@@ -140,13 +142,13 @@ class Server:
             return self._service.handle(tx, request)
         except (AsyncrlError, lmdb.Error) as error:
             if tx.writes > writes:
-                raise _Undo from error
+                raise _UndoError from error
             raise
 
-    def _refusal(self, tx: Transaction, request: Message, error: Exception) -> Message:
-        log.warning("refused %s: %s", request.kind, error)
+    def _refuse(self, tx: Transaction, request: Message, error: Exception) -> Message:
         tx.add("refused")
-        return Message("refused", request.sequence, {"reason": str(error)})
+        self._refusals.say(f"{request.kind:.50}: {error}")
+        return Message("refused", request.sequence, {"reason": str(error)[:MAX_REASON]})
 
     def _let_wait(self, client: bytes, request: Message) -> None:
         queue = self._waiting[request.kind, *(str(request.body.get(name)) for name in WAITS_FOR)]
@@ -191,4 +193,4 @@ class Server:
         try:
             self._socket.send_multipart([client, *encode(reply)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            log.info("a requester has gone before its answer: %s", error)
+            self._undelivered.say(error)

@@ -13,12 +13,16 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import torch
 import zmq
 
 from asyncrl.config.checks import check_bind
 from asyncrl.errors import WeightsError, WireError
+from asyncrl.network.keys import ServerKeys
+from asyncrl.network.sockets import listen
+from asyncrl.network.throttle import MAX_REASON, Throttled
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Snapshot, dtype_name, take_snapshot
 from asyncrl.weights.offers import Offers
 from asyncrl.wire import Message, decode, encode
@@ -31,9 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Serves weights on tcp://host:port; port 0 takes a free one.
+    """Serves weights on tcp://host:port, to the clients that `keys` lets in; port 0 takes a free one.
 
-    Raises ConfigError: others can reach the address, and `insecure` is not set.
+    Raises ConfigError: others can reach the address, and there are neither `keys` nor `insecure`; UnavailableError: it
+    is taken.
     """
 
     def __init__(
@@ -42,19 +47,20 @@ class Publisher:
         port: int,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
+        keys: ServerKeys | None = None,
         insecure: bool = False,
         chunk_bytes: int = 4 << 20,
         forget_s: float = 30.0,
     ) -> None:
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise WeightsError(f"chunk_bytes is {chunk_bytes}; it must be 1 to {MAX_CHUNK_BYTES}")
-        check_bind(host, insecure)
-        self._router = context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.LINGER, 0)
-        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        self._router.bind(f"tcp://{host}:{port}")
-        self.endpoint: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        check_bind(host, insecure, secured=keys is not None)
+        self._listener = listen(context, f"tcp://{host}:{port}", keys, MAX_REQUEST_BYTES)
+        self._router = self._listener.socket
+        self.endpoint = self._listener.endpoint
         self.refused = 0
+        self._refusals = Throttled(logger, "refused a request for weights")
+        self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
         self._chunk_bytes = chunk_bytes
         self._offers = Offers(forget_s)
         self._published = -1
@@ -104,7 +110,7 @@ class Publisher:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
-        with self._router:
+        with closing(self._listener):
             while not self._closing.is_set():
                 events = dict(poller.poll(TICK_MS))
                 if self._woken.fileno() in events:
@@ -121,10 +127,13 @@ class Publisher:
             reply = self._offers.handle(receiver, decode(frames), time.monotonic())
         except WireError as error:
             self.refused += 1
-            logger.warning("refused a request for weights: %s", error)
-            reply = Message("refused", body={"reason": str(error)})
+            self._refusals.say(error)
+            reply = Message("refused", body={"reason": str(error)[:MAX_REASON]})
         if reply:
             self._send(receiver, reply)
 
     def _send(self, receiver: bytes, message: Message) -> None:
-        self._router.send_multipart([receiver, *encode(message)], copy=False)
+        try:
+            self._router.send_multipart([receiver, *encode(message)], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            self._undelivered.say(error)

@@ -48,7 +48,9 @@ class Turns:
 
     def ask(self, *requests: tuple[str, Message]) -> dict[str, Message]:
         self.replies: dict[str, Message] = {}
-        self._requests = [[zmq.Frame(client.encode()), *map(zmq.Frame, encode(message))] for client, message in requests]
+        self._requests = [
+            [zmq.Frame(client.encode()), *map(zmq.Frame, encode(message))] for client, message in requests
+        ]
         while True:
             self._server.turn()
             if not self._requests:

@@ -12,35 +12,43 @@ from collections import deque
 from itertools import islice
 
 import torch
-import zmq
 import zmq.asyncio
 
 from asyncrl.errors import UnavailableError, WeightsError, WireError
+from asyncrl.network.keys import CHECK_KEYS, ClientKeys
+from asyncrl.network.sockets import connect
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Chunk, Manifest, bytes_of, read_manifest
 from asyncrl.wire import Message, decode, encode
 
 
 class ZmqChannel:
-    """A publisher at `endpoint`, with at most `credits` chunks outstanding.
+    """A publisher at `endpoint`, with at most `credits` chunks outstanding. `keys` are those of network.keys.
 
     Every method raises UnavailableError where the publisher is silent for `timeout_s`, and WireError where it answers
     nonsense or refuses; then `reset` before the next call.
     """
 
     def __init__(
-        self, endpoint: str, context: zmq.asyncio.Context, *, credits: int = 8, timeout_s: float = 10.0
+        self,
+        endpoint: str,
+        context: zmq.asyncio.Context,
+        *,
+        credits: int = 8,
+        timeout_s: float = 10.0,
+        keys: ClientKeys | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._context = context
         self._credits = credits
         self._timeout_s = timeout_s
+        self._keys = keys
         self._sequence = 0
         self._socket: zmq.asyncio.Socket | None = None
 
     def reset(self) -> None:
         """Drop the connection with everything outstanding; the next call makes a new one."""
         if self._socket is not None:
-            self._socket.close(linger=0)
+            self._socket.close()
             self._socket = None
 
     async def newer_than(self, version: int) -> Manifest | None:
@@ -79,9 +87,7 @@ class ZmqChannel:
 
     def _connected(self) -> zmq.asyncio.Socket:
         if self._socket is None:
-            self._socket = self._context.socket(zmq.DEALER)
-            self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_CHUNK_BYTES)
-            self._socket.connect(self.endpoint)
+            self._socket = connect(self._context, self.endpoint, self._keys, MAX_CHUNK_BYTES)
         return self._socket
 
     async def _ask(self, version: int, chunk: Chunk) -> int:
@@ -98,8 +104,9 @@ class ZmqChannel:
             async with asyncio.timeout(self._timeout_s):
                 frames = await self._connected().recv_multipart(copy=False)
         except TimeoutError:
+            advice = f"; {CHECK_KEYS}" if self._keys else ""
             raise UnavailableError(
-                f"the weight publisher at {self.endpoint} has been silent for {self._timeout_s:g} s"
+                f"the weight publisher at {self.endpoint} has been silent for {self._timeout_s:g} s{advice}"
             ) from None
         reply = decode([frame.buffer for frame in frames])
         if reply.kind == "refused":
