@@ -1,9 +1,10 @@
-"""The plain alternative to the replay: a Ray actor with a deque of pickled samples. It keeps nothing through a crash, knows
-no tickets and checks nothing. Runs under a Python that has Ray (`pip install ray==2.60.0 numpy`), without asyncrl:
+"""The plain alternative to the replay: a Ray actor with a deque of pickled samples.
+
+It keeps nothing through a crash, knows no tickets and checks nothing. 8 producers with 8 calls of each under way pickle
+samples of four arrays; one consumer takes 16 at a time and unpickles them. It runs under a Python that has Ray
+(`pip install ray==2.60.0 numpy`), without asyncrl:
 
     PYTHON benchmarks/ray_deque.py 8192 4000
-
-8 producers, pickled samples of four arrays, 8 calls of each under way; one consumer takes 16 at a time and unpickles them.
 """
 
 from __future__ import annotations
@@ -62,12 +63,8 @@ def consume(samples: Any, count: int) -> None:
 def run(samples: Any, count: int, tokens: int) -> float:
     """Seconds from the first sample to the last one taken."""
     started = time.perf_counter()
-    ray.get(
-        [
-            *(produce.remote(samples, count // PRODUCERS, tokens) for _ in range(PRODUCERS)),
-            consume.remote(samples, count),
-        ]
-    )
+    producing = [produce.remote(samples, count // PRODUCERS, tokens) for _ in range(PRODUCERS)]
+    ray.get([*producing, consume.remote(samples, count)])
     return time.perf_counter() - started
 
 

@@ -1,10 +1,10 @@
 """How many trajectories a second does a durable replay take and give, and how long does an actor wait for a ticket?
 
-- throughput: 8 producers take tickets and deliver ready-made trajectories under their ids over tcp, each with its deliveries
-  pipelined, while one consumer gets them all: as a scorer (lease and label), or as a learner (plain fetch). The replay is a
-  process of its own with fsync and group commit. With `--shards 2` once more over two.
-- limits of the machine, for the same bytes: ROUTER and DEALER with credits and nothing behind them, LMDB with fsync and 64
-  trajectories a transaction, and sequential writes with fdatasync.
+- throughput: 8 producers take tickets and deliver ready-made trajectories under their ids over tcp, pipelined, while
+  consumers get them all: two scorers for each shard (lease and label), or one learner rank (plain fetch). The replay is
+  a process of its own with fsync and group commit. With `--shards 2` once more over two.
+- limits of the machine, for the same bytes: ROUTER and DEALER with credits and nothing behind them, LMDB with fsync and
+  64 trajectories a transaction, and sequential writes with fdatasync.
 - tickets: 1,000 connected actors in turn, at a steady total rate, ask for a ticket while each holds one or none.
 - restart: how long a replay with many facts takes from its start to its first answer.
 - `--ray PYTHON`: the plain alternative, a Ray actor with a deque of pickled samples, under a Python that has Ray.
@@ -41,7 +41,8 @@ from benchmarks.wire import make_trajectory
 
 PRODUCERS = 8
 BATCH = 32
-LEASE = 128
+SCORERS = 2
+LEASE = 256
 Spawn = multiprocessing.get_context("spawn")
 
 
@@ -83,7 +84,7 @@ def score(crew: Crew, endpoint: str, worker: str, count: int) -> None:
     client = ReplayClient(endpoint, worker, "1")
     with crew.at_work():
         while count:
-            leases = client.lease(["rules"], LEASE, 1 << 30)
+            leases = client.lease(["rules"], min(LEASE, count), 1 << 30)
             client.label([Labels(each.trajectory.id, 1.0, 1.0, "benchmark") for each in leases])
             count -= len(leases)
     client.close()
@@ -104,7 +105,7 @@ def throughput(served: Replay, mode: str, count: int, tokens: int) -> dict[str, 
     """Rates and processor time of one run; `mode` is lease or fetch."""
     shards, share = served.endpoints, count // PRODUCERS
     total = share * PRODUCERS
-    consumers = len(shards) if mode == "lease" else 1
+    consumers = SCORERS * len(shards) if mode == "lease" else 1
     crew = Crew(Spawn.Barrier(PRODUCERS + consumers + 1), Spawn.Queue(), Spawn.Queue())
 
     def start(work: Callable[..., None], *arguments: Any) -> SpawnProcess:
@@ -116,7 +117,7 @@ def throughput(served: Replay, mode: str, count: int, tokens: int) -> dict[str, 
         start(produce, shards[i % len(shards)], f"actor-{i}", share, tokens, mode == "fetch") for i in range(PRODUCERS)
     ]
     consuming = (
-        [start(score, shard, f"scorer-{i}", total // consumers) for i, shard in enumerate(shards)]
+        [start(score, shards[i % len(shards)], f"scorer-{i}", total // consumers) for i in range(consumers)]
         if mode == "lease"
         else [start(fetch, shards, total)]
     )

@@ -37,7 +37,7 @@ def make_trajectory(
     member: int = 0,
     version: int = 3,
 ) -> Trajectory:
-    """A valid trajectory of `length` tokens in `count` turns: a prompt or tool result, then an assistant turn, again."""
+    """A valid trajectory of `length` tokens in `count` turns: prompt, assistant, tool result, assistant and so on."""
     ends = np.linspace(0, length, count + 1).astype(int).tolist()
     mask = np.zeros(length, np.bool_)
     turns = []
