@@ -48,12 +48,14 @@ _ROLES = {role.value: role for role in Role}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """One message. `sequence` pairs a reply with its request; `body` holds small plain values."""
+    """One message. `sequence` pairs a reply with its request; `body` holds small plain values; `frames` are what it was
+    decoded from, if it was."""
 
     kind: str
     sequence: int = 0
     body: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    frames: Sequence[Buffer] = ()
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -77,7 +79,7 @@ def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -
         if name in arrays:
             raise WireError(f"array {name!r} comes twice")
         arrays[name] = array
-    return Message(kind, sequence, body, arrays)
+    return Message(kind, sequence, body, arrays, frames)
 
 
 def _header(frame: Buffer, max_bytes: int) -> tuple[str, int, dict[str, Any], list[Any]]:

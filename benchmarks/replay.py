@@ -184,7 +184,8 @@ def main() -> None:
             for mode in ("lease", "fetch"):
                 show("throughput", in_folder(options.dir, lambda f, s=shards, m=mode: through_replay(f, s, m, options)))
     if "tickets" in options.only:
-        show("tickets", in_folder(options.dir, tickets.measure))
+        for durability in ("fsync", "os"):
+            show("tickets", in_folder(options.dir, lambda f, d=durability: tickets.measure(f, d)))
     if "restart" in options.only:
         show("restart", in_folder(options.dir, lambda folder: restart.measure(folder, options.facts)))
     if options.ray:
