@@ -85,6 +85,7 @@ def _episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> Callable[[
     from asyncrl.actor.chat import Chat
     from asyncrl.actor.episode import Limits
     from asyncrl.actor.rollout import run_episode
+    from asyncrl.actor.steps import find_split
 
     actor, model = config.actor, config.model
     tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
@@ -93,7 +94,8 @@ def _episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> Callable[[
         # A template that cannot show tool results is found out now, not at the first call.
         chat.suffix([{"role": "tool", "name": name, "content": ""} for name in tools.names], [])
     limits = Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens)
-    return partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=actor.step_split)
+    split = find_split(actor.step_split)
+    return partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=split)
 
 
 async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,28 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.needs import configured
 
+_DTYPES = ("float32", "bfloat16", "float16")
+_LONG_INPUTS = ("refuse", "drop_oldest")
+
 CHOICES: dict[str, Sequence[str]] = {
     "model.dtype": ("float32", "bfloat16"),
     "model.attention": ("sdpa", "flash_attention_2", "flex_attention"),
     "engine.kind": ("embedded",),
-    "actor.step_split": ("turn", "paragraph", "line"),
     "replay.durability": ("fsync", "os"),
+    "scoring.prm.dtype": _DTYPES,
+    "scoring.prm.long_inputs": _LONG_INPUTS,
+    "scoring.outcome_model.dtype": _DTYPES,
+    "scoring.outcome_model.long_inputs": _LONG_INPUTS,
+    "scoring.shaping.prm_aggregation": (
+        "mean_response",
+        "pooled_last",
+        "min",
+        "product",
+        "per_step",
+        "best_of_n",
+    ),
     "replay.retention": ("none", "window", "all"),
     "replay.sampler.kind": ("fifo", "freshest", "prioritised"),
-    "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
 MAX_FRAME_MB = 4095
@@ -45,6 +59,20 @@ POSITIVE = (
     "scoring.batch_trajectories",
     "scoring.batch_tokens",
     "scoring.timeout_s",
+    "scoring.rule_processes",
+    "scoring.rule_memory_mb",
+    "scoring.stall_s",
+    "scoring.shaping.tanh_tau",
+    "scoring.shaping.tanh_rmax",
+    "scoring.shaping.max_step_tokens",
+    "scoring.shaping.max_resp_len",
+    "scoring.shaping.target_response_length",
+    "scoring.shaping.overlong_buffer",
+    "scoring.guards.window_s",
+    "scoring.guards.reward_rise",
+    "scoring.guards.agreement_fall",
+    "scoring.prm.micro_tokens",
+    "scoring.outcome_model.micro_tokens",
     "learner.steps",
     "learner.batch_size",
     "learner.group_size",
@@ -66,6 +94,9 @@ POSITIVE = (
     "network.max_message_mb",
 )
 NOT_NEGATIVE = (
+    "scoring.shaping.overlong_penalty",
+    "scoring.shaping.length_bonus_weight",
+    "scoring.shaping.prm_acc_bonus_weight",
     "actor.temperature",
     "actor.tool_retries",
     "replay.max_lag",
@@ -90,7 +121,8 @@ def check(config: TrainConfig) -> None:
     for key in NOT_NEGATIVE:
         _require(value(config, key) >= 0, config, key, "it must be 0 or more")
     _check_combinations(config)
-    _check_kinds(config)
+    _check_scoring(config)
+    _check_shaping(config)
     _check_replay(config)
     _check_files(config)
     network = config.network
@@ -146,10 +178,10 @@ def _check_combinations(config: TrainConfig) -> None:
         f"a resumed learner publishes its version anew: make it a multiple of publish_every={learner.publish_every}",
     )
     _require(
-        config.scoring.timeout_s < config.replay.lease_s,
+        config.scoring.timeout_s < config.scoring.stall_s,
         config,
         "scoring.timeout_s",
-        f"a scorer that verifies for longer loses its lease; stay under replay.lease_s={config.replay.lease_s}",
+        f"a scorer that gives nothing for longer counts as hung: stay under scoring.stall_s={config.scoring.stall_s}",
     )
     _require(
         not config.implicit.train or config.algorithm.advantage.name == "prime",
@@ -164,29 +196,52 @@ def _check_combinations(config: TrainConfig) -> None:
         "learner.eval_every",
         "evaluation needs data.eval, a Parquet file of held-out tasks",
     )
-    _require(
-        config.scoring.shaping.process_weight == 0 or config.scoring.prm is not None,
-        config,
-        "scoring.shaping.process_weight",
-        "step scores need scoring.prm, the folder of a process reward model",
-    )
 
 
-def _check_kinds(config: TrainConfig) -> None:
-    known = configured(config.scoring)
-    for source, kinds in config.scoring.needs.items():
-        _require(
-            bool(kinds) and set(kinds) <= set(known),
-            config,
-            "scoring.needs",
-            f"{source} must name some of the kinds that are configured: {', '.join(known)}",
-        )
-    _require(
-        set(config.scoring.serve) <= set(known),
-        config,
-        "scoring.serve",
-        f"name some of the kinds that are configured: {', '.join(known)}",
-    )
+def _check_scoring(config: TrainConfig) -> None:
+    scoring, known = config.scoring, configured(config.scoring)
+    named = ", ".join(known)
+    for source, kinds in scoring.needs.items():
+        fix = f"{source} must name some of the kinds that are configured: {named}"
+        _require(bool(kinds) and set(kinds) <= set(known), config, "scoring.needs", fix)
+        fix = f"nothing would be left to train {source} on: let it need rules"
+        _require(not scoring.shadow or "rules" in kinds, config, "scoring.shadow", fix)
+    fix = f"name some of the kinds that are configured: {named}"
+    _require(set(scoring.serve) <= set(known), config, "scoring.serve", fix)
+    split = config.actor.step_split
+    fix = "use turn, paragraph or line, or the dotted path of a function"
+    _require(split in ("turn", "paragraph", "line") or "." in split, config, "actor.step_split", fix)
+
+
+def _check_shaping(config: TrainConfig) -> None:
+    shaping, key = config.scoring.shaping, "scoring.shaping."
+    fix = "step scores need scoring.prm.path, the folder or hub name of a process reward model"
+    _require(shaping.process_weight == 0 or config.scoring.prm.path is not None, config, key + "process_weight", fix)
+    fix = "nothing else would be left to train on: give a weight to the outcome"
+    rewarded = bool(shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight)
+    _require(not config.scoring.shadow or rewarded, config, "scoring.shadow", fix)
+    fix = "a product of negative scores means nothing; use min, or the model's probabilities"
+    signed = shaping.use_logit_tanh and shaping.prm_aggregation == "product"
+    _require(not signed, config, key + "prm_aggregation", fix)
+    fix = "the members of a group are compared by the learner: add {name: best_of_n} to algorithm.reward"
+    compared = any(choice.name == "best_of_n" for choice in config.algorithm.reward)
+    _require(shaping.prm_aggregation != "best_of_n" or compared, config, key + "prm_aggregation", fix)
+    fix = "it must be a list of clip and delta"
+    _require(set(shaping.step_transforms) <= {"clip", "delta"}, config, key + "step_transforms", fix)
+    fix = "it is a penalty: make it 0 or less"
+    _require(shaping.incorrect_answer_penalty <= 0, config, key + "incorrect_answer_penalty", fix)
+    fix = f"with overlong_penalty set it must be at least overlong_buffer={shaping.overlong_buffer}"
+    bounded = not shaping.overlong_penalty or shaping.overlong_buffer <= shaping.overlong_max_length
+    _require(bounded, config, key + "overlong_max_length", fix)
+    _require(_compiles(shaping.answer_pattern), config, key + "answer_pattern", "it is no regular expression of Python")
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
 
 
 def _check_replay(config: TrainConfig) -> None:
