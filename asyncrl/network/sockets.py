@@ -14,6 +14,9 @@ from asyncrl.network.gate import Gate
 from asyncrl.network.keys import ClientKeys, ServerKeys
 
 ANY_SIZE = -1
+MESSAGES_PER_PEER = 16
+"""Messages that wait in memory for or from one peer: twice the credits of our clients. More from a peer wait in its own
+memory; more for one that does not read are dropped, and it asks again when it does."""
 DOMAIN = b"asyncrl"
 PEER_MESSAGES = 256
 """Messages that wait for or from one peer: twice what an honest one has under way, since ZeroMQ tells of room only when
@@ -53,6 +56,7 @@ def listen(
     socket.router_mandatory = True
     socket.sndhwm = socket.rcvhwm = PEER_MESSAGES
     socket.maxmsgsize = max_message_bytes
+    socket.sndhwm = socket.rcvhwm = MESSAGES_PER_PEER
     if keys is not None:
         socket.curve_server = True
         socket.curve_secretkey = keys.secret

@@ -6,18 +6,23 @@ in one lease as it serves. Only who holds the lease can label: whoever lost it c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 
+from asyncrl.errors import StoreError
 from asyncrl.replay.groups import Groups
 from asyncrl.replay.records import Facts, Group, State
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.types import Labels, Task
+from asyncrl.wire import Buffer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,8 @@ class Leased:
     """A trajectory handed out for `kinds` of scores: its frames, and those of what earlier kinds found."""
 
     task: Task
-    frames: bytes
-    partial: bytes | None
+    frames: Buffer
+    partial: Buffer | None
     kinds: tuple[str, ...]
     final: bool
 
@@ -81,14 +86,19 @@ class Labelling:
         if facts.attempts > self._rules.max_attempts:
             self._bury(tx, name, facts, "its scorers died or fell silent too often")
             return []
-        group, data = Group.of(tx, facts.group), tx.get_bytes("data", name)
-        assert data is not None, name
+        group = Group.of(tx, facts.group)
+        try:
+            data, partial = tx.present(tx.get_bytes("data", name), "data", name), tx.get_bytes("labels", name)
+        except StoreError as error:
+            log.error("%s is given up: %s", name, error)
+            tx.add("damaged")
+            self._bury(tx, name, facts, str(error))
+            return []
         needs = self._needs(group)
         kinds = tuple(takewhile(serves.__contains__, needs[facts.scored :]))
         facts.state, facts.leased = State.LEASED, len(kinds)
         facts.save(tx, name)
         tx.add_member("leased", worker, name)
-        partial = tx.get_bytes("labels", name)
         return [Leased(self._rules.task(group), data, partial, kinds, facts.scored + len(kinds) == len(needs))]
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
@@ -112,6 +122,7 @@ class Labelling:
         if not held or facts is None or facts.state != State.LEASED:
             tx.add("late_labels")
             return False
+        self._scorers.worked(worker)
         tx.put_bytes("labels", name, frames)
         group = Group.of(tx, facts.group)
         facts.scored, facts.leased, facts.attempts = facts.scored + facts.leased, 0, 0

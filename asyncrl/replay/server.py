@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import lmdb
 import zmq
 
-from asyncrl.errors import AsyncrlError, StoreError
+from asyncrl.errors import AsyncrlError, BusyError, StoreError
 from asyncrl.network.throttle import MAX_REASON, Throttled
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store, Transaction
@@ -26,6 +26,8 @@ from asyncrl.wire import Buffer, Message, decode, encode
 log = logging.getLogger(__name__)
 
 BATCH = 256
+REPLIES_BYTES = 32 << 20
+"""Replies that are collected before they are sent; what is asked for beyond them waits for the next turn."""
 TICK_S = 0.25
 PATIENCE_S = 1.0
 
@@ -61,35 +63,38 @@ class Server:
         self._service = service
         self._clock = clock
         self._waiting: defaultdict[tuple[str, ...], dict[bytes, Waiting]] = defaultdict(dict)
+        self._backlog: list[Received] = []
         self._next_tick = clock()
         self._refusals = Throttled(log, "refused a request")
-        self._undelivered = Throttled(log, "a requester has gone before its answer", logging.INFO)
+        self._delays = Throttled(log, "a request must wait")
+        self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set."""
+        """Serve until `stop` is set. Raises StoreError: the store is damaged, where nothing can be answered for."""
         with self._store.transaction() as tx:
             self._service.start(tx)
         while not stop.is_set():
-            if self._socket.poll(int(TICK_S * 1000)) or self._clock() >= self._next_tick:
+            if self._backlog or self._socket.poll(int(TICK_S * 1000)) or self._clock() >= self._next_tick:
                 self.turn()
 
     def turn(self) -> None:
         """Take what requests are there, apply them, commit, and answer."""
-        requests = self._receive()
+        requests, self._backlog = self._backlog or self._receive(), []
         try:
             if self._clock() >= self._next_tick:
                 self._next_tick = self._clock() + TICK_S
                 with self._store.transaction() as tx:
                     self._service.tick(tx)
-            answered, replies = self._transact(requests)
+            taken, answered, replies = self._transact(requests)
         except lmdb.Error as error:
             self._recover(StoreError(f"the store cannot commit: {error}; is the disk full?"), requests)
             return
+        self._backlog = requests[taken:]
         self._forget(answered)
         for client, reply in replies:
             self._send(client, reply)
 
-    def _transact(self, requests: list[Received]) -> tuple[list[Place], list[Reply]]:
+    def _transact(self, requests: list[Received]) -> tuple[int, list[Place], list[Reply]]:
         """Apply all requests in one transaction. Where one must be undone, all are, and each is tried again within a
         transaction of its own inside: that is rare, and costs far more."""
         try:
@@ -97,11 +102,14 @@ class Server:
         except _UndoError:
             return self._apply(requests, nested=True)
 
-    def _apply(self, requests: list[Received], nested: bool) -> tuple[list[Place], list[Reply]]:
-        """Who of those waiting is answered, and all replies. Until both are final, nobody is forgotten."""
+    def _apply(self, requests: list[Received], nested: bool) -> tuple[int, list[Place], list[Reply]]:
+        """How many requests were taken before the replies were too large, who of those waiting is answered, and all
+        replies. Until all is final, nobody is forgotten."""
         replies: list[Reply] = []
+        taken = size = 0
         with self._store.transaction() as tx:
             for client, frames in requests:
+                taken += 1
                 try:
                     request = decode(frames)
                 except AsyncrlError as error:
@@ -110,10 +118,13 @@ class Server:
                 reply = self._answer(tx, request, nested)
                 if reply is None:
                     self._let_wait(client, request)
-                else:
-                    replies.append((client, reply))
+                    continue
+                replies.append((client, reply))
+                size += sum(array.nbytes for array in reply.arrays.values())
+                if size > REPLIES_BYTES:
+                    break
             answered = self._retry_waiting(tx, nested, replies)
-        return answered, replies
+        return taken, answered, replies
 
     def _receive(self) -> list[Received]:
         requests: list[Received] = []
@@ -128,8 +139,12 @@ class Server:
     def _answer(self, tx: Transaction, request: Message, nested: bool) -> Message | None:
         try:
             return self._handle(tx, request, nested)
-        except lmdb.MapFullError:
-            return Message("busy", request.sequence, {"reason": "the store is full; see replay.max_store_gb"})
+        except (lmdb.MapFullError, BusyError) as error:
+            reason = str(error) if isinstance(error, BusyError) else "the store is full; see replay.max_store_gb"
+            self._delays.say(f"{request.kind}: {reason}")
+            return Message("busy", request.sequence, {"reason": reason})
+        except StoreError:
+            raise
         except (AsyncrlError, lmdb.BadValsizeError) as error:
             return self._refuse(tx, request, error)
 

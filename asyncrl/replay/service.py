@@ -6,7 +6,7 @@ again when the state has changed, until the requester's patience is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.wire import (
+    Buffer,
     Message,
     encode,
     join,
@@ -53,7 +54,7 @@ class Service:
         self._actors = Workers("actors", lease_s, clock)
         self._scorers = Workers("scorers", lease_s, clock)
         self.labelling = Labelling(rules, groups, self._scorers)
-        self.episodes = Episodes(rules, groups, self.labelling, self._actors)
+        self.episodes = Episodes(rules, groups, self.labelling, self._actors, clock)
         self.letters = Letters(groups, self.labelling)
         self.planning = Planning(rules, groups)
         self._handlers: dict[str, Handler] = {
@@ -78,7 +79,7 @@ class Service:
 
     def start(self, tx: Transaction) -> None:
         """Take up what an earlier process left: everyone who held work gets a fresh lease."""
-        self._actors.adopt(tx)
+        self.episodes.adopt(tx)
         self._scorers.adopt(tx)
 
     def tick(self, tx: Transaction) -> None:
@@ -194,6 +195,6 @@ def _reply(request: Message, **body: Any) -> Message:
     return Message("ok", request.sequence, body)
 
 
-def _frames(request: Message, values: list[bytes], **body: Any) -> Message:
+def _frames(request: Message, values: Sequence[Buffer], **body: Any) -> Message:
     arrays = {str(index): np.frombuffer(value, np.uint8) for index, value in enumerate(values)}
     return Message("ok", request.sequence, body, arrays)
