@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import uuid
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -155,6 +157,18 @@ class Transaction:
         for key in self._raw.cursor(db=self._tables[table]).iternext(values=False):
             yield bytes(key)
 
+    def page(self, table: str, after: str, count: int) -> list[str]:
+        """The next `count` keys behind `after`, in order."""
+        cursor = self._raw.cursor(db=self._tables[table])
+        if not cursor.set_range(after.encode() + b"\0"):
+            return []
+        return [bytes(key).decode() for key in islice(cursor.iternext(values=False), count)]
+
+    def holders(self, table: str) -> dict[str, int]:
+        """The keys of a multiple table, and how many values each has."""
+        cursor = self._raw.cursor(db=self._tables[table])
+        return {bytes(key).decode(): int(cursor.count()) for key in cursor.iternext_nodup()}
+
     def count(self, table: str) -> int:
         return int(self._raw.stat(db=self._tables[table])["entries"])
 
@@ -207,6 +221,11 @@ class Transaction:
         self._changed.clear()
         self._counters.clear()
 
+    @property
+    def identity(self) -> str | None:
+        """The store's own name; None in one that was never opened for writing since stores have names."""
+        return self.get("meta", "identity")  # type: ignore[no-any-return]
+
     def live_bytes(self) -> int:
         """Bytes of all pages that hold something."""
         return sum(self.table_bytes(table) for table in self._tables)
@@ -227,7 +246,8 @@ class Transaction:
 
 
 class Store:
-    """A store in a folder; `durable` makes every commit survive a power loss, not only a killed process.
+    """A store in a folder; `durable` makes every commit survive a power loss, not only a killed process. Each store has
+    an identity of its own, which tells the replay of one run from that of another.
 
     Raises StoreError: the folder cannot be opened as a store, or another process has it open, with the reason. So does
     any transaction, once the store turns out to be damaged.
@@ -250,6 +270,9 @@ class Store:
             self._lock.write(MADE)
             self._lock.flush()
             os.fsync(self._lock.fileno())
+        with self.transaction() as tx:
+            if tx.identity is None:
+                tx.put("meta", "identity", uuid.uuid4().hex)
 
     @contextlib.contextmanager
     def transaction(self, write: bool = True) -> Iterator[Transaction]:
