@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 
+from asyncrl.actor.door.counts import DoorCounts
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.toolbox import ToolCounts
 from asyncrl.observe.metrics import Metrics, Value
@@ -17,9 +18,17 @@ INTERVAL_S = 5.0
 class Report:
     """Counts what a worker delivers and logs it, with the engine's and the tools' counters, at the served version."""
 
-    def __init__(self, engine: Engine, tools: ToolCounts, metrics: Metrics, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tools: ToolCounts,
+        metrics: Metrics,
+        interval_s: float = INTERVAL_S,
+        door: DoorCounts | None = None,
+    ) -> None:
         self._engine = engine
         self._tools = tools
+        self._door = door
         self._metrics = metrics
         self._interval_s = interval_s
         self._last = engine.stats()
@@ -59,7 +68,10 @@ class Report:
             "tokens": now.tokens,
             "seconds": now.seconds,
             "idle_seconds": now.idle_seconds,
+            **now.counters,
         }
+        if self._door is not None:
+            values.update({f"door_{name}": count for name, count in asdict(self._door).items()})
         if seconds > 0:
             values["tokens_per_s"] = (now.tokens - last.tokens) / seconds
             values["idle"] = (now.idle_seconds - last.idle_seconds) / seconds

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.needs import configured
@@ -18,7 +19,9 @@ _LONG_INPUTS = ("refuse", "drop_oldest")
 CHOICES: dict[str, Sequence[str]] = {
     "model.dtype": ("float32", "bfloat16"),
     "model.attention": ("sdpa", "flash_attention_2", "flex_attention"),
-    "engine.kind": ("embedded",),
+    "engine.kind": ("embedded", "sglang", "vllm"),
+    "engine.prefix_cache": ("flush", "salt"),
+    "weights.mode": ("in_place", "retract", "abort", "drain"),
     "replay.durability": ("fsync", "os"),
     "scoring.prm.dtype": _DTYPES,
     "scoring.prm.long_inputs": _LONG_INPUTS,
@@ -49,6 +52,15 @@ POSITIVE = (
     "actor.max_tool_chars",
     "engine.slots",
     "engine.max_length",
+    "engine.attempts",
+    "engine.wait_s",
+    "engine.check_s",
+    "engine.silence_s",
+    "engine.server.count",
+    "engine.server.tp_size",
+    "engine.server.start_s",
+    "weights.bucket_mb",
+    "weights.load_s",
     "replay.lease_s",
     "replay.max_attempts",
     "replay.max_store_gb",
@@ -94,6 +106,11 @@ POSITIVE = (
     "network.max_message_mb",
 )
 NOT_NEGATIVE = (
+    "actor.door_port",
+    "engine.server.port",
+    "engine.server.first_gpu",
+    "engine.server.max_failures",
+    "weights.drain_s",
     "scoring.shaping.overlong_penalty",
     "scoring.shaping.length_bonus_weight",
     "scoring.shaping.prm_acc_bonus_weight",
@@ -110,6 +127,11 @@ NOT_NEGATIVE = (
     "network.replay_port",
     "network.weights_port",
 )
+KEYS_FIX = (
+    "set network.keys to a folder that `asyncrl keys` made, or network.insecure=true on a network where you trust "
+    "everyone"
+)
+DOOR_FIX = "agents are answered over plain HTTP; use 127.0.0.1, or network.insecure=true on a network that you trust"
 
 
 def check(config: TrainConfig) -> None:
@@ -121,6 +143,7 @@ def check(config: TrainConfig) -> None:
     for key in NOT_NEGATIVE:
         _require(value(config, key) >= 0, config, key, "it must be 0 or more")
     _check_combinations(config)
+    check_engine(config)
     _check_scoring(config)
     _check_shaping(config)
     _check_replay(config)
@@ -128,6 +151,7 @@ def check(config: TrainConfig) -> None:
     network = config.network
     _require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
     check_bind(network.host, network.insecure, secured=network.keys is not None)
+    check_bind(config.actor.door_host, network.insecure, key="actor.door_host", fix=DOOR_FIX)
 
 
 def value(config: TrainConfig, key: str) -> Any:
@@ -278,14 +302,13 @@ def _check_files(config: TrainConfig) -> None:
         )
 
 
-def check_bind(host: str, insecure: bool, secured: bool = False) -> None:
+def check_bind(
+    host: str, insecure: bool, secured: bool = False, key: str = "network.host", fix: str = KEYS_FIX
+) -> None:
     """Refuse to listen where strangers can reach us, without keys (`secured`) or leave. Raises ConfigError."""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
     if not (local or secured or insecure):
-        raise ConfigError(
-            f"network.host={host} can be reached from other machines: set network.keys to a folder that `asyncrl keys` "
-            "made, or network.insecure=true on a network where you trust everyone"
-        )
+        raise ConfigError(f"{key}={host} can be reached from other machines: {fix}")

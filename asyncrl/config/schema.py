@@ -66,18 +66,59 @@ class ActorConfig:
     tool_retries: int = option(2, "times that a failing tool is tried again before the episode fails")
     max_tool_chars: int = option(4096, "characters of a tool's result that the policy sees; the middle of more is cut")
     template_kwargs: dict[str, Any] = option({}, "what the chat template takes, such as {enable_thinking: false}")
+    agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/sglang.md)")
+    door_host: str = option("127.0.0.1", "address at which agents reach the policy")
+    door_port: int = option(0, "port there; 0 takes a free one")
     step_split: str = option(
         "turn", "what a process-reward step is: turn | paragraph | line | the dotted path of a function"
     )
 
 
 @dataclass
+class ServerConfig:
+    """The SGLang servers that an actor starts on its own machine where engine.launch is set."""
+
+    count: int = option(1, "servers that an actor starts and supervises")
+    port: int = option(0, "port of the first server, the others follow; 0 takes free ones")
+    tp_size: int = option(1, "GPUs that one server is spread over")
+    first_gpu: int = option(0, "GPU of the first server; the others follow")
+    memory: float | None = option(None, "share of a GPU's memory for weights and cache; none lets SGLang choose")
+    arguments: list[str] = option([], "further arguments of the server")
+    environment: dict[str, str] = option({}, "environment variables of the server")
+    start_s: float = option(900.0, "seconds that a server may take to start")
+    max_failures: int = option(3, "starts in a row that may fail, once it has run, before the actor gives up")
+
+
+@dataclass
 class EngineConfig:
     """What samples tokens."""
 
-    kind: str = option("embedded", "engine: embedded (in-process torch)")
+    kind: str = option("embedded", "engine: embedded (in-process torch) | sglang | vllm (servers, see docs/sglang.md)")
     slots: int = option(64, "requests that the embedded engine decodes at once")
     max_length: int = option(4096, "tokens that one slot of the embedded engine holds")
+    urls: list[str] = option([], "urls of servers; each belongs to one actor")
+    urls_file: str | None = option(None, "file with one url a line, read again and again: servers may come and go")
+    router: str | None = option(None, "url of an SGLang router that names the servers")
+    prefix_cache: str = option("flush", "prefixes of older versions: flush | salt (kept apart by version)")
+    sampling: dict[str, Any] = option({}, "sampling options besides temperature; those that bend log-probs are refused")
+    attempts: int = option(4, "server faults in a row after which a turn fails")
+    wait_s: float = option(600.0, "seconds that a turn waits for a server")
+    check_s: float = option(5.0, "seconds between two looks at a server, and for servers")
+    silence_s: float = option(60.0, "seconds without an answer after which a server counts as lost")
+    launch: bool = option(False, "start SGLang servers on this machine, as engine.server says, and supervise them")
+    python: str = option("python3", "Python that has sglang, whose pins differ from ours; for engine.launch")
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+@dataclass
+class WeightsConfig:
+    """How new weights get into servers. The embedded engine needs none of this."""
+
+    mode: str = option("retract", "requests under way at an update: in_place | retract | abort | drain")
+    drain_s: float = option(60.0, "seconds after which a drain becomes an abort")
+    transports: list[str] = option(["tensor"], "ways into a server, the first that it takes: tensor | disk")
+    bucket_mb: int = option(64, "megabytes of tensors that one call carries")
+    load_s: float = option(300.0, "seconds that one call of an update may take before the server counts as lost")
 
 
 @dataclass
@@ -319,6 +360,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

@@ -10,6 +10,7 @@ def preflight(config: TrainConfig) -> None:
 
     Raises ConfigError, which says how to mend it.
     """
+    from asyncrl.actor.door.agent import load_agent
     from asyncrl.actor.steps import find_split
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.algorithms.compose import check
@@ -20,6 +21,8 @@ def preflight(config: TrainConfig) -> None:
     server_keys(config.network)
     client_keys(config.network)
     tool_classes(config.actor.tools)
+    if config.actor.agent is not None:
+        load_agent(config.actor.agent)
     find_split(config.actor.step_split)
     load_rules(config.scoring)
     check_prm(config.scoring.prm, "scoring.prm")
