@@ -19,6 +19,9 @@ MESSAGES_PER_PEER = 32
 count half as waiting that are not. More from a peer wait in its own memory; more for one that does not read are
 dropped."""
 DOMAIN = b"asyncrl"
+PEER_MESSAGES = 256
+"""Messages that wait for or from one peer: twice what an honest one has under way, since ZeroMQ tells of room only when
+half of them are read. Who reads too slowly takes no more memory: further replies to it are lost, and it asks again."""
 
 AnySocket = TypeVar("AnySocket", bound=zmq.Socket[Any])
 
@@ -52,6 +55,7 @@ def listen(
     socket = context.socket(zmq.ROUTER)
     socket.linger = 0
     socket.router_mandatory = True
+    socket.sndhwm = socket.rcvhwm = PEER_MESSAGES
     socket.maxmsgsize = max_message_bytes
     socket.sndhwm = socket.rcvhwm = MESSAGES_PER_PEER
     if keys is not None:

@@ -27,6 +27,7 @@ log = logging.getLogger("asyncrl.replay")
 def run(config: TrainConfig) -> None:
     """Serve until a signal. Raises UnavailableError: the port is taken; StoreError: the store cannot be opened."""
     stop = process.stop_on_signals()
+    process.keep_freed_memory()
     network = config.network
     keys, endpoint = server_keys(network), process.replay_endpoints(network, config.replay.shards)[config.replay.shard]
     store = open_store(config)

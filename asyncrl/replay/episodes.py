@@ -132,7 +132,7 @@ class Episodes:
             trajectory.oldest_version,
         )
         tx.put_bytes("data", trajectory.id, frames)
-        self._labelling.offer(tx, trajectory.id, facts, urgent=not group.training)
+        self._labelling.offer(tx, trajectory.id, facts, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")
         self._groups.withdraw(tx, trajectory.id)
         self._given.pop(trajectory.id, None)

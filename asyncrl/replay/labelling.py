@@ -44,11 +44,11 @@ class Labelling:
         self._groups = groups
         self._scorers = scorers
 
-    def offer(self, tx: Transaction, name: str, facts: Facts, urgent: bool) -> None:
-        """Let a trajectory wait for the next kind of scores that it needs."""
+    def offer(self, tx: Transaction, name: str, facts: Facts, group: Group, urgent: bool) -> None:
+        """Let a trajectory of `group` wait for the next kind of scores that it needs."""
         facts.state = State.WAITING
         facts.save(tx, name)
-        kinds = self._needs(Group.of(tx, facts.group))
+        kinds = self._needs(group)
         tx.append("waiting", name, queue=kinds[facts.scored], urgent=urgent)
 
     def _needs(self, group: Group) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class Labelling:
             tx.remove_member("leased", worker, name)
             facts = Facts.load(tx, name)
             if facts is not None and facts.state == State.LEASED:
-                self.offer(tx, name, facts, urgent=True)
+                self.offer(tx, name, facts, Group.of(tx, facts.group), urgent=True)
                 tx.add("leases_redelivered")
 
     def expire(self, tx: Transaction) -> None:
@@ -127,7 +127,7 @@ class Labelling:
         group = Group.of(tx, facts.group)
         facts.scored, facts.leased, facts.attempts = facts.scored + facts.leased, 0, 0
         if facts.scored < len(self._needs(group)):
-            self.offer(tx, name, facts, urgent=not group.training)
+            self.offer(tx, name, facts, group, urgent=not group.training)
             return True
         facts.state, facts.reward, facts.outcome = State.LABELLED, labels.reward, labels.outcome
         facts.save(tx, name)
@@ -163,7 +163,7 @@ class Labelling:
         if facts.attempts >= self._rules.max_attempts:
             self._bury(tx, name, facts, reason)
         else:
-            self.offer(tx, name, facts, urgent=False)
+            self.offer(tx, name, facts, Group.of(tx, facts.group), urgent=False)
 
     def _bury(self, tx: Transaction, name: str, facts: Facts, reason: str) -> None:
         facts.state = State.DEAD

@@ -47,7 +47,7 @@ class Planning:
     def published(self, tx: Transaction, version: int) -> None:
         """The learner has published `version`: what is too old for it goes at once. Versions never go back."""
         if version > tx.counter("version"):
-            tx.put("meta", "version", version)
+            tx.set("version", version)
             self._evict(tx, version)
 
     def _evict(self, tx: Transaction, version: int) -> None:
@@ -100,7 +100,7 @@ class Planning:
                 facts.save(tx, name)
                 self._groups.release(tx, name, facts)
             released = step + 1
-        tx.put("meta", "released_steps", released)
+        tx.set("released_steps", released)
         self._forget_until(tx, self._rules.first_kept(released))
 
     def _forget_until(self, tx: Transaction, kept: int) -> None:
@@ -110,4 +110,4 @@ class Planning:
                 facts = Facts.of(tx, name)
                 if facts.state == State.TRAINED and facts.last_plan == step:
                     self._groups.forget(tx, name)
-        tx.put("meta", "forgotten_steps", max(forgotten, kept))
+        tx.set("forgotten_steps", max(forgotten, kept))

@@ -119,7 +119,7 @@ class Service:
 
     def _trajectory(self, tx: Transaction, request: Message) -> Message:
         trajectory = read_trajectory(request)
-        return _reply(request, result=self.episodes.put(tx, trajectory, join(encode(request))))
+        return _reply(request, result=self.episodes.put(tx, trajectory, join(request.frames or encode(request))))
 
     def _failed(self, tx: Transaction, request: Message) -> Message:
         self.episodes.fail(tx, str(request.body["ticket"]), str(request.body["reason"]))
@@ -146,10 +146,8 @@ class Service:
         return _reply(request)
 
     def _labels(self, tx: Transaction, request: Message) -> Message:
-        labels = read_labels(request)
-        return _reply(
-            request, stored=self.labelling.label(tx, str(request.body["worker"]), labels, join(encode(request)))
-        )
+        labels, frames = read_labels(request), join(request.frames or encode(request))
+        return _reply(request, stored=self.labelling.label(tx, str(request.body["worker"]), labels, frames))
 
     def _scoring_failed(self, tx: Transaction, request: Message) -> Message:
         body = request.body

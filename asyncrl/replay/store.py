@@ -58,10 +58,13 @@ T = TypeVar("T")
 
 
 def _key(key: Key) -> bytes:
-    raw = key if isinstance(key, bytes) else key.to_bytes(8, "big") if isinstance(key, int) else key.encode()
-    if not 0 < len(raw) <= MAX_KEY_BYTES:
-        raise RefusedError(f"an id has {len(raw)} bytes; 1 to {MAX_KEY_BYTES} are taken")
-    return raw
+    if isinstance(key, str):
+        key = key.encode()
+    elif isinstance(key, int):
+        key = key.to_bytes(8, "big")
+    if not 0 < len(key) <= MAX_KEY_BYTES:
+        raise RefusedError(f"an id has {len(key)} bytes; 1 to {MAX_KEY_BYTES} are taken")
+    return key
 
 
 def _seal(key: bytes, value: bytes | memoryview) -> bytes:
@@ -72,13 +75,17 @@ def _seal(key: bytes, value: bytes | memoryview) -> bytes:
 class Transaction:
     """Reads and writes of one transaction; values are plain msgpack values unless a method says bytes.
 
-    Whatever reads a value raises StoreError where it is damaged.
+    Whatever reads a value raises StoreError where it is damaged. `writes` counts the changes that were tried. Counters
+    are kept in memory and written once, by `flush`, since every request changes some.
     """
 
     def __init__(self, environment: lmdb.Environment, tables: dict[str, Any], raw: lmdb.Transaction) -> None:
         self._environment = environment
         self._tables = tables
         self._raw = raw
+        self.writes = 0
+        self._counters: dict[str, int] = {}
+        self._changed: set[str] = set()
 
     def get(self, table: str, key: Key) -> Any:
         raw = _key(key)
@@ -101,6 +108,7 @@ class Transaction:
         return None if value is None else self._unsealed(table, raw, value)
 
     def put_bytes(self, table: str, key: Key, value: bytes) -> None:
+        self.writes += 1
         raw = _key(key)
         self._raw.put(raw, xxh3_64_digest(value, xxh3_64_intdigest(raw)) + value, db=self._tables[table])
 
@@ -120,14 +128,17 @@ class Transaction:
         return StoreError(f"{self._environment.path()}/data.mdb is damaged: {what}; {ADVICE}")
 
     def delete(self, table: str, key: Key) -> bool:
+        self.writes += 1
         return bool(self._raw.delete(_key(key), db=self._tables[table]))
 
     def add_member(self, table: str, key: Key, member: str) -> None:
         """Add one of the many values that `key` has in a multiple table."""
+        self.writes += 1
         self._raw.put(_key(key), _key(member), db=self._tables[table])
 
     def remove_member(self, table: str, key: Key, member: str) -> bool:
         """Remove one of the values of `key`; False where it was not there."""
+        self.writes += 1
         return bool(self._raw.delete(_key(key), _key(member), db=self._tables[table]))
 
     def members(self, table: str, key: Key) -> list[str]:
@@ -180,18 +191,33 @@ class Transaction:
             yield int.from_bytes(key, "big"), value
 
     def counter(self, name: str) -> int:
-        return int(self.get("meta", name) or 0)
+        if name not in self._counters:
+            self._counters[name] = int(self.get("meta", name) or 0)
+        return self._counters[name]
 
     def counters(self, prefix: str) -> dict[str, int]:
         """Every counter whose name begins with `prefix`."""
+        self.flush()
         names = (key.decode() for key in self.keys("meta"))
         return {name: self.counter(name) for name in names if name.startswith(prefix)}
 
     def add(self, name: str, amount: int = 1) -> int:
         """Add to a counter; returns its new value."""
-        value = self.counter(name) + amount
-        self.put("meta", name, value)
+        return self.set(name, self.counter(name) + amount)
+
+    def set(self, name: str, value: int) -> int:
+        """Give a counter a value; returns it."""
+        self.writes += 1
+        self._counters[name] = value
+        self._changed.add(name)
         return value
+
+    def flush(self) -> None:
+        """Write the counters that changed, and read them anew when they are asked for."""
+        for name in self._changed:
+            self.put("meta", name, self._counters[name])
+        self._changed.clear()
+        self._counters.clear()
 
     @property
     def identity(self) -> str | None:
@@ -210,8 +236,11 @@ class Transaction:
     @contextlib.contextmanager
     def nested(self) -> Iterator[Transaction]:
         """A part that takes effect whole or, when it raises, not at all."""
+        self.flush()
         with self._environment.begin(parent=self._raw, write=True) as raw:
-            yield Transaction(self._environment, self._tables, raw)
+            inner = Transaction(self._environment, self._tables, raw)
+            yield inner
+            inner.flush()
 
 
 class Store:
@@ -237,19 +266,21 @@ class Store:
         self._environment, self._tables = open_environment(
             path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
         )
-        with self.transaction() as tx:
-            if tx.identity is None:
-                tx.put("meta", "identity", uuid.uuid4().hex)
         if not self._was_made():
             self._lock.write(MADE)
             self._lock.flush()
             os.fsync(self._lock.fileno())
+        with self.transaction() as tx:
+            if tx.identity is None:
+                tx.put("meta", "identity", uuid.uuid4().hex)
 
     @contextlib.contextmanager
     def transaction(self, write: bool = True) -> Iterator[Transaction]:
         """One transaction: committed when the block ends, undone when it raises."""
         with clear_errors(self.path), self._environment.begin(write=write) as raw:
-            yield Transaction(self._environment, self._tables, raw)
+            tx = Transaction(self._environment, self._tables, raw)
+            yield tx
+            tx.flush()
 
     def _was_made(self) -> bool:
         self._lock.seek(0)
