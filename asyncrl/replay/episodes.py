@@ -17,8 +17,6 @@ from asyncrl.wire import Buffer
 
 log = logging.getLogger(__name__)
 
-MOST_FETCHED = 32
-
 
 class Episodes:
     """What the replay does for actors, each call within the caller's transaction."""
@@ -149,9 +147,7 @@ class Episodes:
 
     def fetch(self, tx: Transaction, table: str, names: Sequence[str]) -> list[Buffer]:
         """The stored frames of trajectories (`data`) or their labels (`labels`). Raises RefusedError: one is gone
-        or damaged, or they are too many."""
-        if len(names) > MOST_FETCHED:
-            raise RefusedError(f"{len(names)} were asked for at once; at most {MOST_FETCHED} are given")
+        or damaged."""
         values: list[Buffer] = []
         for name in names:
             try:

@@ -83,7 +83,7 @@ def flood(endpoint: str, stop: threading.Event) -> None:
 
 def test_one_request_cannot_ask_for_everything(replay: ReplayProcess) -> None:
     client = replay.client("a")
-    with pytest.raises(RefusedError, match="at most 32"):
+    with pytest.raises(RefusedError, match="up to 16 ids"):
         client._call("fetch", table="data", ids=["t000000000.0.0"] * 33)
     client.close()
 
