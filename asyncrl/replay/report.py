@@ -36,11 +36,10 @@ COUNTERS = (
 DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "dead", "again")
 
 
-def status(tx: Transaction, rules: Rules) -> dict[str, Any]:
+def status(tx: Transaction, rules: Rules) -> dict[str, int]:
     """Counters, and how many tickets, trajectories and groups wait where."""
     return {
         **counters(tx),
-        "identity": tx.identity,
         "store_bytes": tx.live_bytes(),
         "high_water_bytes": rules.high_water_bytes,
         "capacity": rules.admission.capacity(tx.counter("version")),

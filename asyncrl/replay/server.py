@@ -19,6 +19,7 @@ import zmq
 
 from asyncrl.errors import AsyncrlError, BusyError, StoreError
 from asyncrl.network.throttle import MAX_REASON, Throttled
+from asyncrl.observe.metrics import Metrics
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store, Transaction
 from asyncrl.wire import Buffer, Message, decode, encode
@@ -29,6 +30,7 @@ BATCH = 256
 REPLIES_BYTES = 32 << 20
 """Replies that are collected before they are sent; what is asked for beyond them waits for the next turn."""
 TICK_S = 0.25
+REPORT_S = 5.0
 PATIENCE_S = 1.0
 
 Received = tuple[bytes, list[Buffer]]
@@ -53,10 +55,16 @@ class Waiting:
 
 
 class Server:
-    """Serves a bound ROUTER socket until `stop` is set. `clock` gives monotonic seconds."""
+    """Serves a bound ROUTER socket until `stop` is set, and tells `metrics` now and then what the service reports.
+    `clock` gives monotonic seconds."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], store: Store, service: Service, clock: Callable[[], float] = time.monotonic
+        self,
+        socket: zmq.Socket[bytes],
+        store: Store,
+        service: Service,
+        clock: Callable[[], float] = time.monotonic,
+        metrics: Metrics | None = None,
     ) -> None:
         self._socket = socket
         self._store = store
@@ -64,7 +72,8 @@ class Server:
         self._clock = clock
         self._waiting: defaultdict[tuple[str, ...], dict[bytes, Waiting]] = defaultdict(dict)
         self._backlog: list[Received] = []
-        self._next_tick = clock()
+        self._metrics = metrics
+        self._next_tick = self._next_report = clock()
         self._refusals = Throttled(log, "refused a request")
         self._delays = Throttled(log, "a request must wait")
         self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
@@ -82,9 +91,7 @@ class Server:
         requests, self._backlog = self._backlog or self._receive(), []
         try:
             if self._clock() >= self._next_tick:
-                self._next_tick = self._clock() + TICK_S
-                with self._store.transaction() as tx:
-                    self._service.tick(tx)
+                self._tick()
             taken, answered, replies = self._transact(requests)
         except lmdb.Error as error:
             self._recover(StoreError(f"the store cannot commit: {error}; is the disk full?"), requests)
@@ -93,6 +100,15 @@ class Server:
         self._forget(answered)
         for client, reply in replies:
             self._send(client, reply)
+
+    def _tick(self) -> None:
+        self._next_tick = self._clock() + TICK_S
+        with self._store.transaction() as tx:
+            self._service.tick(tx)
+            if self._metrics is not None and self._clock() >= self._next_report:
+                self._next_report = self._clock() + REPORT_S
+                values = self._service.report(tx)
+                self._metrics.log(int(values["version"]), values)
 
     def _transact(self, requests: list[Received]) -> tuple[int, list[Place], list[Reply]]:
         """Apply all requests in one transaction. Where one must be undone, all are, and each is tried again within a

@@ -21,6 +21,7 @@ from asyncrl.replay.planning import Planning
 from asyncrl.replay.requests import check
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
+from asyncrl.replay.waits import Waits
 from asyncrl.replay.workers import Workers
 from asyncrl.wire import (
     Buffer,
@@ -57,6 +58,7 @@ class Service:
         self.episodes = Episodes(rules, groups, self.labelling, self._actors, clock)
         self.letters = Letters(groups, self.labelling)
         self.planning = Planning(rules, groups)
+        self._waits = Waits(clock)
         self._handlers: dict[str, Handler] = {
             "tickets": self._tickets,
             "trajectory": self._trajectory,
@@ -90,9 +92,16 @@ class Service:
         self._scorers.adopt(tx)
 
     def tick(self, tx: Transaction) -> None:
-        """What time alone brings about: leases that end."""
+        """What time alone brings about: leases that end, and the learner's waiting."""
         self.episodes.expire(tx)
         self.labelling.expire(tx)
+        self._waits.look(lambda: self.planning.missing(tx))
+
+    def report(self, tx: Transaction) -> dict[str, float]:
+        """Every number there is: counters, depths, bytes, who is at work, and what the learner has waited for."""
+        waits = {f"learner_waited_for_{cause}_s": seconds for cause, seconds in self._waits.seconds.items()}
+        workers = {"actors": self._actors.count, "scorers": self._scorers.count, "strangers": self._strangers()}
+        return {**report.status(tx, self._rules), **workers, **waits}
 
     def handle(self, tx: Transaction, request: Message) -> Message | None:
         """The reply to a request; None where there is nothing to answer yet.
@@ -156,6 +165,7 @@ class Service:
 
     def _plan(self, tx: Transaction, request: Message) -> Message | None:
         plan = self.planning.plan(tx, int(request.body["step"]))
+        self._waits.asked(plan is not None, lambda: self.planning.missing(tx))
         return None if plan is None else _reply(request, plan=plan_body(plan))
 
     def _fetch(self, tx: Transaction, request: Message) -> Message:
@@ -183,10 +193,8 @@ class Service:
         return None if result is None and request.body["wait"] else _reply(request, result=result)
 
     def _status(self, tx: Transaction, request: Message) -> Message:
-        status = report.status(tx, self._rules)
-        workers = {"actors": self._actors.count, "scorers": self._scorers.count}
         silence = {"actors": self._actors.silence(), "scorers": self._scorers.silence()}
-        return _reply(request, status={**status, **workers, "silence_s": silence, "strangers": self._strangers()})
+        return _reply(request, status={**self.report(tx), "identity": tx.identity, "silence_s": silence})
 
     def _audit(self, tx: Transaction, request: Message) -> Message:
         return _reply(request, audit=report.audit(tx, self._rules.admission.uses))
