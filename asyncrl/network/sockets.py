@@ -14,12 +14,8 @@ from asyncrl.network.gate import Gate
 from asyncrl.network.keys import ClientKeys, ServerKeys
 
 ANY_SIZE = -1
-MESSAGES_PER_PEER = 32
-"""Messages that wait in memory for or from one peer: four times the credits of our clients, of which ZeroMQ itself may
-count half as waiting that are not. More from a peer wait in its own memory; more for one that does not read are
-dropped."""
 DOMAIN = b"asyncrl"
-PEER_MESSAGES = 256
+PEER_MESSAGES = 64
 """Messages that wait for or from one peer: twice what an honest one has under way, since ZeroMQ tells of room only when
 half of them are read. Who reads too slowly takes no more memory: further replies to it are lost, and it asks again."""
 
@@ -57,7 +53,6 @@ def listen(
     socket.router_mandatory = True
     socket.sndhwm = socket.rcvhwm = PEER_MESSAGES
     socket.maxmsgsize = max_message_bytes
-    socket.sndhwm = socket.rcvhwm = MESSAGES_PER_PEER
     if keys is not None:
         socket.curve_server = True
         socket.curve_secretkey = keys.secret

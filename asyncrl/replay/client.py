@@ -42,7 +42,7 @@ RETRY_S = 5.0
 POLL_MS = 100
 MAX_REPLY_HEADER_BYTES = 256 << 20
 """A reply brings many tasks with their prompts, from a server that is known."""
-CREDITS = 128
+CREDITS = 32
 CREDIT_BYTES = 2 << 20
 """Requests that one client has under way at once: so many, and of so many bytes, but always one."""
 FETCH_CREDITS = 4

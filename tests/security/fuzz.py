@@ -23,12 +23,12 @@ from typing import Any
 
 import zmq
 
-from asyncrl.network.sockets import MESSAGES_PER_PEER, connect
+from asyncrl.network.sockets import PEER_MESSAGES, connect
 from asyncrl.wire import Message, encode
 from tests.security import honest, targets
 from tests.security.mutator import REPLAY_REQUESTS, WEIGHT_REQUESTS, Mutator
 
-BATCH = MESSAGES_PER_PEER // 2
+BATCH = PEER_MESSAGES // 2
 """More at once from one peer are not all answered."""
 CONNECTIONS = 4
 ANSWER_S = 60.0
