@@ -3,22 +3,28 @@
 Receivers pull (the protocol is in `offers.py`), each with a bounded number of chunks outstanding, so a slow receiver
 delays nobody but itself, and training waits for none. Chunks are sent from the tensors' own memory, without a copy. A
 malformed request is answered `refused` with the reason, and counted.
+
+Each version is compared with the one before it, once, and the last `history` deltas are kept for receivers that hold
+one of their bases. The host memory held is one version, its deltas, and what is in transfer; a second version while the
+two are compared.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 import zmq
 
 from asyncrl.config.checks import check_bind
 from asyncrl.errors import WeightsError, WireError
+from asyncrl.weights.delta import Delta, diff, same_layout
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Snapshot, dtype_name, take_snapshot
 from asyncrl.weights.offers import Offers
 from asyncrl.wire import Message, decode, encode
@@ -45,6 +51,8 @@ class Publisher:
         insecure: bool = False,
         chunk_bytes: int = 4 << 20,
         forget_s: float = 30.0,
+        history: int = 4,
+        threads: int = 2,
     ) -> None:
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise WeightsError(f"chunk_bytes is {chunk_bytes}; it must be 1 to {MAX_CHUNK_BYTES}")
@@ -56,13 +64,17 @@ class Publisher:
         self.endpoint: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.refused = 0
         self._chunk_bytes = chunk_bytes
-        self._offers = Offers(forget_s)
+        self._offers = Offers(forget_s, history)
         self._published = -1
-        self._ready: Snapshot | None = None
+        self._with_deltas = history > 0
+        self._last: Snapshot | None = None
+        self._ready: tuple[Snapshot, Delta | None] | None = None
+        self._measured: dict[str, float] = {}
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
-        # Checksums have a worker of their own so that they hold up neither training nor a transfer.
-        self._checksums = ThreadPoolExecutor(1, thread_name_prefix="weights-checksums")
+        # Checksums and deltas have workers of their own so that they hold up neither training nor a transfer.
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="weights-preparing")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
         self._thread = threading.Thread(target=self._serve, name="weights-publisher", daemon=True)
         self._thread.start()
 
@@ -70,6 +82,12 @@ class Publisher:
     def offered(self) -> int:
         """The newest version that receivers can get; -1 before the first."""
         return self._offers.newest
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """What the last version that was prepared weighs: its bytes, and those of its delta and the share of elements
+        that it changes; seconds of preparing it; requests refused so far."""
+        return {**self._measured, "refused": float(self.refused)}
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Offer `tensors` (on the CPU, never changed again) as `version`; returns at once.
@@ -84,11 +102,12 @@ class Publisher:
         if not self._thread.is_alive():
             raise WeightsError("the publisher is closed")
         self._published = version
-        self._checksums.submit(self._prepare, version, dict(tensors))
+        self._preparing.submit(self._prepare, version, dict(tensors)).add_done_callback(_log_failure)
 
     def close(self) -> None:
         """Stop serving; transfers under way are cut off, and their receivers wait for the next publisher."""
-        self._checksums.shutdown(cancel_futures=True)
+        self._preparing.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
         self._closing.set()
         self._wake.send(b".")
         self._thread.join()
@@ -96,9 +115,25 @@ class Publisher:
         self._woken.close()
 
     def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        if version == self._published:
-            self._ready = take_snapshot(version, tensors, self._chunk_bytes)
-            self._wake.send(b".")
+        if version != self._published:
+            return
+        started = time.perf_counter()
+        snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._pool.map)
+        delta = self._delta_to(snapshot)
+        self._last = snapshot
+        self._measured = {"bytes": float(snapshot.manifest.nbytes), "prepare_s": time.perf_counter() - started}
+        if delta is not None:
+            elements = sum(math.prod(spec.shape) for spec in snapshot.manifest.tensors)
+            self._measured["delta_bytes"] = float(len(delta.payload))
+            self._measured["density"] = delta.step.changed / max(1, elements)
+        self._ready = (snapshot, delta)
+        self._wake.send(b".")
+
+    def _delta_to(self, snapshot: Snapshot) -> Delta | None:
+        last = self._last
+        if not self._with_deltas or last is None or not same_layout(last.manifest, snapshot.manifest):
+            return None
+        return diff(last, snapshot, self._pool.map)
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -110,7 +145,7 @@ class Publisher:
                 if self._woken.fileno() in events:
                     self._woken.recv(1)
                 if self._ready:
-                    self._offers.offer(self._ready)
+                    self._offers.offer(*self._ready)
                 if self._router in events:
                     self._answer(*self._router.recv_multipart())
                 for receiver, reply in self._offers.due(time.monotonic()):
@@ -128,3 +163,8 @@ class Publisher:
 
     def _send(self, receiver: bytes, message: Message) -> None:
         self._router.send_multipart([receiver, *encode(message)], copy=False)
+
+
+def _log_failure(done: Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        logger.error("a version was not prepared, receivers stay at the one before", exc_info=error)

@@ -1,39 +1,57 @@
 """The engine's end of the ZeroMQ channel: pulls manifests and chunks from a publisher.
 
 Replies come in the order of the requests, so one that does not match the oldest request means that the transfer is
-broken. Memory holds one update and the outstanding chunks, and is taken only once the manifest has been checked.
+broken. Memory holds one update, the outstanding chunks, and with deltas the version before; it is taken only once the
+manifest has been checked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Any
 
+import numpy as np
 import torch
+import xxhash
 import zmq
 import zmq.asyncio
 
 from asyncrl.errors import UnavailableError, WeightsError, WireError
-from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Chunk, Manifest, bytes_of, read_manifest
+from asyncrl.weights.delta import Bytes, Delta, Step, apply, read_step
+from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Chunk, Manifest, bytes_of, chunks, read_manifest
 from asyncrl.wire import Message, decode, encode
 
 
 class ZmqChannel:
     """A publisher at `endpoint`, with at most `credits` chunks outstanding.
 
+    With `deltas` the last version stays in memory as a base for the next, which then shares what did not change with
+    it. `received` counts bytes of weights.
+
     Every method raises UnavailableError where the publisher is silent for `timeout_s`, and WireError where it answers
     nonsense or refuses; then `reset` before the next call.
     """
 
     def __init__(
-        self, endpoint: str, context: zmq.asyncio.Context, *, credits: int = 8, timeout_s: float = 10.0
+        self,
+        endpoint: str,
+        context: zmq.asyncio.Context,
+        *,
+        credits: int = 8,
+        timeout_s: float = 10.0,
+        deltas: bool = True,
     ) -> None:
         self.endpoint = endpoint
         self._context = context
         self._credits = credits
         self._timeout_s = timeout_s
+        self._keep = deltas
+        self._held: tuple[Manifest, Mapping[str, torch.Tensor]] | None = None
+        self._steps: tuple[Step, ...] = ()
+        self.received = 0
         self._sequence = 0
         self._socket: zmq.asyncio.Socket | None = None
 
@@ -45,37 +63,65 @@ class ZmqChannel:
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
-        sequence = await self._send("manifest", {"holds": version})
+        base = self._held[0].digest if self._held else ""
+        sequence = await self._send("manifest", {"holds": version, "base": base})
         reply = await self._receive(sequence)
         if reply.kind == "nothing":
             return None
         manifest = read_manifest(reply.body)
         if manifest.version <= version:
             raise WireError(f"asked for a version newer than {version}, the publisher offers {manifest.version}")
+        self._steps = _read_steps(reply.body.get("deltas"), manifest)
         return manifest
 
     async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         """All tensors of a manifest that `newer_than` gave. Raises WeightsError: a checksum does not match."""
+        if self._steps and self._held:
+            tensors = await self._fetch_deltas(*self._held, manifest, self._steps)
+        else:
+            tensors = await self._fetch_whole(manifest)
+        if self._keep:
+            self._held = (manifest, tensors)
+        return tensors
+
+    async def _fetch_whole(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         tensors = {spec.name: torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) for spec in manifest.tensors}
         buffers = [bytes_of(tensor) for tensor in tensors.values()]
-        checksums = [0] * len(buffers)
+        own = await self._fetch_parts(manifest, buffers)
+        damaged = [spec.name for spec, each in zip(manifest.tensors, own, strict=True) if spec.checksum != each]
+        if damaged:
+            raise WeightsError(f"version {manifest.version} arrived damaged: the checksums of {damaged[:3]} differ")
+        return tensors
+
+    async def _fetch_deltas(
+        self, held: Manifest, base: Mapping[str, torch.Tensor], manifest: Manifest, steps: Sequence[Step]
+    ) -> dict[str, torch.Tensor]:
+        chain = [Delta(step, np.empty(step.nbytes, np.uint8)) for step in steps]
+        await self._fetch_parts(manifest, [delta.payload for delta in chain])
+        try:
+            return await asyncio.to_thread(apply, base, held, manifest, chain)
+        except (WeightsError, WireError):
+            # The next manifest comes without deltas.
+            self._held = None
+            raise
+
+    async def _fetch_parts(self, manifest: Manifest, parts: Sequence[Bytes]) -> list[int]:
+        """Fill `parts` with what the publisher sends; their checksums."""
+        sums = [xxhash.xxh3_64() for _ in parts]
         outstanding: deque[tuple[int, Chunk]] = deque()
-        remaining = manifest.chunks()
+        remaining = chunks((len(part) for part in parts), manifest.chunk_bytes)
         while True:
             for chunk in islice(remaining, self._credits - len(outstanding)):
                 outstanding.append((await self._ask(manifest.version, chunk), chunk))
             if not outstanding:
-                break
+                return [each.intdigest() for each in sums]
             sequence, chunk = outstanding.popleft()
             data = (await self._receive(sequence)).arrays.get("bytes")
             if data is None or len(data) != chunk.stop - chunk.start:
                 raise WireError(f"the publisher sent no whole {chunk}")
-            buffers[chunk.tensor][chunk.start : chunk.stop] = data
-            checksums[chunk.tensor] = zlib.crc32(data.data, checksums[chunk.tensor])
-        damaged = [spec.name for spec, own in zip(manifest.tensors, checksums, strict=True) if spec.checksum != own]
-        if damaged:
-            raise WeightsError(f"version {manifest.version} arrived damaged: the checksums of {damaged[:3]} differ")
-        return tensors
+            parts[chunk.part][chunk.start : chunk.stop] = data
+            sums[chunk.part].update(data.data)
+            self.received += len(data)
 
     def _connected(self) -> zmq.asyncio.Socket:
         if self._socket is None:
@@ -85,10 +131,10 @@ class ZmqChannel:
         return self._socket
 
     async def _ask(self, version: int, chunk: Chunk) -> int:
-        place = {"tensor": chunk.tensor, "start": chunk.start, "stop": chunk.stop}
+        place = {"part": chunk.part, "start": chunk.start, "stop": chunk.stop}
         return await self._send("chunk", {"version": version, **place})
 
-    async def _send(self, kind: str, body: dict[str, int]) -> int:
+    async def _send(self, kind: str, body: dict[str, Any]) -> int:
         self._sequence += 1
         await self._connected().send_multipart(encode(Message(kind, self._sequence, body)))
         return self._sequence
@@ -107,3 +153,13 @@ class ZmqChannel:
         if reply.sequence != sequence:
             raise WireError(f"the weight publisher answered request {reply.sequence} instead of {sequence}")
         return reply
+
+
+def _read_steps(rows: Any, manifest: Manifest) -> tuple[Step, ...]:
+    """Raises WireError: they are malformed, or no fewer bytes than the version itself."""
+    if not isinstance(rows, list):
+        raise WireError("a manifest must come with a list of deltas, which may be empty")
+    steps = tuple(read_step(row) for row in rows)
+    if sum(step.nbytes for step in steps) > manifest.nbytes:
+        raise WireError("the deltas are larger than the weights")
+    return steps
