@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.attention import PACKED
+from asyncrl.learner.gathering import gather, on_host
 from asyncrl.learner.ranks import Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -100,13 +100,7 @@ def _layers(model: Any) -> list[nn.Module]:
 
 def full_tensors(model: nn.Module, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
     """The whole parameters by name, tied ones once, as copies on rank 0's CPU; empty elsewhere. All ranks take part."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        sharded = parameter.detach().to(dtype)
-        whole = sharded.full_tensor() if isinstance(sharded, DTensor) else sharded
-        if ranks.rank == 0:
-            copy = torch.empty_like(whole, device="cpu", pin_memory=whole.is_cuda)
-            tensors[name] = copy.copy_(whole, non_blocking=True)
-    if ranks.device.type == "cuda":
-        torch.cuda.synchronize()
+    tensors: dict[str, Tensor] = {}
+    for filled in gather(dict(model.named_parameters()), dtype, ranks):
+        tensors |= on_host(filled)
     return tensors
