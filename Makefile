@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?= demo
+MESSAGES ?= 1000000
+SEED ?= 0
 
-.PHONY: help install test check demo docs clean
+.PHONY: help install test fuzz check demo docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
 	@echo "make test     the whole test suite"
+	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
 	@echo "make check    ruff and mypy"
 	@echo "make docs     write the generated pages of docs/ anew"
 	@echo "make clean    remove the virtual environment and every run"
@@ -23,6 +26,9 @@ $(VENV)/installed: constraints.txt pyproject.toml
 
 test: install
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist worksteal
+
+fuzz: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.security.fuzz --messages $(MESSAGES) --seed $(SEED)
 
 check: install
 	$(BIN)/ruff format --check .

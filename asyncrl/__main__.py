@@ -12,6 +12,7 @@ COMMANDS = {
     "actor": ("asyncrl.actor.__main__", "run episodes"),
     "scoring": ("asyncrl.scoring.__main__", "verify and score trajectories"),
     "learner": ("asyncrl.learner.__main__", "train"),
+    "keys": ("asyncrl.network.command", "make keys that close a run to strangers: `asyncrl keys --out DIR`"),
     "data": ("asyncrl.data.command", "make task files: `asyncrl data gsm8k --source DIR --out FILE`"),
     "algorithms": ("asyncrl.algorithms.listing", "list every advantage, loss, correction, KL form and aggregation"),
 }

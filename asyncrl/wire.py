@@ -32,10 +32,13 @@ from asyncrl.types import (
     Trajectory,
     Turn,
 )
+from asyncrl.unpacking import unpack
 
 PROTOCOL = 2
 MAX_HEADER_BYTES = 4 << 20
 MAX_ARRAYS = 4096
+MAX_EMPTY_SIDE = 64
+"""An array without elements cannot be as long as it likes: others take memory by its length."""
 
 Buffer = bytes | bytearray | memoryview
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}
@@ -60,11 +63,11 @@ def encode(message: Message) -> list[Buffer]:
     return [header, *(array.reshape(-1).view(np.uint8).data for array in arrays.values())]
 
 
-def decode(frames: Sequence[Buffer]) -> Message:
+def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -> Message:
     """The message in `frames`. Raises WireError with the reason where they are malformed."""
     if not frames:
         raise WireError("a message needs a header frame")
-    kind, sequence, body, layout = _header(frames[0])
+    kind, sequence, body, layout = _header(frames[0], max_header_bytes)
     if len(layout) != len(frames) - 1:
         raise WireError(f"the header announces {len(layout)} arrays, {len(frames) - 1} came")
     arrays: dict[str, NDArray[Any]] = {}
@@ -76,13 +79,13 @@ def decode(frames: Sequence[Buffer]) -> Message:
     return Message(kind, sequence, body, arrays)
 
 
-def _header(frame: Buffer) -> tuple[str, int, dict[str, Any], list[Any]]:
-    if len(frame) > MAX_HEADER_BYTES:
-        raise WireError(f"the header has {len(frame)} bytes; at most {MAX_HEADER_BYTES} are taken")
+def _header(frame: Buffer, max_bytes: int) -> tuple[str, int, dict[str, Any], list[Any]]:
+    if len(frame) > max_bytes:
+        raise WireError(f"the header has {len(frame)} bytes; at most {max_bytes} are taken")
     try:
-        header = msgpack.unpackb(frame, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise WireError(f"the header is no msgpack: {error}") from error
+        header = unpack(frame)
+    except WireError as error:
+        raise WireError(f"the header cannot be read: {error}") from error
     if not isinstance(header, list) or not header:
         raise WireError("the header is no list")
     if header[0] != PROTOCOL:
@@ -103,11 +106,15 @@ def _array(entry: Any, frame: Buffer) -> tuple[str, NDArray[Any]]:
             raise WireError(
                 f"an array must be [name, dtype, shape] with a dtype of {sorted(_DTYPES)}, not {entry!r:.100}"
             )
-    if not all(isinstance(size, int) and 0 <= size < 1 << 40 for size in shape):
+    if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
         raise WireError(f"array {name!r} has the impossible shape {shape!r:.100}")
     dtype, size = _DTYPES[code], math.prod(shape)
     if size * dtype.itemsize != len(frame):
         raise WireError(f"array {name!r} announces {size * dtype.itemsize} bytes, {len(frame)} came")
+    if not size and max(shape) > MAX_EMPTY_SIDE:
+        raise WireError(f"array {name!r} is empty, and claims {max(shape)} rows of nothing")
+    if code == "|b1" and size and np.frombuffer(frame, np.uint8).max() > 1:
+        raise WireError(f"array {name!r} has truth values other than 0 and 1")
     return name, np.frombuffer(frame, dtype).reshape(shape)
 
 
@@ -190,7 +197,13 @@ def read_trajectory(message: Message) -> Trajectory:
             group_id=_text(body["group"]),
             member=int(body["member"]),
             turns=tuple(
-                Turn(int(start), int(end), Role(role), _text(finish), tuple(ToolCall(_text(n), a) for n, a in calls))
+                Turn(
+                    int(start),
+                    int(end),
+                    Role(role),
+                    _text(finish),
+                    tuple(ToolCall(_text(n), dict(a)) for n, a in calls),
+                )
                 for start, end, role, finish, calls in body["turns"]
             ),
             steps=tuple(Step(int(start), int(end)) for start, end in body["steps"]),
@@ -202,7 +215,7 @@ def read_trajectory(message: Message) -> Trajectory:
             logprobs=message.arrays["logprobs"],
             versions=versions,
         )
-    except (KeyError, TypeError, ValueError, InvariantError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, InvariantError) as error:
         raise WireError(f"not a trajectory: {type(error).__name__}: {error}") from error
 
 
@@ -231,7 +244,7 @@ def read_labels(message: Message) -> Labels:
             step_ends=message.arrays["step_ends"],
             extra=_numbers(body["extra"]),
         )
-    except (KeyError, TypeError, ValueError, InvariantError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, InvariantError) as error:
         raise WireError(f"not labels: {type(error).__name__}: {error}") from error
 
 
@@ -281,7 +294,7 @@ def read_ticket(body: Mapping[str, Any]) -> Ticket:
             temperature=float(body["temperature"]),
             min_version=int(body["min_version"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError(f"not a ticket: {type(error).__name__}: {error}") from error
 
 
@@ -305,4 +318,7 @@ def _text(value: Any) -> str:
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    return {_text(name): float(value) for name, value in dict(values).items()}
+    numbers = {_text(name): float(value) for name, value in dict(values).items()}
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError(f"a number is not finite: {numbers!r:.100}")
+    return numbers

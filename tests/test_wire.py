@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -127,8 +128,57 @@ def test_noise_is_no_stored_value(noise: bytes) -> None:
     ],
 )
 def test_an_array_that_lies_about_itself_is_refused_before_anything_is_allocated(layout: Any, reason: str) -> None:
-    import msgpack
-
     header = msgpack.packb([wire.PROTOCOL, "x", 0, {}, layout])
     with pytest.raises(WireError, match=reason):
         decode([header, b"\0" * 4])
+
+
+@pytest.mark.parametrize(
+    ("shape", "frame"),
+    [
+        ([1 << 39, 0], b""),
+        ([1 << 28, 0], b""),
+        ([0, 1 << 39, 1 << 39, 1 << 39], b""),
+        ([True], b"\0" * 4),
+        ([1.0], b"\0" * 4),
+        ([1] * 9, b"\0" * 4),
+        ([1 << 64 - 1], b""),
+    ],
+)
+def test_a_shape_that_numpy_cannot_have_or_that_has_no_end_is_refused(shape: Any, frame: bytes) -> None:
+    with pytest.raises(WireError):
+        decode([msgpack.packb([wire.PROTOCOL, "x", 0, {}, [["a", "<f4", shape]]]), frame])
+
+
+def test_a_truth_value_is_0_or_1() -> None:
+    frames = encode(Message("x", 0, {}, {"mask": np.array([True, False])}))
+    with pytest.raises(WireError, match="truth values"):
+        decode([frames[0], b"\x02\x01"])
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e400])
+def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
+    with pytest.raises(WireError, match="not finite"):
+        wire.read_trajectory(decode(encode(wire.trajectory_message(make_trajectory(rewards={"tool": reward})))))
+
+
+@pytest.mark.parametrize("field", ["member", "turns", "steps", "finish", "rewards", "timings", "id"])
+@pytest.mark.parametrize(
+    "value", [float("inf"), float("nan"), [float("inf")], [[1e308, 2, "prompt", "", []]], "x", [[]]]
+)
+def test_a_trajectory_with_any_value_in_any_place_is_refused(field: str, value: Any) -> None:
+    message = wire.trajectory_message(make_trajectory())
+    if field == "id" and isinstance(value, str):
+        return
+    with pytest.raises(WireError):
+        wire.read_trajectory(Message(message.kind, 0, {**message.body, field: value}, message.arrays))
+
+
+def test_no_memory_is_taken_for_the_length_of_an_array_that_is_empty() -> None:
+    message = wire.trajectory_message(make_trajectory())
+    frames = [bytes(frame) for frame in encode(message)]
+    header = msgpack.unpackb(frames[0])
+    header[4][0] = ["tokens", "<i4", [1 << 32, 0]]
+    header[4][2] = ["versions", "<i4", [1, 2]]
+    with pytest.raises(WireError, match="rows of nothing"):
+        decode([msgpack.packb(header), b"", frames[2], np.array([0, 1], np.int32).tobytes()])

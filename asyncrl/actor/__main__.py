@@ -31,15 +31,14 @@ def run(config: TrainConfig) -> None:
 
 
 async def _run(config: TrainConfig, stop: threading.Event) -> None:
-    import zmq.asyncio
-
     from asyncrl.actor.engine.embedded import EmbeddedEngine
     from asyncrl.actor.report import Report
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.actor.worker import Worker
+    from asyncrl.network.keys import client_keys
     from asyncrl.observe.sinks import open_metrics
-    from asyncrl.weights.channels.zmq import ZmqChannel
+    from asyncrl.weights.channels.opening import open_channels
     from asyncrl.weights.receiver import Receiver
 
     actor, model, network = config.actor, config.model, config.network
@@ -50,14 +49,16 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     engine = EmbeddedEngine.load(
         model.path, config.engine, dtype=model.dtype, trust_remote_code=model.trust_remote_code, seed=config.run.seed
     )
+    keys = client_keys(network)
     name, life = process.worker_name("actor"), process.incarnation()
     endpoints = process.replay_endpoints(network, config.replay.shards)
     with ExitStack() as stack:
         metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), name)))
-        report = Report(engine, tools.counts, metrics)
+        receiver = Receiver(open_channels(config, keys), engine.expected)
+        report = Report(engine, tools.counts, metrics, receiver.counters)
 
         def connect(endpoint: str) -> ReplayClient:
-            return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop)))
+            return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys)))
 
         episodes = _episodes(config, engine, tools)
         # A shard that is away holds up its own share of the episodes only.
@@ -65,12 +66,11 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         workers = [
             Worker(episodes, connect(each), connect(each), share, report, actor.episode_timeout_s) for each in endpoints
         ]
-        channel = ZmqChannel(process.weights_endpoint(network), zmq.asyncio.Context.instance())
         try:
             await _first_to_end(
                 *(worker.run(_as_asyncio(stop)) for worker in workers),
                 report.run(lambda: sum(worker.active for worker in workers)),
-                Receiver(channel, engine.expected).run(engine),
+                receiver.run(engine),
             )
         finally:
             await engine.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from asyncrl.actor.engine.base import Engine
@@ -15,12 +15,21 @@ INTERVAL_S = 5.0
 
 
 class Report:
-    """Counts what a worker delivers and logs it, with the engine's and the tools' counters, at the served version."""
+    """Counts what a worker delivers and logs it, with the engine's, the tools' and `others`' counters, at the served
+    version."""
 
-    def __init__(self, engine: Engine, tools: ToolCounts, metrics: Metrics, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tools: ToolCounts,
+        metrics: Metrics,
+        others: Callable[[], Mapping[str, float]] = dict,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
         self._engine = engine
         self._tools = tools
         self._metrics = metrics
+        self._others = others
         self._interval_s = interval_s
         self._last = engine.stats()
         self._new: list[Trajectory] = []
@@ -54,6 +63,7 @@ class Report:
         values: dict[str, Value] = {
             **self._totals,
             **{f"tool_{name}": count for name, count in asdict(self._tools).items()},
+            **self._others(),
             "running": running,
             "version": self._engine.version,
             "tokens": now.tokens,

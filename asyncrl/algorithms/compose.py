@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Reduce
+from asyncrl.algorithms.advantages.prime import Prime
 from asyncrl.algorithms.batch import Episodes, Tokens, Totals
 from asyncrl.algorithms.composition import Composition, check
 from asyncrl.algorithms.forward import forward
+from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
 from asyncrl.algorithms.losses.value import value_loss
 from asyncrl.algorithms.metrics import summarise
 from asyncrl.algorithms.prepare import prepare
 from asyncrl.config.schema import AlgorithmConfig
+from asyncrl.errors import ConfigError
 
 __all__ = ["Algorithm", "Reduce", "check"]
 
@@ -90,7 +93,16 @@ class Algorithm:
         """This micro-batch's part of the critic's loss, and additive sums; values float[N] with gradient."""
         return value_loss(values, tokens, totals, self.parts.value)
 
+    def implicit_loss(
+        self, log_ratio: Tensor, outcome: Tensor, tokens: Tokens, totals: Totals
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """This micro-batch's part of the loss of an implicit process model, and additive sums; log_ratio float[N] is
+        log(pi_phi / pi_ref) with gradient, outcome float[S]. Raises ConfigError: no part reads such a model."""
+        if not isinstance(self.parts.advantage, Prime):
+            raise ConfigError("an implicit process model is trained for algorithm.advantage=prime only")
+        return implicit_loss(log_ratio, outcome, tokens, totals, self.parts.advantage.beta)
+
     def summary(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
         """The step's metrics from sums added over micro-batches and ranks."""
         weight = {"kl_reference/weight": self.kl_weight} if self.needs_reference else {}
-        return summarise(sums, self.parts.rule_names) | weight
+        return summarise(sums, self.parts.rule_names) | implicit_summary(sums) | weight

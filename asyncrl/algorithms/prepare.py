@@ -97,8 +97,8 @@ def _rollouts(episodes: Episodes, tokens: Tokens, view: View, charge: Tensor | N
 def _with_advantages(parts: Composition, rollouts: Rollouts) -> Tokens:
     estimate, view = parts.advantage(rollouts), rollouts.view
     priority = rollouts.episodes.priority
-    # A weighted policy gradient is a weighted advantage: every policy loss is positively homogeneous in it.
-    weighted = estimate.advantages if priority is None else estimate.advantages * priority[view.owner]
+    # A weighted policy gradient is a weighted advantage: every policy loss grows in proportion to it.
+    weighted = estimate.advantages if priority is None else estimate.advantages * view.by_sequence(priority)
     advantages = view.scatter(weighted.to(rollouts.dtype))
     returns = None if estimate.returns is None else view.scatter(estimate.returns.to(rollouts.dtype))
     return replace(rollouts.tokens, advantages=advantages, returns=returns)

@@ -16,12 +16,17 @@ CHOICES: dict[str, Sequence[str]] = {
     "model.attention": ("sdpa", "flash_attention_2", "flex_attention"),
     "engine.kind": ("embedded",),
     "actor.step_split": ("turn", "paragraph", "line"),
+    "weights.channel": ("zmq", "disk", "distributed"),
+    "weights.fallback": ("none", "zmq", "disk"),
     "replay.durability": ("fsync", "os"),
     "replay.retention": ("none", "window", "all"),
     "replay.sampler.kind": ("fifo", "freshest", "prioritised"),
     "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
+MAX_FRAME_MB = 4095
+"""A frame's length has 32 bits in the store."""
+
 POSITIVE = (
     "actor.concurrency",
     "actor.episode_timeout_s",
@@ -31,6 +36,8 @@ POSITIVE = (
     "actor.tool_timeout_s",
     "actor.max_tool_chars",
     "engine.slots",
+    "weights.bucket_mb",
+    "weights.timeout_s",
     "engine.max_length",
     "replay.lease_s",
     "replay.max_attempts",
@@ -53,6 +60,7 @@ POSITIVE = (
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
     "critic.lr",
+    "implicit.lr",
     "cluster.actors",
     "cluster.scorers",
     "cluster.learner_ranks",
@@ -64,6 +72,7 @@ POSITIVE = (
 NOT_NEGATIVE = (
     "actor.temperature",
     "actor.tool_retries",
+    "weights.history",
     "replay.max_lag",
     "replay.sampler.alpha",
     "replay.sampler.beta",
@@ -89,7 +98,10 @@ def check(config: TrainConfig) -> None:
     _check_kinds(config)
     _check_replay(config)
     _check_files(config)
-    check_bind(config.network.host, config.network.insecure)
+    network = config.network
+    _require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
+    check_bind(network.host, network.insecure, secured=network.keys is not None)
+    _check_weights(config)
 
 
 def value(config: TrainConfig, key: str) -> Any:
@@ -144,6 +156,12 @@ def _check_combinations(config: TrainConfig) -> None:
         config,
         "scoring.timeout_s",
         f"a scorer that verifies for longer loses its lease; stay under replay.lease_s={config.replay.lease_s}",
+    )
+    _require(
+        not config.implicit.train or config.algorithm.advantage.name == "prime",
+        config,
+        "implicit.train",
+        f"algorithm.advantage={config.algorithm.advantage.name} does not read it; use algorithm=prime",
     )
     _require(actor.temperature > 0, config, "actor.temperature", "training samples; 0 (greedy) has no exploration")
     _require(
@@ -211,14 +229,35 @@ def _check_files(config: TrainConfig) -> None:
         )
 
 
-def check_bind(host: str, insecure: bool) -> None:
-    """Refuse to listen where strangers can reach us, unless told so. Raises ConfigError."""
+def _check_weights(config: TrainConfig) -> None:
+    weights, network = config.weights, config.network
+    _require(
+        weights.fallback != weights.channel, config, "weights.fallback", "it must be another one than weights.channel"
+    )
+    _require(
+        weights.channel != "distributed" or weights.fallback != "none",
+        config,
+        "weights.fallback",
+        "an engine that joins between two broadcasts needs one: zmq or disk",
+    )
+    if weights.channel == "distributed" and network.keys is not None:
+        try:
+            check_bind(network.host, network.insecure)
+        except ConfigError:
+            raise ConfigError(
+                "weights.channel=distributed: gloo and NCCL know no keys. Use zmq or disk, or set "
+                "network.insecure=true on a network where you trust everyone"
+            ) from None
+
+
+def check_bind(host: str, insecure: bool, secured: bool = False) -> None:
+    """Refuse to listen where strangers can reach us, without keys (`secured`) or leave. Raises ConfigError."""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    if not local and not insecure:
+    if not (local or secured or insecure):
         raise ConfigError(
-            f"network.host={host} can be reached from other machines, and connections are not encrypted; "
-            "use 127.0.0.1, or set network.insecure=true on a network that you trust"
+            f"network.host={host} can be reached from other machines: set network.keys to a folder that `asyncrl keys` "
+            "made, or network.insecure=true on a network where you trust everyone"
         )

@@ -79,6 +79,18 @@ class EngineConfig:
 
 
 @dataclass
+class WeightsConfig:
+    """How new weights travel from the learner to the engines; see docs/weights.md."""
+
+    channel: str = option("zmq", "how they travel: zmq (pull) | disk (shared folder) | distributed (gloo or NCCL)")
+    fallback: str = option("none", "channel of engines that the first does not reach: none | zmq | disk")
+    history: int = option(4, "deltas that are kept for engines that are behind, zmq only; 0 sends whole versions only")
+    bucket_mb: int = option(256, "megabytes of weights that are gathered and sent at a time")
+    timeout_s: float = option(30.0, "seconds that a learner or an engine waits for a silent other side")
+    dir: str | None = option(None, "folder of the disk channel; none is weights/ in the run's folder")
+
+
+@dataclass
 class FilterConfig:
     """Complete groups that are not worth training; each is counted by its reason and replaced."""
 
@@ -174,6 +186,15 @@ class CriticConfig:
 
 
 @dataclass
+class ImplicitConfig:
+    """The implicit process model of algorithm=prime, trained on outcomes beside the policy. It shares learner.*."""
+
+    train: bool = option(False, "train it in the learner; else algorithm=prime reads the step scores of scoring.prm")
+    path: str | None = option(None, "Hugging Face folder or hub name of its first weights; none is model.path")
+    lr: float = option(1e-6, "learning rate of its AdamW")
+
+
+@dataclass
 class Choice:
     """An algorithm's part: its name and the parameters that differ from its defaults."""
 
@@ -220,8 +241,9 @@ class NetworkConfig:
     host: str = option("127.0.0.1", "address that replay and publisher bind, and that others connect to")
     replay_port: int = option(5755, "port of the replay, its shards on those that follow; 0 chooses free ones")
     weights_port: int = option(5756, "port of the weight publisher; 0 lets `asyncrl train` choose one")
-    insecure: bool = option(False, "allow an address that others can reach, without encryption")
-    max_message_mb: int = option(256, "largest message that is taken")
+    keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md")
+    insecure: bool = option(False, "allow an address that others can reach without keys, open to everyone there")
+    max_message_mb: int = option(256, "largest frame of a message that is taken; more ends its sender's connection")
 
 
 @dataclass
@@ -242,10 +264,12 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    implicit: ImplicitConfig = field(default_factory=ImplicitConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)

@@ -7,7 +7,7 @@ while the caller is busy with the last one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,29 +17,27 @@ from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks
 from asyncrl.weights.buckets import Bucket, Entry, Filled, plan_buckets
-from asyncrl.weights.manifest import dtype_name
+from asyncrl.weights.manifest import DTYPES, dtype_name
 
 BUCKET_BYTES = 256 << 20
 
 
-def entries_of(parameters: Mapping[str, Tensor], dtype: torch.dtype) -> list[Entry]:
-    """The whole parameters as they will be in `dtype`."""
-    return [Entry(name, dtype_name(dtype), tuple(each.shape)) for name, each in parameters.items()]
+def plan_gather(parameters: Mapping[str, Tensor], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
+    """The buckets in which the whole parameters will travel in `dtype`."""
+    entries = [Entry(name, dtype_name(dtype), tuple(each.shape)) for name, each in parameters.items()]
+    return plan_buckets(entries, bucket_bytes)
 
 
-def gather(
-    parameters: Mapping[str, Tensor], dtype: torch.dtype, ranks: Ranks, bucket_bytes: int = BUCKET_BYTES
-) -> Iterator[Filled]:
-    """Buckets of the whole parameters in `dtype`, on the device of rank 0; nothing elsewhere.
+def gather(parameters: Mapping[str, Tensor], buckets: Sequence[Bucket], ranks: Ranks) -> Iterator[Filled]:
+    """The whole parameters in the buckets of a plan, each of one dtype, on the device of rank 0; nothing elsewhere.
 
     Every rank must iterate to the end. A bucket's buffer is used again once the next one is asked for.
     """
-    buckets = plan_buckets(entries_of(parameters, dtype), bucket_bytes)
     largest = max((bucket.nbytes for bucket in buckets), default=0) if ranks.rank == 0 else 0
     flat = torch.empty(largest, dtype=torch.uint8, device=ranks.device)
     last: Filled | None = None
     for bucket in buckets:
-        under_way = _Gathering(bucket, parameters, dtype, ranks)
+        under_way = _Gathering(bucket, parameters, ranks)
         if last is not None:
             yield last
         last = under_way.finish(flat)
@@ -50,7 +48,8 @@ def gather(
 class _Gathering:
     """One bucket on its way since it was made, and in place with `finish`."""
 
-    def __init__(self, bucket: Bucket, parameters: Mapping[str, Tensor], dtype: torch.dtype, ranks: Ranks) -> None:
+    def __init__(self, bucket: Bucket, parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
+        dtype = DTYPES[bucket.entries[0].dtype]
         self._bucket = bucket
         self._ranks = ranks
         self._pieces = [_Piece.of(parameters[entry.name], dtype, ranks) for entry in bucket.entries]
@@ -67,7 +66,10 @@ class _Gathering:
             start += piece.local.numel()
         if self._ranks.rank == 0:
             self._received = [torch.empty_like(sent) for _ in range(self._ranks.size)]
-        return dist.gather(sent, self._received or None, group=self._ranks.mesh.get_group(), async_op=True)
+        work: dist.Work | None = dist.gather(
+            sent, self._received or None, group=self._ranks.mesh.get_group(), async_op=True
+        )
+        return work
 
     def finish(self, flat: Tensor) -> Filled | None:
         """The bucket at the start of `flat` on rank 0, None elsewhere."""
@@ -107,7 +109,7 @@ class _Piece:
             return _Piece(own.to(dtype).reshape(-1), shape, False)
         if own.placements == (Shard(0),) and own.device_mesh.size() == ranks.size:
             return _Piece(own.to_local().to(dtype).reshape(-1), shape, True)
-        return _Piece(own.to(dtype).full_tensor().reshape(-1), shape, False)
+        return _Piece(own.full_tensor().to(dtype).reshape(-1), shape, False)
 
     def size(self, rank: int, ranks: int) -> int:
         """Elements that `rank` has of it."""
@@ -116,9 +118,3 @@ class _Piece:
         rows, rest = self.shape[0], math.prod(self.shape[1:])
         share = -(-rows // ranks)
         return max(0, min(share, rows - rank * share)) * rest
-
-
-def on_host(filled: Filled) -> dict[str, Tensor]:
-    """The tensors of a bucket as copies on the CPU, in pinned memory where they come from a GPU."""
-    host = torch.empty(filled.bucket.nbytes, dtype=torch.uint8, pin_memory=filled.flat.is_cuda)
-    return filled.bucket.views(host.copy_(filled.flat))

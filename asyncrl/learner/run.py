@@ -13,22 +13,28 @@ import zmq
 
 from asyncrl import process
 from asyncrl.algorithms.compose import Algorithm
-from asyncrl.config.schema import NetworkConfig, TrainConfig
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.backbone import parameter_shapes
 from asyncrl.learner.checkpoint import Checkpoints
 from asyncrl.learner.critic import load_critic
-from asyncrl.learner.export import export
+from asyncrl.learner.export import described, export
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.optimised import Optimised
-from asyncrl.learner.policy import load_policy
+from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.recorded import RecordedReplay
 from asyncrl.learner.trainer import Trainer
+from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.shards import ShardedReplay
+from asyncrl.weights.broadcast import Broadcaster
+from asyncrl.weights.channels.opening import weights_dir
+from asyncrl.weights.folders import FolderWriter
 from asyncrl.weights.publisher import Publisher as WeightPublisher
+from asyncrl.weights.push import Push
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +52,21 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         ranks = stack.enter_context(joined())
         context = stack.enter_context(zmq.Context())
         replay = stack.enter_context(closing(_replay(config, ranks, context, stop)))
-        publisher: WeightPublisher | None = None
+        publisher: Push | None = None
         metrics: Metrics = Fanout([])
         if ranks.rank == 0:
             metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), "learner")))
             if not recorded:
-                publisher = stack.enter_context(closing(_publisher(config.network, context)))
+                publisher = stack.enter_context(closing(_push(config, ranks, context)))
         train(config, ranks, replay, publisher, metrics, stop)
+
+
+def _implicit(config: TrainConfig, ranks: Ranks) -> Optimised[Policy] | None:
+    """The implicit process model, where it is trained here: it begins as the policy begins, unless told otherwise."""
+    if not config.implicit.train:
+        return None
+    model = replace(config.model, path=config.implicit.path or config.model.path)
+    return Optimised(load_policy(model, config.actor.temperature, ranks), config.implicit.lr, config.learner)
 
 
 def _replay(
@@ -62,11 +76,30 @@ def _replay(
         return RecordedReplay(Path(config.replay.source), config.learner.steps)
     worker, life = process.worker_name(f"learner-{ranks.rank}"), process.incarnation()
     endpoints = process.replay_endpoints(config.network, config.replay.shards)
-    return ShardedReplay([ReplayClient(each, worker, life, stop, context=context) for each in endpoints])
+    keys = client_keys(config.network)
+    return ShardedReplay([ReplayClient(each, worker, life, stop, context=context, keys=keys) for each in endpoints])
 
 
-def _publisher(network: NetworkConfig, context: zmq.Context[Any]) -> WeightPublisher:
-    return WeightPublisher(network.host, network.weights_port, context, insecure=network.insecure)
+def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
+    network, weights = config.network, config.weights
+    expected, ways = parameter_shapes(config.model), (weights.channel, weights.fallback)
+    with ExitStack() as stack:
+        publisher = WeightPublisher(
+            network.host,
+            network.weights_port,
+            context,
+            keys=server_keys(network),
+            insecure=network.insecure,
+            history=weights.history,
+        )
+        stack.callback(publisher.close)
+        broadcaster = folders = None
+        if "distributed" in ways:
+            broadcaster = Broadcaster(publisher, network.host, ranks.device, weights.timeout_s)
+        if "disk" in ways:
+            folders = FolderWriter(weights_dir(config), described(config.model))
+        stack.pop_all()
+    return Push(expected, publisher, broadcaster, folders)
 
 
 def train(
@@ -81,7 +114,9 @@ def train(
     algorithm = Algorithm.from_config(config.algorithm)
     temperature, learner = config.actor.temperature, config.learner
     policy = load_policy(config.model, temperature, ranks)
-    reference = load_policy(config.model, temperature, ranks) if algorithm.needs_reference else None
+    implicit = _implicit(config, ranks)
+    wants_reference = algorithm.needs_reference or implicit is not None
+    reference = load_policy(config.model, temperature, ranks) if wants_reference else None
     critic = load_critic(config.critic, config.model, ranks) if algorithm.needs_critic else None
     trainer = Trainer(
         ranks,
@@ -90,6 +125,7 @@ def train(
         None if critic is None else Optimised(critic, config.critic.lr, learner),
         reference,
         stop,
+        implicit,
     )
     folder = process.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks)

@@ -69,7 +69,7 @@ class Sums:
 
 
 class Trainer:
-    """Trains `policy` and, where there is one, `critic` with `algorithm`.
+    """Trains `policy` and, where there are such, `critic` and the process model `implicit` with `algorithm`.
 
     Every method is called by all ranks alike with as many passes on each, and raises StoppedError on all of them
     between two passes once `stop` is set on one.
@@ -83,10 +83,12 @@ class Trainer:
         critic: Optimised[Critic] | None,
         reference: Policy | None,
         stop: threading.Event,
+        implicit: Optimised[Policy] | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.policy = policy
         self.critic = critic
+        self.implicit = implicit
         self._ranks = ranks
         self._reference = reference
         self._stop = stop
@@ -94,7 +96,8 @@ class Trainer:
     @property
     def parts(self) -> dict[str, Optimised[Any]]:
         """What is trained, by name."""
-        return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
+        found = {"policy": self.policy, "critic": self.critic, "implicit": self.implicit}
+        return {name: part for name, part in found.items() if part is not None}
 
     def prepare(self, share: Share, episodes: Episodes, minibatches: Sequence[Minibatch]) -> Share:
         """The share with everything that is fixed for the step: log-probs, values, advantages."""
@@ -103,12 +106,16 @@ class Trainer:
             return self._forward(forward, share, minibatches)
 
         tokens, policy, reference, critic = share.tokens, self.policy.module, self._reference, self.critic
+        implicit = self.implicit
         if self.algorithm.needs_proximal:
             tokens = replace(tokens, proximal=of_all(lambda packed: policy(packed)[0]))
         if reference is not None:
             tokens = replace(tokens, reference=of_all(lambda packed: reference(packed)[0]))
         if critic is not None:
             tokens = replace(tokens, values=of_all(critic.module))
+        if implicit is not None:
+            assert tokens.reference is not None
+            tokens = replace(tokens, implicit=of_all(lambda packed: implicit.module(packed)[0]) - tokens.reference)
         return replace(share, tokens=self.algorithm.prepare(episodes, tokens, self._ranks.sum))
 
     @torch.no_grad()
@@ -126,7 +133,7 @@ class Trainer:
             self._ranks.leave_if(self._stop.is_set())
             yield members, share.rows(members)
 
-    def learn(self, step: int, share: Share, minibatches: Sequence[Minibatch]) -> Result:
+    def learn(self, step: int, share: Share, episodes: Episodes, minibatches: Sequence[Minibatch]) -> Result:
         """One update for each minibatch."""
         result, sums = Result(), Sums()
         for minibatch in minibatches:
@@ -135,9 +142,13 @@ class Trainer:
                 sums.add(self._policy_pass(share, packed, rows, minibatch.totals))
                 if self.critic is not None:
                     sums.add(self._critic_pass(self.critic, share, packed, rows, minibatch.totals))
+                if self.implicit is not None:
+                    sums.add(self._implicit_pass(self.implicit, share, episodes, packed, rows, minibatch.totals))
             result.norms.append(self.policy.update(step))
             if self.critic is not None:
                 result.summary["value/grad_norm"] = self.critic.update(step)
+            if self.implicit is not None:
+                result.summary["implicit/grad_norm"] = self.implicit.update(step)
         total = self._ranks.merge(sums.total)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.summary |= self.algorithm.summary(total) | critic_summary(total)
@@ -158,6 +169,24 @@ class Trainer:
         if not len(rows):
             return self._nothing(values)
         loss, sums = self.algorithm.value_loss(values, share.tokens.select(rows), totals)
+        (loss * self._ranks.size).backward()
+        return sums
+
+    def _implicit_pass(
+        self,
+        implicit: Optimised[Policy],
+        share: Share,
+        episodes: Episodes,
+        packed: Packed,
+        rows: Tensor,
+        totals: Totals,
+    ) -> dict[str, Tensor]:
+        logprobs, _ = implicit.module(packed)
+        if not len(rows):
+            return self._nothing(logprobs)
+        tokens = share.tokens.select(rows)
+        assert tokens.reference is not None
+        loss, sums = self.algorithm.implicit_loss(logprobs - tokens.reference, episodes.outcome, tokens, totals)
         (loss * self._ranks.size).backward()
         return sums
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
 
 import zmq
 
 from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import UnavailableError
+from asyncrl.network.keys import server_keys
+from asyncrl.network.sockets import listen
 from asyncrl.replay.from_config import open_store, rules
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
@@ -21,23 +23,16 @@ log = logging.getLogger("asyncrl.replay")
 def run(config: TrainConfig) -> None:
     """Serve until a signal. Raises UnavailableError: the port is taken; StoreError: the store cannot be opened."""
     stop = process.stop_on_signals()
+    network = config.network
+    keys, endpoint = server_keys(network), process.replay_endpoints(network, config.replay.shards)[config.replay.shard]
     store = open_store(config)
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-    socket.linger = 0
-    socket.router_mandatory = True
-    socket.maxmsgsize = config.network.max_message_mb << 20
-    endpoint = process.replay_endpoints(config.network, config.replay.shards)[config.replay.shard]
     try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise UnavailableError(
-            f"cannot listen at {endpoint}: {error}; set network.replay_port to a free port"
-        ) from error
-    log.info("replay serves %s from %s", endpoint, store.path)
-    try:
-        Server(socket, store, Service(rules(config), config.replay.lease_s, time.monotonic)).run(stop)
+        listener = listen(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20)
+        log.info("replay serves %s from %s", endpoint, store.path)
+        with closing(listener):
+            service = Service(rules(config), config.replay.lease_s, time.monotonic, lambda: listener.strangers)
+            Server(listener.socket, store, service).run(stop)
     finally:
-        socket.close()
         store.close()
 
 

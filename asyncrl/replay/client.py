@@ -16,6 +16,8 @@ from typing import Any
 import zmq
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
+from asyncrl.network.keys import CHECK_KEYS, ClientKeys
+from asyncrl.network.sockets import connect
 from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
 from asyncrl.wire import (
     Message,
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 POLL_MS = 100
+MAX_REPLY_HEADER_BYTES = 256 << 20
+"""A reply brings many tasks with their prompts, from a server that is known."""
 FETCH_BATCH = 16
 CREDITS = 8
 
@@ -43,7 +47,7 @@ class ReplayClient:
     """One connection of `worker` to the replay at `endpoint`.
 
     `incarnation` tells one start of a worker from the next: what an older one held is given to others. `stop` ends
-    waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError.
+    waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError. `keys` are those of network.keys.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class ReplayClient:
         stop: threading.Event | None = None,
         give_up_s: float | None = None,
         context: zmq.Context[Any] | None = None,
+        keys: ClientKeys | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._worker = worker
@@ -61,14 +66,12 @@ class ReplayClient:
         self._stop = stop or threading.Event()
         self._give_up_s = give_up_s
         self._context = context or zmq.Context.instance()
+        self._keys = keys
         self._sequence = 0
         self._socket = self._connect()
 
     def _connect(self) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.connect(self._endpoint)
-        return socket
+        return connect(self._context, self._endpoint, self._keys)
 
     def close(self) -> None:
         self._socket.close()
@@ -225,7 +228,7 @@ class ReplayClient:
             raise UnavailableError(f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s")
         if not self._socket.poll(POLL_MS):
             return None
-        return decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+        return decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)], MAX_REPLY_HEADER_BYTES)
 
     def _pause(self, busy: str, waited: float) -> None:
         """Before requests are sent again: over a fresh connection, since the old one may lead nowhere."""
@@ -233,7 +236,8 @@ class ReplayClient:
             log.warning("the replay is busy: %s; asking again", busy)
             self._stop.wait(RETRY_S)
             return
-        log.warning("%s waits for the replay at %s since %.0f s", self._worker, self._endpoint, waited)
+        advice = f"; {CHECK_KEYS}" if self._keys else ""
+        log.warning("%s waits for the replay at %s since %.0f s%s", self._worker, self._endpoint, waited, advice)
         self._socket.close()
         self._socket = self._connect()
 

@@ -17,6 +17,7 @@ import lmdb
 import zmq
 
 from asyncrl.errors import AsyncrlError, StoreError
+from asyncrl.network.throttle import MAX_REASON, Throttled
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store, Transaction
 from asyncrl.wire import Buffer, Message, decode, encode
@@ -49,6 +50,8 @@ class Server:
         self._clock = clock
         self._waiting: dict[tuple[bytes, str], Waiting] = {}
         self._next_tick = clock()
+        self._refusals = Throttled(log, "refused a request")
+        self._undelivered = Throttled(log, "a requester has gone before its answer", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set."""
@@ -96,9 +99,7 @@ class Server:
                 (client, Message("busy", request.sequence, {"reason": "the store is full; see replay.max_store_gb"}))
             ]
         except (AsyncrlError, lmdb.BadValsizeError) as error:
-            log.warning("refused %s: %s", request.kind, error)
-            tx.add("refused")
-            return [(client, Message("refused", request.sequence, {"reason": str(error)}))]
+            return [(client, self._refuse(tx, request, error))]
         if reply is None:
             self._waiting[client, request.kind] = Waiting(client, request, self._clock() + PATIENCE_S)
             return []
@@ -126,7 +127,12 @@ class Server:
             with tx.nested() as nested:
                 return self._service.handle(nested, request)
         except AsyncrlError as error:
-            return Message("refused", request.sequence, {"reason": str(error)})
+            return self._refuse(tx, request, error)
+
+    def _refuse(self, tx: Transaction, request: Message, error: Exception) -> Message:
+        tx.add("refused")
+        self._refusals.say(f"{request.kind:.50}: {error}")
+        return Message("refused", request.sequence, {"reason": str(error)[:MAX_REASON]})
 
     def _recover(self, error: StoreError, requests: list[tuple[bytes, list[Buffer]]]) -> None:
         """Nothing of this turn was stored: say so to everyone, and take up the leases as the store has them."""
@@ -144,4 +150,4 @@ class Server:
         try:
             self._socket.send_multipart([client, *encode(reply)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            log.info("a requester has gone before its answer: %s", error)
+            self._undelivered.say(error)

@@ -18,6 +18,7 @@ from asyncrl.replay.groups import Groups
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.letters import Letters
 from asyncrl.replay.planning import Planning
+from asyncrl.replay.requests import check
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
@@ -32,15 +33,22 @@ from asyncrl.wire import (
     ticket_body,
 )
 
+TICKETS_A_REPLY = 256
+LEASES_A_REPLY = 1024
+TOKENS_A_REPLY = 4 << 20
+
 Handler = Callable[[Transaction, Message], Message | None]
 
 
 class Service:
-    """All of the replay but its sockets. `clock` gives monotonic seconds."""
+    """All of the replay but its sockets. `clock` gives monotonic seconds, `strangers` how many were turned away."""
 
-    def __init__(self, rules: Rules, lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, rules: Rules, lease_s: float, clock: Callable[[], float], strangers: Callable[[], int] = lambda: 0
+    ) -> None:
         groups = Groups(rules)
         self._rules = rules
+        self._strangers = strangers
         self._groups = groups
         self._actors = Workers("actors", lease_s, clock)
         self._scorers = Workers("scorers", lease_s, clock)
@@ -83,18 +91,19 @@ class Service:
 
         Raises AsyncrlError where the request is refused; nothing of it takes effect then.
         """
+        check(request.kind, request.body)
         handler = self._handlers.get(request.kind)
         if handler is None:
-            raise RefusedError(f"unknown request {request.kind!r}; known are {', '.join(self._handlers)}")
+            raise RefusedError(f"unknown request {request.kind!r:.50}; known are {', '.join(self._handlers)}")
         try:
             return handler(tx, request)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise RefusedError(f"malformed request {request.kind!r}: {type(error).__name__}: {error}") from error
 
     def _tickets(self, tx: Transaction, request: Message) -> Message | None:
         body = request.body
         worker, incarnation, holding = str(body["worker"]), str(body["incarnation"]), list(body["holding"])
-        want = int(body["want"])
+        want = min(int(body["want"]), TICKETS_A_REPLY)
         tickets = self.episodes.tickets(tx, worker, incarnation, holding, want)
         if not tickets and want > 0:
             return None
@@ -115,7 +124,9 @@ class Service:
             str(body["incarnation"]),
             [str(each) for each in body["serves"]],
         )
-        leased = self.labelling.lease(tx, worker, incarnation, serves, int(body["trajectories"]), int(body["tokens"]))
+        trajectories = min(int(body["trajectories"]), LEASES_A_REPLY)
+        tokens = min(int(body["tokens"]), TOKENS_A_REPLY)
+        leased = self.labelling.lease(tx, worker, incarnation, serves, trajectories, tokens)
         if not leased:
             return None
         heads = [[task_body(each.task), each.kinds, each.final, each.partial is not None] for each in leased]
@@ -167,7 +178,8 @@ class Service:
 
     def _status(self, tx: Transaction, request: Message) -> Message:
         status = report.status(tx, self._rules)
-        return _reply(request, status={**status, "actors": self._actors.count, "scorers": self._scorers.count})
+        workers = {"actors": self._actors.count, "scorers": self._scorers.count}
+        return _reply(request, status={**status, **workers, "strangers": self._strangers()})
 
     def _audit(self, tx: Transaction, request: Message) -> Message:
         return _reply(request, audit=report.audit(tx, self._rules.admission.uses))

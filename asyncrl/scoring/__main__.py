@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
+from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 
 if TYPE_CHECKING:
@@ -42,11 +43,11 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     scoring, name, life = config.scoring, process.worker_name("scoring"), process.incarnation()
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
     prm = load_value_head(scoring.prm) if scoring.prm else None
-    workers = []
+    workers, keys = [], client_keys(config.network)
     endpoints = process.replay_endpoints(config.network, config.replay.shards)
     for shard, endpoint in enumerate(endpoints):
         verifier = stack.enter_context(closing(Verifier(scoring.rule, scoring.rules, scoring.timeout_s)))
-        client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop)))
+        client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys)))
         file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
         metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), file)))
         scorer = Scorer(scoring, tokenizer, verifier, prm)

@@ -45,7 +45,8 @@ class Broadcaster:
 
     def begin(self, version: int, plan: Sequence[Bucket]) -> None:
         """Summon who is there for the buckets of `version`; with nobody, what follows does nothing."""
-        members = self._publisher.summon(lambda present: self._call(version, plan, present), PATIENCE_S)
+        backend = BACKENDS[self._device.type]
+        members = self._publisher.summon(backend, lambda present: self._call(version, plan, present), PATIENCE_S)
         self._sums = []
         if not members:
             self._drop()
@@ -94,7 +95,7 @@ class Broadcaster:
             self._drop()
             self._members, self._name = present, uuid.uuid4().hex
         buckets = [[[entry.name, entry.dtype, list(entry.shape)] for entry in bucket.entries] for bucket in plan]
-        place = {"host": self._host, "port": self._port, "group": self._name, "backend": BACKENDS[self._device.type]}
+        place = {"host": self._host, "port": self._port, "group": self._name}
         return {"version": version, "buckets": buckets, **place}
 
     def _fail(self, error: Exception) -> None:

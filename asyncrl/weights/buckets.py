@@ -69,5 +69,11 @@ def plan_buckets(entries: Sequence[Entry], bucket_bytes: int) -> list[Bucket]:
     return [Bucket(tuple(each)) for each in buckets]
 
 
+def on_host(filled: Filled) -> dict[str, torch.Tensor]:
+    """The tensors of a bucket as copies on the CPU, in pinned memory where they come from a GPU."""
+    host = torch.empty(filled.bucket.nbytes, dtype=torch.uint8, pin_memory=filled.flat.is_cuda)
+    return filled.bucket.views(host.copy_(filled.flat))
+
+
 def _padded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

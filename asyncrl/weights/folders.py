@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 def versions_in(directory: Path) -> dict[int, Path]:
     """The whole folders by version. Raises OSError: the directory cannot be read."""
-    return {int(path.name[1:]): path for path in directory.iterdir() if path.name[:1] == "v" and path.name[1:].isdigit()}
+    return {
+        int(path.name[1:]): path for path in directory.iterdir() if path.name[:1] == "v" and path.name[1:].isdigit()
+    }
 
 
 class FolderWriter:

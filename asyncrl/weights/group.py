@@ -66,9 +66,10 @@ class Group:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         try:
-            return self._group.broadcast([tensor], options)
+            work: dist.Work = self._group.broadcast([tensor], options)
         except RuntimeError as error:
             raise UnavailableError(f"a broadcast could not begin: {error}") from error
+        return work
 
     def finish(self, work: dist.Work) -> None:
         try:
@@ -81,17 +82,16 @@ class Group:
         self._group.abort()
 
 
-def _backend(
-    store: dist.Store, rank: int, size: int, device: torch.device, address: str, wait: timedelta
-) -> Any:
+def _backend(store: dist.Store, rank: int, size: int, device: torch.device, address: str, wait: timedelta) -> Any:
     if device.type == "cuda":
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = wait
         return dist.ProcessGroupNCCL(store, rank, size, nccl)
-    gloo = dist.ProcessGroupGloo._Options()
+    backend: Any = dist.ProcessGroupGloo
+    gloo = backend._Options()
     gloo._timeout = wait
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(store, rank, size, gloo)
+    gloo._devices = [backend.create_device(hostname=address)]
+    return backend(store, rank, size, gloo)
 
 
 def sum_of(flat: torch.Tensor) -> torch.Tensor:

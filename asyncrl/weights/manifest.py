@@ -78,23 +78,27 @@ class Manifest:
 
     def check_covers(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Raises WeightsError unless names and shapes are exactly those in `expected`."""
-        offered = {spec.name: spec.shape for spec in self.tensors}
-        faults = {
-            "missing": expected.keys() - offered.keys(),
-            "unknown": offered.keys() - expected.keys(),
-            "misshapen": {n for n in offered.keys() & expected.keys() if offered[n] != tuple(expected[n])},
-        }
-        told = [f"{len(names)} {fault} ({', '.join(sorted(names)[:3])})" for fault, names in faults.items() if names]
-        if told:
-            raise WeightsError(
-                f"version {self.version} does not fit the engine's model: {'; '.join(told)}. "
-                "Learner and engine must load the same model"
-            )
+        check_covers(self.version, {spec.name: spec.shape for spec in self.tensors}, expected)
 
     def body(self) -> dict[str, Any]:
         """As plain values for a message."""
         tensors = [[spec.name, spec.dtype, list(spec.shape), spec.checksum] for spec in self.tensors]
         return {"version": self.version, "chunk_bytes": self.chunk_bytes, "tensors": tensors}
+
+
+def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises WeightsError unless the tensors of `version` have exactly the names and shapes in `expected`."""
+    faults = {
+        "missing": expected.keys() - offered.keys(),
+        "unknown": offered.keys() - expected.keys(),
+        "misshapen": {name for name in offered.keys() & expected.keys() if offered[name] != tuple(expected[name])},
+    }
+    told = [f"{len(names)} {fault} ({', '.join(sorted(names)[:3])})" for fault, names in faults.items() if names]
+    if told:
+        raise WeightsError(
+            f"version {version} does not fit the engine's model: {'; '.join(told)}. "
+            "Learner and engine must load the same model"
+        )
 
 
 def chunks(sizes: Iterable[int], chunk_bytes: int) -> Iterator[Chunk]:

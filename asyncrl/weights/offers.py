@@ -3,7 +3,12 @@
 A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
 (empty for none). It is answered as soon as there is a newer version, or with `nothing` after `POLL_S`. Then it asks for
 each `chunk` by version, part and byte range: the parts are the payloads of the deltas that the manifest came with, or
-without deltas the tensors. What holds:
+without deltas the tensors.
+
+A receiver that would rather take part in a broadcast asks to `join` with the version it `holds` and its `backend`. It
+is answered with `broadcast` when one begins, with `missed` where a newer version is on offer, or with `nothing`.
+
+What holds:
 
 - A transfer is served to its end from the version that it began with, whatever is offered meanwhile. Memory holds the
   newest version, deltas between the last few, and what is in transfer; a receiver silent for `forget_s` counts as dead.
@@ -15,8 +20,9 @@ without deltas the tensors. What holds:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from asyncrl.errors import WireError
 from asyncrl.weights.delta import Bytes, Delta
@@ -24,6 +30,7 @@ from asyncrl.weights.manifest import Snapshot
 from asyncrl.wire import Message
 
 POLL_S = 1.0
+JOINED_S = 2 * POLL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,7 @@ class _Waiting:
     sequence: int
     holds: int
     base: str
+    joins: str
     deadline: float
 
 
@@ -51,6 +59,7 @@ class Offers:
         self._newest: Snapshot | None = None
         self._waiting: dict[bytes, _Waiting] = {}
         self._transfers: dict[bytes, _Transfer] = {}
+        self._joined: dict[bytes, tuple[str, float]] = {}
 
     @property
     def newest(self) -> int:
@@ -77,7 +86,11 @@ class Offers:
         match request.kind, request.body:
             case "manifest", {"holds": int(holds), "base": str(base)}:
                 self._transfers.pop(receiver, None)
-                self._waiting[receiver] = _Waiting(request.sequence, holds, base, now + POLL_S)
+                self._waiting[receiver] = _Waiting(request.sequence, holds, base, "", now + POLL_S)
+                return None
+            case "join", {"holds": int(holds), "backend": str(backend)} if backend:
+                self._waiting[receiver] = _Waiting(request.sequence, holds, "", backend, now + POLL_S)
+                self._joined[receiver] = (backend, now)
                 return None
             case "chunk", {"version": int(version), "part": int(part), "start": int(start), "stop": int(stop)}:
                 transfer = self._transfers.get(receiver)
@@ -85,7 +98,9 @@ class Offers:
                     raise WireError(f"version {version} is not in transfer to this receiver; ask for the manifest")
                 transfer.heard = now
                 return _chunk(transfer, part, start, stop, request.sequence)
-        raise WireError(f"a receiver may ask for `manifest` or `chunk`, not {request.kind!r:.50} with that body")
+        raise WireError(
+            f"a receiver may ask for `manifest`, `chunk` or `join`, not {request.kind!r:.50} with that body"
+        )
 
     def due(self, now: float) -> Iterator[tuple[bytes, Message]]:
         """The replies for which waiting is over; also forgets the receivers that fell silent."""
@@ -94,13 +109,30 @@ class Offers:
             del self._transfers[receiver]
         for receiver, waiting in list(self._waiting.items()):
             if self._newest and self.newest > waiting.holds:
-                reply = self._begin(receiver, self._newest, waiting, now)
+                missed = Message("missed", waiting.sequence)
+                reply = missed if waiting.joins else self._begin(receiver, self._newest, waiting, now)
             elif now >= waiting.deadline:
                 reply = Message("nothing", waiting.sequence)
             else:
                 continue
             del self._waiting[receiver]
             yield receiver, reply
+
+    def joining(self, backend: str) -> tuple[bytes, ...]:
+        """Who waits for a broadcast over `backend`, in a fixed order."""
+        return tuple(sorted(receiver for receiver, waiting in self._waiting.items() if waiting.joins == backend))
+
+    def absent(self, backend: str, now: float) -> bool:
+        """Whether somebody who asked to join over `backend` a moment ago is not asking just now."""
+        self._joined = {receiver: last for receiver, last in self._joined.items() if now - last[1] < JOINED_S}
+        lately = {receiver for receiver, (own, _) in self._joined.items() if own == backend}
+        return bool(lately - set(self.joining(backend)))
+
+    def summon(self, receivers: Sequence[bytes], body: Mapping[str, Any]) -> Iterator[tuple[bytes, Message]]:
+        """The calls of joining `receivers` to a broadcast; each gets `body` with its rank and their number."""
+        for index, receiver in enumerate(receivers):
+            place = {"rank": index + 1, "size": len(receivers) + 1}
+            yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, {**body, **place})
 
     def _begin(self, receiver: bytes, newest: Snapshot, waiting: _Waiting, now: float) -> Message:
         chain = self._chain(waiting.base)

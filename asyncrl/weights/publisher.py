@@ -16,14 +16,21 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
 
 import torch
 import zmq
 
 from asyncrl.config.checks import check_bind
 from asyncrl.errors import WeightsError, WireError
+from asyncrl.network.keys import ServerKeys
+from asyncrl.network.sockets import listen
+from asyncrl.network.throttle import MAX_REASON, Throttled
 from asyncrl.weights.delta import Delta, diff, same_layout
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Snapshot, dtype_name, take_snapshot
 from asyncrl.weights.offers import Offers
@@ -33,13 +40,24 @@ MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
 """How late an answer `nothing`, or the forgetting of a dead receiver, may come. Weights never wait for it."""
 
+SUMMON_POLL_S = 0.01
+
+Describe = Callable[[Sequence[bytes]], Mapping[str, Any]]
+
 logger = logging.getLogger(__name__)
 
 
-class Publisher:
-    """Serves weights on tcp://host:port; port 0 takes a free one.
+@dataclass(frozen=True, slots=True)
+class _Present:
+    receivers: Sequence[bytes]
+    ready: bool
 
-    Raises ConfigError: others can reach the address, and `insecure` is not set.
+
+class Publisher:
+    """Serves weights on tcp://host:port, to the clients that `keys` lets in; port 0 takes a free one.
+
+    Raises ConfigError: others can reach the address, and there are neither `keys` nor `insecure`; UnavailableError: it
+    is taken.
     """
 
     def __init__(
@@ -48,6 +66,7 @@ class Publisher:
         port: int,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
+        keys: ServerKeys | None = None,
         insecure: bool = False,
         chunk_bytes: int = 4 << 20,
         forget_s: float = 30.0,
@@ -56,13 +75,13 @@ class Publisher:
     ) -> None:
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise WeightsError(f"chunk_bytes is {chunk_bytes}; it must be 1 to {MAX_CHUNK_BYTES}")
-        check_bind(host, insecure)
-        self._router = context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.LINGER, 0)
-        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        self._router.bind(f"tcp://{host}:{port}")
-        self.endpoint: str = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        check_bind(host, insecure, secured=keys is not None)
+        self._listener = listen(context, f"tcp://{host}:{port}", keys, MAX_REQUEST_BYTES)
+        self._router = self._listener.socket
+        self.endpoint = self._listener.endpoint
         self.refused = 0
+        self._refusals = Throttled(logger, "refused a request for weights")
+        self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
         self._chunk_bytes = chunk_bytes
         self._offers = Offers(forget_s, history)
         self._published = -1
@@ -70,6 +89,7 @@ class Publisher:
         self._last: Snapshot | None = None
         self._ready: tuple[Snapshot, Delta | None] | None = None
         self._measured: dict[str, float] = {}
+        self._calls: SimpleQueue[tuple[Callable[[], _Present], Future[_Present]]] = SimpleQueue()
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
         # Checksums and deltas have workers of their own so that they hold up neither training nor a transfer.
@@ -104,6 +124,17 @@ class Publisher:
         self._published = version
         self._preparing.submit(self._prepare, version, dict(tensors)).add_done_callback(_log_failure)
 
+    def summon(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
+        """Call those who asked to join a broadcast over `backend`, and say who they are.
+
+        Waits a while for the ones who asked a moment ago. `describe` makes of them what they are told; it runs in the
+        publisher's thread. Raises WeightsError: the publisher is closed.
+        """
+        deadline = time.monotonic() + patience_s
+        while not (present := self._in_thread(lambda: self._summon(backend, describe, deadline))).ready:
+            time.sleep(SUMMON_POLL_S)
+        return present.receivers
+
     def close(self) -> None:
         """Stop serving; transfers under way are cut off, and their receivers wait for the next publisher."""
         self._preparing.shutdown(cancel_futures=True)
@@ -113,6 +144,27 @@ class Publisher:
         self._thread.join()
         self._wake.close()
         self._woken.close()
+
+    def _in_thread(self, call: Callable[[], _Present]) -> _Present:
+        done: Future[_Present] = Future()
+        self._calls.put((call, done))
+        self._wake.send(b".")
+        while True:
+            try:
+                return done.result(TICK_MS / 1000)
+            except TimeoutError:
+                if not self._thread.is_alive():
+                    raise WeightsError("the publisher is closed") from None
+
+    def _summon(self, backend: str, describe: Describe, deadline: float) -> _Present:
+        now = time.monotonic()
+        if self._offers.absent(backend, now) and now < deadline:
+            return _Present((), ready=False)
+        receivers = self._offers.joining(backend)
+        if receivers:
+            for receiver, message in self._offers.summon(receivers, describe(receivers)):
+                self._send(receiver, message)
+        return _Present(receivers, ready=True)
 
     def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         if version != self._published:
@@ -139,11 +191,14 @@ class Publisher:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
-        with self._router:
+        with closing(self._listener):
             while not self._closing.is_set():
                 events = dict(poller.poll(TICK_MS))
                 if self._woken.fileno() in events:
                     self._woken.recv(1)
+                while not self._calls.empty():
+                    call, done = self._calls.get()
+                    done.set_result(call())
                 if self._ready:
                     self._offers.offer(*self._ready)
                 if self._router in events:
@@ -156,13 +211,16 @@ class Publisher:
             reply = self._offers.handle(receiver, decode(frames), time.monotonic())
         except WireError as error:
             self.refused += 1
-            logger.warning("refused a request for weights: %s", error)
-            reply = Message("refused", body={"reason": str(error)})
+            self._refusals.say(error)
+            reply = Message("refused", body={"reason": str(error)[:MAX_REASON]})
         if reply:
             self._send(receiver, reply)
 
     def _send(self, receiver: bytes, message: Message) -> None:
-        self._router.send_multipart([receiver, *encode(message)], copy=False)
+        try:
+            self._router.send_multipart([receiver, *encode(message)], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            self._undelivered.say(error)
 
 
 def _log_failure(done: Future[None]) -> None:

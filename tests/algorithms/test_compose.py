@@ -317,3 +317,14 @@ def test_tokens_of_unknown_sequences_and_unprepared_tokens_are_refused():
         make_algorithm().loss(tokens.behaviour, tokens, totals_of(tokens))
     with pytest.raises(InvariantError, match="entropy is missing"):
         make_algorithm(entropy_weight=0.1).loss(tokens.behaviour, tokens, totals_of(tokens))
+
+
+def test_a_samplers_importance_weights_multiply_the_advantages_of_their_sequences() -> None:
+    episodes, tokens = random_batch(3)
+    algorithm = make_algorithm(advantage="grpo")
+    plain = algorithm.prepare(episodes, tokens, alone)
+    weights = torch.linspace(0.25, 1.0, episodes.count, dtype=episodes.reward.dtype)
+    weighted = algorithm.prepare(replace(episodes, priority=weights), tokens, alone)
+    assert plain.advantages is not None
+    assert weighted.advantages is not None
+    torch.testing.assert_close(weighted.advantages, plain.advantages * weights[tokens.sequence])

@@ -19,7 +19,7 @@ from asyncrl.algorithms.losses.dro import Dro
 from asyncrl.algorithms.losses.gmpo import Gmpo
 from asyncrl.algorithms.losses.gpg import Gpg
 from asyncrl.algorithms.losses.gspo import Gspo
-from asyncrl.algorithms.losses.implicit import implicit_loss
+from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
 from asyncrl.algorithms.losses.kl_cov import KlCov
 from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.losses.reinforce import Reinforce
@@ -220,8 +220,10 @@ def test_the_value_loss_without_returns_says_what_is_missing():
 def test_the_implicit_model_learns_the_outcome_from_the_sum_of_its_log_ratios():
     tokens = make_tokens([[0, 1, 1], [1, 1]])
     log_ratio = torch.tensor([torch.nan, 1.0, 2.0, -1.0, 0.0], requires_grad=True)
-    loss = implicit_loss(log_ratio, torch.tensor([1.0, 0.0]), tokens, Totals(4, 2), beta=0.5)
+    loss, sums = implicit_loss(log_ratio, torch.tensor([1.0, 0.0]), tokens, Totals(4, 2), beta=0.5)
     loss.backward()
+    assert implicit_summary(sums) == {"implicit/loss": pytest.approx(loss.item()), "implicit/accuracy": 1.0}
+    assert implicit_summary({}) == {}
     sigmoid = [1 / (1 + math.exp(-1.5)), 1 / (1 + math.exp(0.5))]
     assert loss.item() == pytest.approx(-(math.log(sigmoid[0]) + math.log(1 - sigmoid[1])) / 2)
     first, second = (sigmoid[0] - 1) * 0.5 / 2, sigmoid[1] * 0.5 / 2

@@ -56,6 +56,8 @@ def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int
         ({"learner.eval_every": 5}, "data.eval"),
         ({"scoring.shaping.process_weight": 0.5}, "scoring.prm"),
         ({"data.train": "nowhere.parquet"}, "no such file"),
+        ({"network.host": "0.0.0.0"}, "asyncrl keys"),
+        ({"network.max_message_mb": 5000}, "at most 4095"),
     ],
 )
 def test_an_impossible_combination_is_refused_with_the_fix(
@@ -74,6 +76,7 @@ def test_a_bind_off_loopback_needs_an_explicit_word() -> None:
         with pytest.raises(ConfigError, match="insecure=true"):
             check_bind(host, insecure=False)
         check_bind(host, insecure=True)
+        check_bind(host, insecure=False, secured=True)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from asyncrl.demo.report import summarise
 from asyncrl.types import Task, Trajectory
 from tests.end_to_end.support import Run, read_config
+from tests.network.support import made
 
 Start = Callable[..., Run]
 
@@ -20,8 +22,11 @@ def by_chance(task: Task, answer: str, trajectory: Trajectory) -> float:
     return float(random.Random(trajectory.id).random() < 0.5)
 
 
-def test_synchronous_training_is_on_policy_and_engine_and_learner_agree(start: Start, prepared: list[str]) -> None:
-    run = start("train", *prepared, "replay.max_lag=0", "learner.steps=4", "learner.eval_every=0")
+def test_synchronous_training_with_keys_is_on_policy_and_engine_and_learner_agree(
+    start: Start, prepared: list[str], tmp_path: Path
+) -> None:
+    keys = f"network.keys={made(tmp_path / 'keys')}"
+    run = start("train", *prepared, keys, "replay.max_lag=0", "learner.steps=4", "learner.eval_every=0")
     run.finish()
     steps = run.steps()
     assert [line["lag/max"] for line in steps] == [0.0] * 4

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from asyncrl.learner.gathering import gather, on_host
+from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import joined
+from asyncrl.weights.buckets import on_host
 
 
 class Odd(nn.Module):
@@ -31,7 +32,8 @@ def main(bucket_bytes: int) -> None:
         unsharded = {"tied": model.tied}
         fully_shard(model, mesh=ranks.mesh, ignored_params=set(unsharded.values()))
         got, largest = {}, 0
-        for filled in gather(dict(model.named_parameters()), torch.bfloat16, ranks, bucket_bytes):
+        parameters = dict(model.named_parameters())
+        for filled in gather(parameters, plan_gather(parameters, torch.bfloat16, bucket_bytes), ranks):
             largest = max(largest, filled.flat.untyped_storage().nbytes())
             got |= on_host(filled)
         if ranks.rank == 0:

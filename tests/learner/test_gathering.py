@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrl.learner.gathering import gather, on_host
+from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
+from asyncrl.weights.buckets import on_host
 
 
 @pytest.mark.parametrize("ranks", [3])
@@ -24,7 +25,8 @@ def test_tensors_on_the_host_are_copies_that_later_buckets_and_steps_leave_alone
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     expected = {name: each.detach().clone() for name, each in model.named_parameters()}
     got = {}
-    for filled in gather(dict(model.named_parameters()), torch.float32, ranks, bucket_bytes=64):
+    parameters = dict(model.named_parameters())
+    for filled in gather(parameters, plan_gather(parameters, torch.float32, 64), ranks):
         got |= on_host(filled)
     for each in model.parameters():
         nn.init.zeros_(each)

@@ -12,20 +12,25 @@ import pytest
 import zmq
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
+from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.feed import Feed
+from asyncrl.replay.rules import Rules
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
 from asyncrl.types import Lease
 from asyncrl.wire import PROTOCOL, Message, decode, encode
-from tests.helpers import make_labels, make_trajectory, until
+from tests.helpers import make_labels, make_task, make_trajectory, until
 from tests.replay.support import make_rules
 
 
 class Running:
     """A replay in a thread, on a port of its own; `kill` ends it without a farewell."""
 
-    def __init__(self, path: Path, context: zmq.Context[Any], port: int | None = None) -> None:
+    def __init__(
+        self, path: Path, context: zmq.Context[Any], port: int | None = None, rules: Rules | None = None
+    ) -> None:
         self.store = Store(path, 1 << 28, durable=False)
         self.stop = threading.Event()
         self.socket = context.socket(zmq.ROUTER)
@@ -34,7 +39,7 @@ class Running:
         self.port = port or self.socket.bind_to_random_port("tcp://127.0.0.1")
         if port:
             until(self._bound)
-        server = Server(self.socket, self.store, Service(make_rules(), 10.0, time.monotonic))
+        server = Server(self.socket, self.store, Service(rules or make_rules(), 10.0, time.monotonic))
         self.thread = threading.Thread(target=server.run, args=(self.stop,), daemon=True)
         self.thread.start()
 
@@ -173,6 +178,16 @@ def test_strangers_are_refused_with_a_reason_and_harm_nobody(replay: Running, co
     assert len(honest.tickets([], 1)) == 1
     honest.close()
     stranger.close()
+
+
+def test_a_reply_with_many_long_tasks_is_taken(tmp_path: Path, context: zmq.Context[Any]) -> None:
+    long = make_task(messages=[{"role": "user", "content": "x" * (1 << 20)}])
+    rules = make_rules(admission=Admission(1, 8), feed=Feed([long], seed=0, shuffle=False))
+    running = Running(tmp_path, context, rules=rules)
+    actor = client(running, context)
+    assert len(actor.tickets([], 8)) == 8
+    actor.close()
+    running.kill()
 
 
 def test_another_protocol_version_is_refused_naming_both(replay: Running, context: zmq.Context[Any]) -> None:

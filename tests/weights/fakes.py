@@ -11,6 +11,7 @@ import zmq
 import zmq.asyncio
 
 from asyncrl.errors import WeightsError
+from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.receiver import Channel, Receiver
@@ -80,9 +81,11 @@ def publisher(context: zmq.Context, port: int = 0, **options: Any) -> Iterator[P
 
 
 @contextlib.asynccontextmanager
-async def channel(endpoint: str, **options: Any) -> AsyncIterator[ZmqChannel]:
+async def channel(
+    endpoint: str, timeout_s: float = 10.0, keys: Any = None, **options: Any
+) -> AsyncIterator[ZmqChannel]:
     context = zmq.asyncio.Context()
-    link = ZmqChannel(endpoint, context, **options)
+    link = ZmqChannel(Requests(endpoint, context, timeout_s=timeout_s), **options)
     try:
         yield link
     finally:
@@ -95,7 +98,7 @@ async def following(
     channel: Channel, engine: HoldingEngine, expected: Mapping[str, tuple[int, ...]]
 ) -> AsyncIterator[Receiver]:
     """A receiver at work in the background."""
-    receiver = Receiver(channel, expected, retry_s=0.02)
+    receiver = Receiver([channel], expected, retry_s=0.02)
     task = asyncio.create_task(receiver.run(engine))
     try:
         yield receiver

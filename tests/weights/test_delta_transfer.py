@@ -6,7 +6,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import zmq
+import zmq.asyncio
 
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.delta import diff
 from asyncrl.weights.manifest import take_snapshot
 from asyncrl.weights.offers import Offers
@@ -69,16 +73,18 @@ def test_a_delta_that_gives_a_wrong_result_is_refused_and_the_whole_version_foll
 def test_the_base_is_known_by_its_contents_so_that_another_publishers_is_never_mistaken_for_it(context):
     async def run():
         with publisher(context) as first, publisher(context) as second:
-            async with channel(first.endpoint) as link:
-                first.publish(0, version_of(3))
-                await link.fetch(await link.newer_than(-1))
-                link.reset()
-                link.endpoint = second.endpoint
-                second.publish(0, version_of(0))
-                await until(lambda: second.offered == 0)
-                second.publish(1, version_of(1))
-                assert same_bits(await link.fetch(await link.newer_than(0)), version_of(1))
-                assert link.received == 2 * FULL
+            requests = Requests(first.endpoint, zmq.asyncio.Context.shadow(context))
+            link = ZmqChannel(requests)
+            first.publish(0, version_of(3))
+            await link.fetch(await link.newer_than(-1))
+            link.reset()
+            requests.endpoint = second.endpoint
+            second.publish(0, version_of(0))
+            await until(lambda: second.offered == 0)
+            second.publish(1, version_of(1))
+            assert same_bits(await link.fetch(await link.newer_than(0)), version_of(1))
+            assert link.received == 2 * FULL
+            link.reset()
 
     asyncio.run(run())
 

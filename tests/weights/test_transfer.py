@@ -12,6 +12,7 @@ import zmq
 import zmq.asyncio
 
 from asyncrl.errors import ConfigError, UnavailableError, WeightsError, WireError
+from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.publisher import Publisher
 from asyncrl.wire import Message, decode, encode
@@ -88,7 +89,7 @@ def test_weights_that_do_not_fit_the_engine_are_refused_before_a_byte_is_taken(c
             incomplete = some_tensors(0)
             del incomplete["scale"]
             source.publish(0, incomplete)
-            link = NoFetch(source.endpoint, zmq.asyncio.Context.shadow(context))
+            link = NoFetch(Requests(source.endpoint, zmq.asyncio.Context.shadow(context)))
             async with following(link, engine, EXPECTED) as receiver:
                 await until(lambda: receiver.refused >= 1)
             async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
@@ -158,6 +159,7 @@ def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is
 
         def __init__(self, inner, process):
             self.endpoint, self.inner, self.process, self.cut = inner.endpoint, inner, process, False
+            self.received = 0
 
         async def newer_than(self, version):
             return await self.inner.newer_than(version)

@@ -30,7 +30,6 @@ class _Call:
     host: str
     port: int
     group: str
-    backend: str
     rank: int
     size: int
 
@@ -61,14 +60,14 @@ class DistributedChannel:
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The manifest of a push that is beginning, without checksums, or None after a second or so without one."""
-        reply = await self._requests.ask("join", {"holds": version})
+        reply = await self._requests.ask("join", {"holds": version, "backend": BACKENDS[self._device.type]})
         if reply.kind == "nothing":
             return None
         if reply.kind == "missed":
             raise UnavailableError("the newest version was broadcast before this engine joined")
         self._call = _read_call(reply.body)
-        if self._call.version <= version or self._call.backend != BACKENDS[self._device.type]:
-            raise WireError(f"this engine is on {self._device} at version {version}; it was called to {reply.body!r:.200}")
+        if self._call.version <= version:
+            raise WireError(f"an engine at version {version} was called to a broadcast of {self._call.version}")
         entries = [entry for bucket in self._call.buckets for entry in bucket.entries]
         specs = tuple(TensorSpec(entry.name, entry.dtype, entry.shape, 0) for entry in entries)
         return Manifest(self._call.version, MAX_CHUNK_BYTES, specs)
@@ -120,12 +119,11 @@ def _read_call(body: Mapping[str, Any]) -> _Call:
             "host": str(host),
             "port": int(port),
             "group": str(group),
-            "backend": str(backend),
             "rank": int(rank),
             "size": int(size),
         } if 0 < rank < size:
             buckets = tuple(Bucket(tuple(_read_entry(row) for row in bucket)) for bucket in rows)
-            return _Call(version, buckets, host, port, group, backend, rank, size)
+            return _Call(version, buckets, host, port, group, rank, size)
     raise WireError(f"the publisher called to no broadcast: {body!r:.200}")
 
 

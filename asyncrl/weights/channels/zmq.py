@@ -16,56 +16,40 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-import zmq
-import zmq.asyncio
 
-from asyncrl.errors import UnavailableError, WeightsError, WireError
+from asyncrl.errors import WeightsError, WireError
+from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.delta import Bytes, Delta, Step, apply, read_step
-from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Chunk, Manifest, bytes_of, chunks, read_manifest
-from asyncrl.wire import Message, decode, encode
+from asyncrl.weights.manifest import DTYPES, Chunk, Manifest, bytes_of, chunks, read_manifest
 
 
 class ZmqChannel:
-    """A publisher at `endpoint`, with at most `credits` chunks outstanding.
+    """The publisher behind `requests`, with at most `credits` chunks outstanding.
 
     With `deltas` the last version stays in memory as a base for the next, which then shares what did not change with
     it. `received` counts bytes of weights.
 
-    Every method raises UnavailableError where the publisher is silent for `timeout_s`, and WireError where it answers
+    Every method raises UnavailableError where the publisher is silent for too long, and WireError where it answers
     nonsense or refuses; then `reset` before the next call.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        context: zmq.asyncio.Context,
-        *,
-        credits: int = 8,
-        timeout_s: float = 10.0,
-        deltas: bool = True,
-    ) -> None:
-        self.endpoint = endpoint
-        self._context = context
+    def __init__(self, requests: Requests, *, credits: int = 8, deltas: bool = True) -> None:
+        self.endpoint = requests.endpoint
+        self._requests = requests
         self._credits = credits
-        self._timeout_s = timeout_s
         self._keep = deltas
         self._held: tuple[Manifest, Mapping[str, torch.Tensor]] | None = None
         self._steps: tuple[Step, ...] = ()
         self.received = 0
-        self._sequence = 0
-        self._socket: zmq.asyncio.Socket | None = None
 
     def reset(self) -> None:
         """Drop the connection with everything outstanding; the next call makes a new one."""
-        if self._socket is not None:
-            self._socket.close(linger=0)
-            self._socket = None
+        self._requests.reset()
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
         base = self._held[0].digest if self._held else ""
-        sequence = await self._send("manifest", {"holds": version, "base": base})
-        reply = await self._receive(sequence)
+        reply = await self._requests.ask("manifest", {"holds": version, "base": base})
         if reply.kind == "nothing":
             return None
         manifest = read_manifest(reply.body)
@@ -116,43 +100,16 @@ class ZmqChannel:
             if not outstanding:
                 return [each.intdigest() for each in sums]
             sequence, chunk = outstanding.popleft()
-            data = (await self._receive(sequence)).arrays.get("bytes")
+            data = (await self._requests.receive(sequence)).arrays.get("bytes")
             if data is None or len(data) != chunk.stop - chunk.start:
                 raise WireError(f"the publisher sent no whole {chunk}")
             parts[chunk.part][chunk.start : chunk.stop] = data
             sums[chunk.part].update(data.data)
             self.received += len(data)
 
-    def _connected(self) -> zmq.asyncio.Socket:
-        if self._socket is None:
-            self._socket = self._context.socket(zmq.DEALER)
-            self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_CHUNK_BYTES)
-            self._socket.connect(self.endpoint)
-        return self._socket
-
     async def _ask(self, version: int, chunk: Chunk) -> int:
         place = {"part": chunk.part, "start": chunk.start, "stop": chunk.stop}
-        return await self._send("chunk", {"version": version, **place})
-
-    async def _send(self, kind: str, body: dict[str, Any]) -> int:
-        self._sequence += 1
-        await self._connected().send_multipart(encode(Message(kind, self._sequence, body)))
-        return self._sequence
-
-    async def _receive(self, sequence: int) -> Message:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                frames = await self._connected().recv_multipart(copy=False)
-        except TimeoutError:
-            raise UnavailableError(
-                f"the weight publisher at {self.endpoint} has been silent for {self._timeout_s:g} s"
-            ) from None
-        reply = decode([frame.buffer for frame in frames])
-        if reply.kind == "refused":
-            raise WireError(f"the weight publisher refused: {reply.body.get('reason')}")
-        if reply.sequence != sequence:
-            raise WireError(f"the weight publisher answered request {reply.sequence} instead of {sequence}")
-        return reply
+        return await self._requests.send("chunk", {"version": version, **place})
 
 
 def _read_steps(rows: Any, manifest: Manifest) -> tuple[Step, ...]:

@@ -1,0 +1,40 @@
+"""`asyncrl keys`: make the keys that close a run to strangers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from asyncrl.errors import AsyncrlError
+from asyncrl.network.keys import add_client, make_keys
+
+MADE = """made the keys of a server, and of the clients on its own machine, in {folder}
+  this machine, which runs replay and learner:  network.keys={folder}
+  every other machine:  asyncrl keys --out {folder} --client NAME
+Keep server.secret and client.secret to yourself: who has one is let in.
+"""
+ADDED = """made the keys of client {name}, and let it in
+  copy {theirs} to its machine over a channel that you trust, and set network.keys to the copy there
+  to shut it out again: delete its line in {folder}/allowed
+"""
+
+
+def main() -> None:
+    """The entry of the command line."""
+    parser = argparse.ArgumentParser(prog="asyncrl keys", description=f"{__doc__} See docs/security.md.")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the keys, the server's network.keys")
+    parser.add_argument("--client", metavar="NAME", help="make keys for one more machine that runs clients only")
+    arguments = parser.parse_args()
+    folder: Path = arguments.out
+    try:
+        if arguments.client is None:
+            make_keys(folder)
+            told = MADE.format(folder=folder)
+        else:
+            theirs = add_client(folder, arguments.client)
+            told = ADDED.format(folder=folder, name=arguments.client, theirs=theirs)
+    except AsyncrlError as error:
+        sys.stderr.write(f"asyncrl keys: {error}\n")
+        sys.exit(2)
+    sys.stdout.write(told)

@@ -1,0 +1,148 @@
+"""CURVE keys as files: who this side is, which server it trusts, and which clients a server lets in.
+
+A folder of keys, `network.keys`, holds
+
+- `server.secret` and `server.public`: of the machine that runs replay and learner;
+- `client.secret`: of the roles on this machine;
+- `allowed`: the clients that are let in, a line `KEY NAME` each. It is read at every handshake, so that a line that is
+  deleted keeps its client from coming again.
+
+A machine that runs only clients needs `client.secret` and `server.public`. A key is 40 characters of Z85; a secret is
+readable by its owner only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from asyncrl.config.schema import NetworkConfig
+from asyncrl.errors import ConfigError
+
+OWN_CLIENT = "local"
+KEY_BYTES = 32
+CHECK_KEYS = "if it runs: is server.public in network.keys its own, and is this client in its list `allowed`?"
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """What a listening socket needs: its secret, and the list of those whom it lets in."""
+
+    secret: bytes = field(repr=False)
+    allowed: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """What a connecting socket needs: its secret, and the server that it trusts."""
+
+    secret: bytes = field(repr=False)
+    server: bytes
+
+
+def server_keys(network: NetworkConfig) -> ServerKeys | None:
+    """The keys to listen with; None without network.keys. Raises ConfigError: one is missing or no secret."""
+    if network.keys is None:
+        return None
+    folder = Path(network.keys)
+    allowed_keys(folder / "allowed")
+    return ServerKeys(_read_secret(folder / "server.secret"), folder / "allowed")
+
+
+def client_keys(network: NetworkConfig) -> ClientKeys | None:
+    """The keys to connect with; None without network.keys. Raises ConfigError: one is missing or no secret."""
+    if network.keys is None:
+        return None
+    folder = Path(network.keys)
+    return ClientKeys(_read_secret(folder / "client.secret"), _read_key(folder / "server.public"))
+
+
+def allowed_keys(path: Path) -> set[bytes]:
+    """The public keys in a list of clients. Raises ConfigError: it cannot be read, or a line is no key."""
+    lines = [line.split() for line in _read(path).splitlines()]
+    # A key may begin with "#", but it has no space: a remark is "#" and a space.
+    return {_key(path, line[0]) for line in lines if line and line[0] != "#"}
+
+
+def make_keys(folder: Path) -> None:
+    """Make the keys of a server, and of the clients on its own machine. Raises ConfigError: there are keys already."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    public, secret = zmq.curve_keypair()
+    _write(folder / "server.secret", secret, 0o600)
+    _write(folder / "server.public", public, 0o644)
+    _write(folder / "allowed", b"# the clients that are let in: KEY NAME; deleting a line shuts its client out", 0o644)
+    _make_client(folder, folder, OWN_CLIENT)
+
+
+def add_client(folder: Path, name: str) -> Path:
+    """Make the keys of one more client and let it in; returns the folder for its machine.
+
+    Raises ConfigError: `folder` has no server's keys, or the name is taken or no name.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name for a client: use letters, digits, '.', '_' and '-'")
+    server = _read_key(folder / "server.public")
+    theirs = folder / "clients" / name
+    theirs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_client(folder, theirs, name)
+    _write(theirs / "server.public", server, 0o644)
+    return theirs
+
+
+def _make_client(folder: Path, theirs: Path, name: str) -> None:
+    public, secret = zmq.curve_keypair()
+    _write(theirs / "client.secret", secret, 0o600)
+    allowed = folder / "allowed"
+    start = "" if _read(allowed).endswith("\n") else "\n"  # a person may have left the last line open
+    with allowed.open("a", encoding="ascii") as clients:
+        clients.write(f"{start}{public.decode()} {name}\n")
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} is there already; keys are never overwritten: choose another place, or delete it"
+        ) from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content + b"\n")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"network.keys: cannot read {path} ({error}); `asyncrl keys --out DIR` makes keys") from error
+
+
+def _read_secret(path: Path) -> bytes:
+    key = _read_key(path)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ConfigError(f"network.keys: others than its owner can read {path}; run `chmod 600 {path}`")
+    return key
+
+
+def _read_key(path: Path) -> bytes:
+    return _key(path, _read(path))
+
+
+def _key(path: Path, text: str) -> bytes:
+    key = text.strip().encode()
+    try:
+        if len(z85.decode(key)) == KEY_BYTES:
+            return key
+    except (ValueError, KeyError, struct.error):
+        pass
+    raise ConfigError(
+        f"network.keys: {path} holds what is no key; a key is 40 characters as `asyncrl keys` writes them"
+    )

@@ -1,0 +1,82 @@
+"""Every socket of the project is opened here: a server listens, clients connect, and keys close both to strangers.
+
+With keys, connections are encrypted and both sides authenticated by CURVE; loopback makes no difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import zmq
+
+from asyncrl.errors import UnavailableError
+from asyncrl.network.gate import Gate
+from asyncrl.network.keys import ClientKeys, ServerKeys
+
+ANY_SIZE = -1
+DOMAIN = b"asyncrl"
+
+AnySocket = TypeVar("AnySocket", bound=zmq.Socket[Any])
+
+
+class Listener:
+    """A bound ROUTER at `endpoint`, and its gate. A message to someone who is not there raises ZMQError."""
+
+    def __init__(self, socket: zmq.Socket[bytes], gate: Gate) -> None:
+        self.socket = socket
+        self.endpoint: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._gate = gate
+
+    @property
+    def strangers(self) -> int:
+        """How many handshakes have failed."""
+        return self._gate.strangers
+
+    def close(self) -> None:
+        self._gate.close()
+        self.socket.close()
+
+
+def listen(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ServerKeys | None, max_message_bytes: int
+) -> Listener:
+    """Listen at `endpoint` for the clients that `keys` lets in, or for everyone where it is None.
+
+    A peer that sends a frame of more than `max_message_bytes` is cut off. Raises UnavailableError: the address is taken
+    or not this machine's.
+    """
+    socket = context.socket(zmq.ROUTER)
+    socket.linger = 0
+    socket.router_mandatory = True
+    socket.maxmsgsize = max_message_bytes
+    if keys is not None:
+        socket.curve_server = True
+        socket.curve_secretkey = keys.secret
+        # Without these, everyone with the server's public key would be let in where no gate answers.
+        socket.zap_domain = DOMAIN
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    gate: Gate | None = None
+    try:
+        gate = Gate(context, socket, keys.allowed if keys else None)
+        socket.bind(endpoint)
+    except (zmq.ZMQError, UnavailableError) as error:
+        if gate:
+            gate.close()
+        socket.close()
+        raise UnavailableError(f"cannot listen at {endpoint}: {error}") from error
+    return Listener(socket, gate)
+
+
+def connect(
+    context: zmq.Context[AnySocket], endpoint: str, keys: ClientKeys | None, max_message_bytes: int = ANY_SIZE
+) -> AnySocket:
+    """A DEALER that connects to `endpoint`, now or as soon as it is there; with keys, to their server only."""
+    socket = context.socket(zmq.DEALER)
+    socket.linger = 0
+    socket.maxmsgsize = max_message_bytes
+    if keys is not None:
+        socket.curve_secretkey = keys.secret
+        socket.curve_publickey = zmq.curve_public(keys.secret)
+        socket.curve_serverkey = keys.server
+    socket.connect(endpoint)
+    return socket

@@ -1,0 +1,103 @@
+"""A finished run is trained again from its store, and ends in the same weights."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import StoreError
+from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.recorded import RecordedReplay
+from asyncrl.learner.run import train
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.samplers import Prioritised
+from asyncrl.types import BatchPlan, Labels, Trajectory
+from asyncrl.wire import decode, read_labels, read_trajectory, split
+from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, make_config, random_trajectory
+from tests.learner.test_loop import assert_weights_equal
+from tests.replay.support import Core, make_rules
+
+
+class LiveReplay(FakeReplay):
+    """A replay's core, with a fleet that makes an episode of every ticket at once."""
+
+    def __init__(self, config: TrainConfig, core: Core) -> None:
+        super().__init__(config)
+        self._core = core
+        self._rng = np.random.default_rng(0)
+
+    def plan(self, step: int) -> BatchPlan | None:
+        for ticket in self._core.tickets(100):
+            made = random_trajectory(ticket.id, ticket.group_id, max(0, step), self._rng)
+            self._core.put(Trajectory(**{**{f: getattr(made, f) for f in made.__slots__}, "member": ticket.member}))
+        for trajectory in self._core.lease():
+            self._core.label(trajectory.id, float(self._rng.random()))
+        return self._core.plan(step)
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]:
+        return [read_labels(decode(split(frames))) for frames in self._frames("labels", ids)]
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        return [read_trajectory(decode(split(frames))) for frames in self._frames("data", ids)]
+
+    def published(self, version: int) -> None:
+        self._core.publish(version)
+
+    def checkpointed(self, steps: int) -> None:
+        self._core.checkpointed(steps)
+
+    def _frames(self, table: str, ids: Sequence[str]) -> list[bytes]:
+        with self._core.store.transaction() as tx:
+            return self._core.service.episodes.fetch(tx, table, ids)
+
+
+def run_once(config: TrainConfig, folder: Path, ranks: Ranks, keep: float) -> FakePublisher:
+    """A run that leaves its store in `folder`."""
+    rules = make_rules(
+        admission=Admission(2, 8), batch_size=8, group_size=4, keep_steps=keep, sampler=Prioritised(1.0, 0.5)
+    )
+    core, publisher = Core(folder, rules), FakePublisher()
+    train(config, ranks, LiveReplay(config, core), publisher, FakeMetrics(), threading.Event())
+    core.store.close()
+    return publisher
+
+
+def test_training_again_from_the_store_ends_in_the_same_weights_bit_for_bit(
+    model: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    first = run_once(make_config(model, tmp_path / "first"), tmp_path / "store", ranks, math.inf)
+    again = FakePublisher()
+    config = make_config(model, tmp_path / "again")
+    with closing(RecordedReplay(tmp_path / "store", config.learner.steps)) as replay:
+        train(config, ranks, replay, again, FakeMetrics(), threading.Event())
+    assert_weights_equal(first.weights[4], again.weights[4])
+
+
+def test_a_store_that_kept_nothing_is_refused_with_the_key_that_keeps(
+    model: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    run_once(make_config(model, tmp_path / "first"), tmp_path / "store", ranks, 0)
+    config = make_config(model, tmp_path / "again")
+    with (
+        closing(RecordedReplay(tmp_path / "store", 4)) as replay,
+        pytest.raises(StoreError, match="retention=all"),
+    ):
+        train(config, ranks, replay, FakePublisher(), FakeMetrics(), threading.Event())
+
+
+def test_more_steps_than_there_are_plans_are_refused(model: Path, ranks: Ranks, tmp_path: Path) -> None:
+    run_once(make_config(model, tmp_path / "first"), tmp_path / "store", ranks, math.inf)
+    with pytest.raises(StoreError, match="has 4 plans"):
+        RecordedReplay(tmp_path / "store", 5)
+
+
+def test_a_folder_without_a_store_is_refused_with_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="replay folder of a run"):
+        RecordedReplay(tmp_path, 1)

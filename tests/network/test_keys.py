@@ -1,0 +1,127 @@
+"""Key files: who can read them, what is never overwritten, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+
+from asyncrl.config.schema import NetworkConfig
+from asyncrl.errors import ConfigError
+from asyncrl.network.keys import add_client, allowed_keys, client_keys, make_keys, server_keys
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_secrets_are_readable_by_their_owner_only(folder: Path) -> None:
+    theirs = add_client(folder, "gpu7")
+    for secret in (folder / "server.secret", folder / "client.secret", theirs / "client.secret"):
+        assert mode(secret) == 0o600
+    assert mode(folder) == mode(theirs) == 0o700
+
+
+def test_the_clients_of_a_server_trust_it_and_it_lets_them_in(folder: Path) -> None:
+    theirs = add_client(folder, "gpu7")
+    server = server_keys(NetworkConfig(keys=str(folder)))
+    assert server is not None
+    for place in (folder, theirs):
+        client = client_keys(NetworkConfig(keys=str(place)))
+        assert client is not None
+        assert client.server == zmq.curve_public(server.secret)
+        assert zmq.curve_public(client.secret) in allowed_keys(server.allowed)
+    assert len(allowed_keys(server.allowed)) == 2
+
+
+def test_a_machine_with_client_keys_only_cannot_be_a_server(folder: Path) -> None:
+    theirs = add_client(folder, "gpu7")
+    assert sorted(path.name for path in theirs.iterdir()) == ["client.secret", "server.public"]
+    with pytest.raises(ConfigError, match="asyncrl keys --out"):
+        server_keys(NetworkConfig(keys=str(theirs)))
+
+
+def test_without_a_folder_there_are_no_keys() -> None:
+    assert server_keys(NetworkConfig()) is None
+    assert client_keys(NetworkConfig()) is None
+
+
+def test_a_secret_that_others_can_read_is_refused_with_the_fix(folder: Path) -> None:
+    (folder / "client.secret").chmod(0o640)
+    with pytest.raises(ConfigError, match=r"chmod 600 .*client\.secret"):
+        client_keys(NetworkConfig(keys=str(folder)))
+
+
+def test_keys_are_never_overwritten(folder: Path) -> None:
+    before = (folder / "server.secret").read_bytes()
+    with pytest.raises(ConfigError, match="never overwritten"):
+        make_keys(folder)
+    add_client(folder, "gpu7")
+    with pytest.raises(ConfigError, match="never overwritten"):
+        add_client(folder, "gpu7")
+    assert (folder / "server.secret").read_bytes() == before
+    assert len(allowed_keys(folder / "allowed")) == 2
+
+
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a b", "a\n", "x" * 65])
+def test_a_client_needs_a_name_that_is_a_file_name(folder: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="no name for a client"):
+        add_client(folder, name)
+
+
+def test_a_client_needs_a_server(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="makes keys"):
+        add_client(tmp_path, "gpu7")
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 39, "x" * 41, "~" * 40, "#" * 40, "\u00e9" * 40])
+def test_what_is_no_key_is_refused_naming_the_file(folder: Path, text: str) -> None:
+    (folder / "server.public").write_text(text)
+    with pytest.raises(ConfigError, match=r"server\.public"):
+        client_keys(NetworkConfig(keys=str(folder)))
+
+
+def test_remarks_and_empty_lines_in_the_list_are_passed_over_and_nonsense_is_not(folder: Path) -> None:
+    path = folder / "allowed"
+    (known,) = allowed_keys(path)
+    path.write_text(f"# a remark\n\n{known.decode()} local\n   \n")
+    assert allowed_keys(path) == {known}
+    path.write_text(f"{known.decode()[:-1]} local\n")
+    with pytest.raises(ConfigError, match="allowed"):
+        allowed_keys(path)
+
+
+def test_a_list_that_a_person_has_edited_takes_a_new_client_on_a_line_of_its_own(folder: Path) -> None:
+    path = folder / "allowed"
+    path.write_text(path.read_text().rstrip())
+    add_client(folder, "gpu7")
+    assert len(allowed_keys(path)) == 2
+
+
+def test_keys_show_no_secret(folder: Path) -> None:
+    network = NetworkConfig(keys=str(folder))
+    for keys in (server_keys(network), client_keys(network)):
+        assert keys is not None
+        assert keys.secret.decode() not in repr(keys)
+
+
+def test_the_command_makes_keys_and_says_what_goes_where(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "asyncrl", "keys", "--out", str(tmp_path / "keys"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert "--client NAME" in run().stdout
+    assert f"copy {tmp_path / 'keys' / 'clients' / 'gpu7'}" in run("--client", "gpu7").stdout
+    again = run()
+    assert again.returncode == 2
+    assert "never overwritten" in again.stderr
+    assert "Traceback" not in again.stderr

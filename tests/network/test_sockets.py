@@ -1,0 +1,159 @@
+"""Listening sockets and their gate: who gets in, who is counted, and who is cut off."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from asyncrl.errors import UnavailableError
+from asyncrl.network.keys import add_client
+from asyncrl.network.sockets import Listener, connect, listen
+from tests.helpers import until
+from tests.network.support import client_of, made, peer, server_of, strangers
+
+ANYWHERE = "tcp://127.0.0.1:*"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return made(tmp_path / "keys")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    with zmq.Context() as context:
+        yield context
+
+
+@pytest.fixture
+def listener(context: zmq.Context[Any], keys: Path) -> Iterator[Listener]:
+    listener = listen(context, ANYWHERE, server_of(keys), 1 << 20)
+    yield listener
+    listener.close()
+
+
+def received(listener: Listener, seconds: float = 10.0) -> bytes | None:
+    """The last frame of the next message within so many seconds."""
+    return listener.socket.recv_multipart()[-1] if listener.socket.poll(int(seconds * 1000)) else None
+
+
+def test_who_is_in_the_list_is_served(listener: Listener, keys: Path) -> None:
+    with peer(listener.endpoint, client_of(keys)) as client:
+        client.send(b"hello")
+        identity, hello = listener.socket.recv_multipart()
+        assert hello == b"hello"
+        listener.socket.send_multipart([identity, b"welcome"])
+        assert client.poll(10_000)
+        assert client.recv() == b"welcome"
+    assert listener.strangers == 0
+
+
+@pytest.mark.parametrize("who", ["no keys", "another server's key", "a key that is not in the list"])
+def test_a_stranger_is_counted_and_not_heard_while_others_are_served(
+    listener: Listener, keys: Path, tmp_path: Path, who: str
+) -> None:
+    with peer(listener.endpoint, strangers(keys, made(tmp_path / "others"))[who]) as stranger:
+        stranger.send(b"let me in")
+        with peer(listener.endpoint, client_of(keys)) as client:
+            client.send(b"hello")
+            assert received(listener) == b"hello"
+        if who == "no keys":  # its side ends the connection, and comes again only when asked to
+            stranger.close()
+        until(lambda: listener.strangers > 0)
+    assert received(listener, 0.2) is None
+
+
+def test_noise_on_the_port_is_counted_and_harms_nobody(listener: Listener, keys: Path) -> None:
+    port = int(listener.endpoint.rpartition(":")[2])
+    for noise in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20, b"\xff" * 2000, b"\0" * 100):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(noise)
+    until(lambda: listener.strangers > 0)
+    with peer(listener.endpoint, client_of(keys)) as client:
+        client.send(b"hello")
+        assert received(listener) == b"hello"
+
+
+def test_a_client_is_let_in_and_shut_out_by_its_line_without_a_restart(listener: Listener, keys: Path) -> None:
+    theirs = client_of(add_client(keys, "gpu7"))
+    with peer(listener.endpoint, theirs) as client:
+        client.send(b"hello")
+        assert received(listener) == b"hello"
+    allowed = keys / "allowed"
+    allowed.write_text("".join(line for line in allowed.read_text().splitlines(True) if "gpu7" not in line))
+    with peer(listener.endpoint, theirs) as client:
+        client.send(b"hello again")
+        until(lambda: listener.strangers > 0)
+    assert received(listener, 0.2) is None
+
+
+def test_a_damaged_list_lets_nobody_new_in_and_says_so(
+    listener: Listener, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (keys / "allowed").write_text("garbage")
+    with peer(listener.endpoint, client_of(keys)) as client:
+        client.send(b"hello")
+        until(lambda: "nobody is let in" in caplog.text)
+    assert received(listener, 0.2) is None
+
+
+def test_a_peer_that_sends_too_much_is_cut_off_and_the_others_go_on(listener: Listener, keys: Path) -> None:
+    with peer(listener.endpoint, client_of(keys)) as client, peer(listener.endpoint, client_of(keys)) as flood:
+        client.send(b"before")
+        assert received(listener) == b"before"
+        flood.send(b"x" * (1 << 21))
+        flood.send(b"and this")
+        client.send(b"after")
+        assert received(listener) == b"after"
+        assert received(listener, 0.3) in (None, b"and this")
+
+
+def test_without_keys_everyone_is_heard_and_noise_is_counted_all_the_same(context: zmq.Context[Any]) -> None:
+    listener = listen(context, ANYWHERE, None, 1 << 20)
+    with peer(listener.endpoint, None) as client:
+        client.send(b"hello")
+        assert received(listener) == b"hello"
+    with socket.create_connection(("127.0.0.1", int(listener.endpoint.rpartition(":")[2]))) as connection:
+        connection.sendall(b"\xff" * 2000)
+        until(lambda: listener.strangers > 0)
+    listener.close()
+
+
+def test_a_socket_with_keys_that_lost_its_gate_lets_nobody_in(listener: Listener, keys: Path) -> None:
+    listener._gate.close()
+    with peer(listener.endpoint, client_of(keys)) as client:
+        client.send(b"hello")
+        assert received(listener, 0.5) is None
+    listener._gate.close = lambda: None  # type: ignore[method-assign]
+
+
+def test_an_address_that_is_taken_is_an_error_that_leaves_nothing_behind(
+    context: zmq.Context[Any], listener: Listener
+) -> None:
+    with pytest.raises(UnavailableError, match="cannot listen"):
+        listen(context, listener.endpoint, None, 1 << 20)
+    with zmq.Context() as other, pytest.raises(UnavailableError, match="cannot listen"):
+        listen(other, listener.endpoint, None, 1 << 20)
+
+
+def test_a_second_socket_with_keys_needs_a_context_of_its_own(
+    context: zmq.Context[Any], listener: Listener, keys: Path
+) -> None:
+    with pytest.raises(UnavailableError, match="make another"):
+        listen(context, ANYWHERE, server_of(keys), 1 << 20)
+
+
+def test_a_client_waits_for_a_server_that_comes_later(keys: Path, context: zmq.Context[Any]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with zmq.Context() as own, connect(own, f"tcp://127.0.0.1:{port}", client_of(keys)) as client:
+        client.send(b"hello")
+        listener = listen(context, f"tcp://127.0.0.1:{port}", server_of(keys), 1 << 20)
+        assert received(listener) == b"hello"
+        listener.close()

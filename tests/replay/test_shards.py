@@ -1,0 +1,112 @@
+"""Shards: one batch out of several replays over real sockets, and one that is away holds up its part only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.feed import Feed
+from asyncrl.replay.shards import ShardedReplay, join_evaluations, shard_of
+from asyncrl.replay.stored import StoredRun
+from tests.helpers import make_labels, make_task, make_trajectory
+from tests.replay.support import make_rules
+from tests.replay.test_server import Running
+
+SHARDS = 2
+TASKS = [make_task(index) for index in range(8)]
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    with zmq.Context() as context:
+        yield context
+
+
+def start(folder: Path, context: zmq.Context[Any], shard: int, port: int | None = None) -> Running:
+    rules = make_rules(
+        feed=Feed(TASKS, 0, True, shard=shard, shards=SHARDS),
+        admission=Admission(max_lag=1, per_version=4),
+        shard=shard,
+        shards=SHARDS,
+    )
+    return Running(folder / str(shard), context, port, rules)
+
+
+@pytest.fixture
+def shards(tmp_path: Path, context: zmq.Context[Any]) -> Iterator[list[Running]]:
+    running = [start(tmp_path, context, shard) for shard in range(SHARDS)]
+    yield running
+    for each in running:
+        if not each.stop.is_set():
+            each.kill()
+
+
+def clients(shards: list[Running], context: zmq.Context[Any], worker: str) -> list[ReplayClient]:
+    return [ReplayClient(each.endpoint, worker, "1", context=context) for each in shards]
+
+
+def work(client: ReplayClient, count: int) -> list[str]:
+    tickets = client.tickets([], count)
+    client.put_all([make_trajectory(ticket) for ticket in tickets])
+    leases = client.lease(["rules"], 100, 1 << 20)
+    client.label([make_labels(lease.trajectory.id) for lease in leases])
+    return [ticket.id for ticket in tickets]
+
+
+def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
+    shards: list[Running], context: zmq.Context[Any], tmp_path: Path
+) -> None:
+    actors = clients(shards, context, "a")
+    done = [work(client, 4) for client in actors]
+    with closing(ShardedReplay(clients(shards, context, "learner"))) as replay:
+        plan = replay.plan(0)
+        assert plan is not None
+        assert [shard_of(name, SHARDS) for name in plan.ids] == [0] * 4 + [1] * 4
+        assert sorted(plan.ids) == sorted(name for ids in done for name in ids)
+        mixed = list(plan.ids[::2]) + list(plan.ids[1::2])
+        assert [each.id for each in replay.fetch(mixed)] == mixed
+        assert [each.trajectory_id for each in replay.labels(mixed)] == mixed
+        replay.published(1)
+        replay.checkpointed(1)
+    for client in actors:
+        assert client.status()["trained"] == 4
+        client.close()
+    for shard in shards:
+        shard.kill()
+    with closing(StoredRun(tmp_path)) as stored:
+        assert (stored.counters()["trained"], stored.audit(1)["lost"]) == (8, 0)
+        assert stored.plan(0) == plan
+
+
+def test_a_shard_that_is_away_stops_nobody_on_the_others_and_its_part_comes_when_it_is_back(
+    shards: list[Running], context: zmq.Context[Any], tmp_path: Path
+) -> None:
+    actors = clients(shards, context, "a")
+    lost = shards[1]
+    work(actors[1], 4)
+    lost.kill()
+    assert len(work(actors[0], 4)) == 4
+    with closing(ShardedReplay(clients(shards, context, "learner"))) as replay:
+        shards[1] = start(tmp_path, context, 1, lost.port)
+        plan = None
+        while plan is None:
+            plan = replay.plan(0)
+        assert len(plan.ids) == 8
+    for client in actors:
+        client.close()
+
+
+def test_evaluations_of_shards_weigh_by_their_counts() -> None:
+    parts = [
+        {"accuracy": 1.0, "mean_reward": 2.0, "count": 3, "failed": 0},
+        {"accuracy": 0.0, "mean_reward": -2.0, "count": 1, "failed": 2},
+        {"accuracy": float("nan"), "mean_reward": float("nan"), "count": 0, "failed": 1},
+    ]
+    assert join_evaluations(parts) == {"accuracy": 0.75, "mean_reward": 1.0, "count": 4, "failed": 3}

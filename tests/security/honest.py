@@ -1,0 +1,117 @@
+"""Clients that do their work beside the fuzz, and check every answer that they get."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+import zmq.asyncio
+
+from asyncrl.replay.client import ReplayClient
+from asyncrl.types import Trajectory
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.channels.zmq import ZmqChannel
+from tests.helpers import make_labels, make_trajectory, until
+from tests.security import published
+
+ANSWER_S = 60.0
+PAUSE_S = 0.02
+
+
+class Honest:
+    """Does `work` in a thread, again and again, until `stop`."""
+
+    def __init__(self, work: Callable[[threading.Event, Callable[[], None]], None]) -> None:
+        self.rounds = 0
+        self._stopping = threading.Event()
+        self._fault: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work(self._stopping, self._count)
+        except BaseException as fault:  # noqa: BLE001  it belongs to the thread that waits in `stop`
+            self._fault = fault
+
+    def _count(self) -> None:
+        self.rounds += 1
+
+    def stop(self) -> None:
+        """End after a whole round at least; raises what went wrong."""
+        until(lambda: self.rounds or not self._thread.is_alive(), ANSWER_S)
+        self._stopping.set()
+        self._thread.join(2 * ANSWER_S)
+        assert not self._thread.is_alive()
+        if self._fault is not None:
+            raise self._fault
+
+
+def train(endpoint: str) -> Honest:
+    """All the roles of a run in one: tickets, trajectories, labels, plans, checkpoints."""
+
+    def work(stopping: threading.Event, count: Callable[[], None]) -> None:
+        client, generator, step = ReplayClient(endpoint, "honest", "1", give_up_s=ANSWER_S), np.random.default_rng(0), 0
+        try:
+            while not stopping.wait(PAUSE_S):
+                _one_step(client, generator, step)
+                step += 1
+                count()
+        finally:
+            client.close()
+
+    return Honest(work)
+
+
+def _one_step(client: ReplayClient, generator: np.random.Generator, step: int) -> None:
+    sent: dict[str, Trajectory] = {}
+    for ticket in client.tickets([], 4):
+        trajectory = make_trajectory(ticket, ticket.min_version, length=int(generator.integers(4, 600)))
+        trajectory = replace(trajectory, tokens=generator.integers(0, 1 << 31, len(trajectory), np.int32))
+        sent[ticket.id] = trajectory
+        assert client.put(trajectory) == "stored"
+        assert client.put(trajectory) == "duplicate"
+    assert len(sent) == 4
+    leases = client.lease(["rules"], 8, 1 << 20)
+    assert {lease.trajectory.id for lease in leases} == sent.keys()
+    for lease in leases:
+        _same(lease.trajectory, sent[lease.trajectory.id])
+    client.label([make_labels(lease.trajectory.id, float(len(lease.trajectory))) for lease in leases])
+    plan = client.plan(step)
+    assert plan is not None
+    assert set(plan.ids) == sent.keys()
+    for trajectory, labels in zip(client.fetch(plan.ids), client.labels(plan.ids), strict=True):
+        _same(trajectory, sent[trajectory.id])
+        assert (labels.trajectory_id, labels.reward) == (trajectory.id, len(trajectory))
+    client.checkpointed(step + 1)
+
+
+def _same(got: Trajectory, sent: Trajectory) -> None:
+    for name in ("tokens", "loss_mask", "logprobs", "versions"):
+        assert getattr(got, name).tobytes() == getattr(sent, name).tobytes()
+    assert (got.group_id, got.member, got.turns) == (sent.group_id, sent.member, sent.turns)
+
+
+def receive(endpoint: str) -> Honest:
+    """An engine that fetches the published weights whole."""
+    expected = published.tensors()
+
+    async def run(stopping: threading.Event, count: Callable[[], None]) -> None:
+        with zmq.asyncio.Context() as context:
+            channel = ZmqChannel(Requests(endpoint, context, timeout_s=ANSWER_S))
+            try:
+                while not stopping.wait(PAUSE_S):
+                    manifest = await channel.newer_than(-1)
+                    assert manifest is not None
+                    got = await channel.fetch(manifest)
+                    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+                    count()
+            finally:
+                channel.reset()
+
+    return Honest(lambda stopping, count: asyncio.run(run(stopping, count)))

@@ -1,0 +1,259 @@
+"""Messages as an enemy might send them: valid requests of every kind, damaged at random, by seed.
+
+Requests that are still valid orders (give me tickets, release what was trained) are left out: who may connect may give
+orders, and the honest clients beside the fuzz must get right answers.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from asyncrl.errors import AsyncrlError
+from asyncrl.replay.requests import check
+from asyncrl.types import Role, ToolCall, Turn
+from asyncrl.wire import PROTOCOL, Message, decode, encode, labels_message, trajectory_message
+from tests.helpers import make_labels, make_trajectory
+
+Frames = list[bytes]
+
+WHO = {"worker": "stranger", "incarnation": "1"}
+LABELS = labels_message(make_labels("nobody"))
+CALLS = Turn(4, 8, Role.ASSISTANT, "stop", (ToolCall("calculator", {"expression": "1+1", "nested": [[{"a": [1]}]]}),))
+REPLAY_REQUESTS = [
+    Message("tickets", 1, {**WHO, "holding": ["nobody"], "want": 0}),
+    trajectory_message(make_trajectory(id="nobody", group_id="nothing"), 2),
+    trajectory_message(make_trajectory(length=400, id="nobody", group_id="nothing"), 3),
+    trajectory_message(
+        make_trajectory(
+            id="nobody",
+            group_id="nothing",
+            turns=(Turn(0, 4, Role.PROMPT), CALLS),
+            rewards={"tool": 0.5},
+            timings={"generate": 1.5},
+        ),
+        17,
+    ),
+    Message("failed", 4, {"ticket": "nobody", "reason": "broken"}),
+    Message("lease", 5, {**WHO, "serves": ["rules", "process"], "trajectories": 0, "tokens": 4096}),
+    Message("renew", 6, {"worker": "stranger"}),
+    Message(LABELS.kind, 7, {**LABELS.body, **WHO}, LABELS.arrays),
+    Message("scoring-failed", 8, {**WHO, "id": "nobody", "reason": "nonsense"}),
+    Message("plan", 9, {"step": 10**6}),
+    Message("fetch", 10, {"table": "data", "ids": ["nobody", "no one"]}),
+    Message("published", 11, {"version": 0}),
+    Message("checkpointed", 12, {"steps": 0}),
+    Message("evaluate", 13, {"version": 0}),
+    Message("evaluation", 14, {"version": 0, "wait": False}),
+    Message("status", 15, {}),
+    Message("audit", 16, {}),
+    Message("requeue", 18, {"ticket": "nobody"}),
+    Message("discard", 19, {"ticket": "nobody"}),
+]
+WEIGHT_REQUESTS = [
+    Message("manifest", 1, {"holds": 5, "base": ""}),
+    Message("join", 1, {"holds": 5, "backend": "gloo"}),
+    Message("chunk", 2, {"version": 1, "part": 0, "start": 0, "stop": 4096}),
+]
+ORDERS = {
+    "tickets": "want",
+    "lease": "trajectories",
+    "published": "version",
+    "checkpointed": "steps",
+    "evaluate": "version",
+}
+DEEP: Any = []
+for _ in range(990):
+    DEEP = [DEEP]
+HOSTILE: Sequence[Any] = [
+    *(None, True, False, 0, 1, -1, 1 << 31, -(1 << 31), 10**9, 10**18, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1),
+    *(0.5, -0.0, 1e308, float("inf"), float("-inf"), float("nan")),
+    *("", "many", "\0", "\U0001f600" * 200, "x" * 600, "nobody", b"", b"\xff" * 40),
+    *([], [[]], [None], [1, 2], ["nobody"] * 300, [["a", "<f4", [1]]], {}, {"a": 1}, {"": {"": {}}}),
+    *(DEEP, msgpack.ExtType(5, b""), msgpack.Timestamp(1), list(range(100)), {str(i): i for i in range(50)}),
+]
+DTYPES = ["<i4", "<f4", "|b1", "|u1", "<i8", "|O", "<f2", "|V9", "<U4", ">i4", ""]
+SHAPES: Sequence[Any] = [
+    *(
+        [],
+        [0],
+        [1],
+        [-1],
+        [1 << 39],
+        [1 << 40],
+        [0, 1 << 39, 1 << 39, 1 << 39],
+        [1 << 39, 0],
+        [1 << 30, 0],
+        [1] * 9,
+        [1.5],
+        [True],
+        ["1"],
+        None,
+    ),
+    *([8], [4, 2], [2, 2, 2], [1 << 20] * 3, [(1 << 64) - 1]),
+]
+BOMBS = [
+    (b"\xdd" + struct.pack(">I", 50_000)) * 500 + b"\xc0" * 50_000,
+    (b"\xdc" + struct.pack(">H", 60_000)) * 1000,
+    b"\x91" * 5000,
+    b"\x81\xa1a" * 3000,
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff\xa1a",
+    b"\xdb\xff\xff\xff\xff" + b"x" * 100,
+    b"\xc6\xff\xff\xff\xff",
+    b"\xc9\xff\xff\xff\xff\x05",
+    b"\x95\x01\xa6status\xcf" + b"\xff" * 8 + b"\x80\x90",
+    b"\xc1" * 50,
+]
+
+
+class Mutator:
+    """An endless stream of damaged `requests`, the same for the same seed."""
+
+    def __init__(self, requests: Sequence[Message], seed: int) -> None:
+        self._random = random.Random(seed)
+        self._bases = [[bytes(frame) for frame in encode(request)] for request in requests]
+        self._kinds = [request.kind for request in requests]
+        self._ways: list[Callable[[Frames], Frames]] = [
+            *(self._flip, self._flip, self._cut, self._grow, self._drop, self._double, self._swap, self._insert),
+            *([self._retype] * 8 + [self._reshape] * 4),
+            *(self._remove, self._rename, self._invent, self._invent, self._lie, self._lie, self._noise),
+        ]
+
+    def message(self) -> Frames:
+        """The next message; it is damaged in one to three ways."""
+        while True:
+            frames = list(self._random.choice(self._bases))
+            for _ in range(self._random.choice((1, 1, 2, 3))):
+                frames = self._random.choice(self._ways)(frames) or [b""]
+            if self._random.random() < 0.001:
+                frames[0] = self._random.choice(BOMBS)
+            if not is_order(frames):
+                return frames
+
+    def _position(self, frames: Frames) -> int:
+        # The header is where the structure is.
+        return 0 if self._random.random() < 0.7 else self._random.randrange(len(frames))
+
+    def _flip(self, frames: Frames) -> Frames:
+        index = self._position(frames)
+        frame = bytearray(frames[index] or b"\0")
+        for _ in range(self._random.choice((1, 1, 2, 8))):
+            frame[self._random.randrange(len(frame))] ^= 1 << self._random.randrange(8)
+        frames[index] = bytes(frame)
+        return frames
+
+    def _cut(self, frames: Frames) -> Frames:
+        index = self._position(frames)
+        frames[index] = frames[index][: self._random.randrange(len(frames[index]) + 1)]
+        return frames
+
+    def _grow(self, frames: Frames) -> Frames:
+        index = self._position(frames)
+        frames[index] += self._random.randbytes(self._random.choice((1, 4, 50)))
+        return frames
+
+    def _drop(self, frames: Frames) -> Frames:
+        del frames[self._random.randrange(len(frames))]
+        return frames
+
+    def _double(self, frames: Frames) -> Frames:
+        index = self._random.randrange(len(frames))
+        return frames[:index] + [frames[index]] * self._random.choice((2, 3, 20)) + frames[index + 1 :]
+
+    def _swap(self, frames: Frames) -> Frames:
+        self._random.shuffle(frames)
+        return frames
+
+    def _insert(self, frames: Frames) -> Frames:
+        frames.insert(self._random.randrange(len(frames) + 1), self._random.randbytes(self._random.randrange(20)))
+        return frames
+
+    def _noise(self, frames: Frames) -> Frames:
+        frames[self._position(frames)] = self._random.randbytes(self._random.choice((0, 1, 8, 100)))
+        return frames
+
+    def _retype(self, frames: Frames) -> Frames:
+        """Another value, of another type, where a field of the body is."""
+        return self._rewrite(frames, lambda header: self._replace(header[3]))
+
+    def _remove(self, frames: Frames) -> Frames:
+        return self._rewrite(frames, lambda header: header[3].pop(self._random.choice(list(header[3]))))
+
+    def _rename(self, frames: Frames) -> Frames:
+        """Another kind, or another sequence number, or another protocol."""
+
+        def change(header: list[Any]) -> None:
+            match self._random.randrange(3):
+                case 0:
+                    header[0] = self._random.choice((0, 2, 99, -1, "1", None, 1.5, [PROTOCOL]))
+                case 1:
+                    header[1] = self._random.choice([*self._kinds, *HOSTILE, "no such kind"])
+                case 2:
+                    header[2] = self._random.choice(HOSTILE)
+
+        return self._rewrite(frames, change)
+
+    def _reshape(self, frames: Frames) -> Frames:
+        """Arrays that lie about themselves."""
+
+        def change(header: list[Any]) -> None:
+            layout = header[4]
+            if not layout or self._random.random() < 0.1:
+                layout.append(["a", "<f4", [1 << 39]])
+                return
+            entry = self._random.choice(layout)
+            part = self._random.randrange(3)
+            entry[part] = self._random.choice((HOSTILE, DTYPES, SHAPES)[part])
+
+        return self._rewrite(frames, change)
+
+    def _lie(self, frames: Frames) -> Frames:
+        """A whole trajectory or whatever it is, with the arrays' contents at random."""
+        return [frames[0], *(self._random.randbytes(len(frame)) for frame in frames[1:])]
+
+    def _invent(self, frames: Frames) -> Frames:
+        """A message whose structure is right and whose contents are anything."""
+        body = {str(self._random.choice(("id", "worker", "ids", "want", "x"))): self._random.choice(HOSTILE)}
+        arrays = {
+            str(index): np.zeros(self._random.randrange(4), np.uint8) for index in range(self._random.randrange(3))
+        }
+        message = Message(self._random.choice([*self._kinds, "invented"]), self._random.randrange(100), body, arrays)
+        return [bytes(frame) for frame in encode(message)]
+
+    def _rewrite(self, frames: Frames, change: Callable[[list[Any]], Any]) -> Frames:
+        """Change the header where it can still be read."""
+        try:
+            header = msgpack.unpackb(frames[0])
+            change(header)
+            frames[0] = msgpack.packb(header)
+        except (ValueError, TypeError, IndexError, AttributeError, KeyError, msgpack.UnpackException):
+            return self._noise(frames)
+        return frames
+
+    def _replace(self, node: Any) -> None:
+        """Put a hostile value somewhere below `node`, a list or a dictionary that is not empty."""
+        keys = list(node) if isinstance(node, dict) else range(len(node))
+        key = self._random.choice(keys)
+        below = node[key]
+        if isinstance(below, (dict, list)) and below and self._random.random() < 0.7:
+            self._replace(below)
+        else:
+            node[key] = self._random.choice(HOSTILE)
+
+
+def is_order(frames: Frames) -> bool:
+    """Whether this is a valid request that changes what others get."""
+    if not any(kind.encode() in frames[0] for kind in ORDERS):
+        return False
+    try:
+        message = decode(frames)
+        check(message.kind, message.body)
+    except AsyncrlError:
+        return False
+    return message.kind in ORDERS and bool(message.body[ORDERS[message.kind]])

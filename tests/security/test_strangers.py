@@ -1,0 +1,157 @@
+"""Replay and weight publisher, as processes with keys: who has the right ones is served, nobody else gets anything."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+import zmq.asyncio
+
+from asyncrl import wire
+from asyncrl.errors import UnavailableError, WireError
+from asyncrl.network.keys import ClientKeys, add_client
+from asyncrl.replay.client import ReplayClient
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.channels.zmq import ZmqChannel
+from tests.helpers import make_trajectory, until
+from tests.network.support import client_of, made, peer, strangers
+from tests.security import published
+from tests.security.targets import Target, asked, publisher, replay
+
+WHO = ["no keys", "another server's key", "a key that is not in the list", "the keys of another run"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("strangers")
+
+
+@pytest.fixture(scope="module")
+def keys(folder: Path) -> Path:
+    return made(folder / "keys")
+
+
+@pytest.fixture(scope="module")
+def everyone(folder: Path, keys: Path) -> dict[str, ClientKeys | None]:
+    return strangers(keys, made(folder / "others"))
+
+
+@pytest.fixture(scope="module")
+def closed(folder: Path, keys: Path) -> Iterator[Target]:
+    with replay(folder / "closed", f"network.keys={keys}") as target:
+        yield target
+
+
+@pytest.fixture(scope="module")
+def closed_publisher(folder: Path, keys: Path) -> Iterator[Target]:
+    with publisher(folder / "weights", keys) as target:
+        yield target
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_stranger_gets_nothing_from_the_replay_while_a_client_is_served(
+    closed: Target, keys: Path, everyone: dict[str, ClientKeys | None], who: str
+) -> None:
+    with zmq.Context() as context:
+        client = ReplayClient(closed.endpoint, "a", "1", context=context, keys=client_of(keys))
+        before = client.status()
+        stranger = ReplayClient(closed.endpoint, "x", "1", context=context, keys=everyone[who], give_up_s=1.0)
+        with pytest.raises(UnavailableError):
+            stranger.tickets([], 1)
+        after = client.status()
+        stranger.close()
+        seen = until(lambda: client.status()["strangers"] > before["strangers"])
+        assert seen
+        assert {**after, "strangers": 0} == {**before, "strangers": 0}
+        ticket = client.tickets([], 1)[0]
+        assert client.put(make_trajectory(ticket)) == "stored"
+        client.close()
+    assert "a stranger was turned away" in closed.log
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_a_stranger_gets_no_weights_while_a_receiver_is_served(
+    closed_publisher: Target, keys: Path, everyone: dict[str, ClientKeys | None], who: str
+) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        receiver = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=client_of(keys)))
+        stranger = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=1.0))
+        with pytest.raises(UnavailableError, match="allowed" if everyone[who] else "silent"):
+            await stranger.newer_than(-1)
+        manifest = await receiver.newer_than(-1)
+        assert manifest is not None
+        got = await receiver.fetch(manifest)
+        assert all(torch.equal(got[name], tensor) for name, tensor in published.tensors().items())
+        stranger.reset()
+        receiver.reset()
+        context.term()
+
+    asyncio.run(run())
+    assert closed_publisher.alive()
+
+
+def test_a_client_on_another_machine_needs_no_secret_of_the_server(closed: Target, keys: Path) -> None:
+    assert asked(closed, "status", keys=client_of(add_client(keys, "gpu7")))["refused"] == 0
+
+
+def test_a_client_that_is_not_heard_tells_its_user_what_to_check(
+    closed: Target,
+    everyone: dict[str, ClientKeys | None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("asyncrl.replay.client.RETRY_S", 0.2)
+    unheard = ReplayClient(closed.endpoint, "x", "1", keys=everyone["a key that is not in the list"], give_up_s=1.0)
+    with pytest.raises(UnavailableError):
+        unheard.status()
+    unheard.close()
+    assert "is this client in its list `allowed`?" in caplog.text
+
+
+def test_a_peer_that_sends_more_than_the_limit_is_cut_off_and_the_others_go_on(folder: Path) -> None:
+    with replay(folder / "small", "network.max_message_mb=1") as target:
+        with peer(target.endpoint, None) as flood:
+            flood.send(b"x" * (2 << 20))
+            assert asked(target, "status")["refused"] == 0
+            assert not flood.poll(200)
+        with peer(target.endpoint, None) as modest:
+            modest.send(b"x" * (1 << 20))
+            assert modest.poll(10_000)
+            assert wire.decode(modest.recv_multipart()).kind == "refused"
+        assert asked(target, "status")["refused"] == 1
+
+
+def test_a_client_of_another_version_is_told_both_versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with replay(folder / "open") as target:
+        spoken = wire.PROTOCOL
+        monkeypatch.setattr(wire, "PROTOCOL", 99)
+        client = ReplayClient(target.endpoint, "a", "1", give_up_s=30.0)
+        with pytest.raises(WireError, match=rf"protocol {spoken}, this side speaks 99"):
+            client.status()
+        client.close()
+        monkeypatch.undo()
+        assert asked(target, "status")["refused"] == 1
+        assert f"protocol 99, this side speaks {spoken}" in target.log
+
+
+def test_a_replay_that_others_can_reach_does_not_start_without_keys(folder: Path, keys: Path) -> None:
+    tasks = folder / "closed" / "tasks.parquet"
+    command = [sys.executable, "-m", "asyncrl.replay", "model.path=none", f"data.train={tasks}", "network.host=0.0.0.0"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2
+    assert "asyncrl keys" in refused.stderr
+    assert "network.insecure=true" in refused.stderr
+    lacking = subprocess.run(
+        [*command, f"network.keys={keys / 'nowhere'}"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert lacking.returncode == 2
+    assert "makes keys" in lacking.stderr
+    with replay(folder / "reachable", "network.host=0.0.0.0", f"network.keys={keys}") as target:
+        assert asked(target, "status", keys=client_of(keys))["refused"] == 0
