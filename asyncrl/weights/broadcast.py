@@ -55,7 +55,7 @@ class Broadcaster:
                 size = len(members) + 1
                 self._group = Group(self._store, self._name, 0, size, self._device, self._host, self._timeout_s)
             except UnavailableError as error:
-                self._fail(error)
+                self._fail(str(error))
 
     def start(self, filled: Filled) -> None:
         """Begin to send a bucket, which must stay as it is until `wait`."""
@@ -70,7 +70,7 @@ class Broadcaster:
         try:
             self._group.finish(self._work)
         except UnavailableError as error:
-            self._fail(error)
+            self._fail(str(error))
 
     def commit(self) -> None:
         """After the last bucket: let the engines have the version."""
@@ -87,7 +87,7 @@ class Broadcaster:
             try:
                 self._work = self._group.begin(tensor)
             except UnavailableError as error:
-                self._fail(error)
+                self._fail(str(error))
 
     def _call(self, version: int, plan: Sequence[Bucket], present: Sequence[bytes]) -> dict[str, Any]:
         """What the engines are told, in the publisher's thread while `begin` waits for it."""
@@ -98,12 +98,13 @@ class Broadcaster:
         place = {"host": self._host, "port": self._port, "group": self._name}
         return {"version": version, "buckets": buckets, **place}
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, reason: str) -> None:
         self.failures += 1
-        logger.warning("no broadcast to %d engines, they take the fallback: %s", len(self._members), error)
+        logger.warning("no broadcast to %d engines, they take the fallback: %s", len(self._members), reason)
         self._drop()
 
     def _drop(self) -> None:
+        self._work = None
         if self._group is not None:
             self._group.close()
-        self._group, self._work = None, None
+            self._group = None

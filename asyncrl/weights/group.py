@@ -57,7 +57,7 @@ class Group:
     ) -> None:
         self._wait = timedelta(seconds=timeout_s)
         try:
-            self._group = _backend(dist.PrefixStore(name, store), rank, size, device, address, self._wait)
+            self._group: Any = _backend(dist.PrefixStore(name, store), rank, size, device, address, self._wait)
         except RuntimeError as error:
             raise UnavailableError(f"the weight group did not come together: {error}") from error
 
@@ -78,8 +78,10 @@ class Group:
             raise UnavailableError(f"a broadcast failed: {error}") from error
 
     def close(self) -> None:
-        """End what is under way, on the other ranks too."""
+        """End what is under way, on the other ranks too; works must have been let go of. Call nothing afterwards."""
         self._group.abort()
+        # gloo closes its connections, which the other ranks notice, only when its last reference goes.
+        self._group = None
 
 
 def _backend(store: dist.Store, rank: int, size: int, device: torch.device, address: str, wait: timedelta) -> Any:
