@@ -2,8 +2,8 @@
 
 `python -m benchmarks.weight_push` measures on this machine with the learner's side in a process of its own: the
 bandwidth of a plain socket, of the zmq, distributed (gloo) and disk channels, the size of a delta after one step of
-AdamW, and a push into an embedded engine that generates meanwhile. `--device cuda` pushes models of two real shapes from
-one GPU to another. Results go to benchmarks/results/weight_push.json, or weight_push_cuda.json.
+AdamW, and a push into an embedded engine that generates meanwhile. `--device cuda` pushes models of two real shapes
+from one GPU to another. Results go to benchmarks/results/weight_push.json, or weight_push_cuda.json.
 """
 
 from __future__ import annotations
@@ -294,14 +294,16 @@ async def pauses(learner: Learner, shape: str, rounds: int, first: int, deltas: 
     generating: list[asyncio.Task[Any]] = []
     shares, pushes = [], []
     for version in range(first, first + rounds + 1):
-        before, begun = len(switches), time.perf_counter()
+        begun = time.perf_counter()
         learner.push(version, "zmq")
         await engine.wait_for_version(version)
         pushed = time.perf_counter() - begun
         await asyncio.to_thread(learner.done)
+        while len(switches) <= version - first:
+            await asyncio.sleep(0.001)
         if version > first:
             pushes.append(pushed)
-            shares.append(sum(switches[before:]) / pushed)
+            shares.append(switches[version - first] / pushed)
         for task in generating:
             task.cancel()
         prompt = np.arange(16, dtype=np.int32)

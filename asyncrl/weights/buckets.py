@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from asyncrl.weights.manifest import DTYPES
+from asyncrl.weights.manifest import DTYPES, as_tensor, new_bytes
 
 ALIGNMENT = 64
 
@@ -40,10 +40,7 @@ class Bucket:
         """The tensors in `flat`, uint8[nbytes], which they share."""
         tensors, start = {}, 0
         for entry in self.entries:
-            part = flat[start : start + entry.nbytes]
-            # A view of no bytes cannot change its dtype.
-            whole = part.view(DTYPES[entry.dtype]) if entry.nbytes else flat.new_empty(0, dtype=DTYPES[entry.dtype])
-            tensors[entry.name] = whole.view(entry.shape)
+            tensors[entry.name] = as_tensor(flat[start : start + entry.nbytes], entry.dtype, entry.shape)
             start += _padded(entry.nbytes)
         return tensors
 
@@ -71,7 +68,8 @@ def plan_buckets(entries: Sequence[Entry], bucket_bytes: int) -> list[Bucket]:
 
 def on_host(filled: Filled) -> dict[str, torch.Tensor]:
     """The tensors of a bucket as copies on the CPU, in pinned memory where they come from a GPU."""
-    host = torch.empty(filled.bucket.nbytes, dtype=torch.uint8, pin_memory=filled.flat.is_cuda)
+    nbytes = filled.bucket.nbytes
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) if filled.flat.is_cuda else new_bytes(nbytes)
     return filled.bucket.views(host.copy_(filled.flat))
 
 

@@ -134,6 +134,19 @@ def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return view
 
 
+def as_tensor(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor whose bytes are `data`, uint8[n], which it shares."""
+    # A view of no bytes cannot change its dtype.
+    whole = data.view(DTYPES[dtype]) if len(data) else data.new_empty(0, dtype=DTYPES[dtype])
+    return whole.view(shape)
+
+
+def new_bytes(nbytes: int) -> torch.Tensor:
+    """Fresh memory uint8[nbytes] on the CPU. NumPy asks for huge pages, which torch does not: without them, faults of
+    single pages take longer than a transfer."""
+    return torch.from_numpy(np.empty(nbytes, np.uint8))
+
+
 def checksum(data: NDArray[np.uint8]) -> int:
     return xxhash.xxh3_64_intdigest(data.data)
 

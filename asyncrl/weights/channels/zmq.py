@@ -20,7 +20,7 @@ import xxhash
 from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.delta import Bytes, Delta, Step, apply, read_step
-from asyncrl.weights.manifest import DTYPES, Chunk, Manifest, bytes_of, chunks, read_manifest
+from asyncrl.weights.manifest import Chunk, Manifest, as_tensor, chunks, new_bytes, read_manifest
 
 
 class ZmqChannel:
@@ -69,13 +69,13 @@ class ZmqChannel:
         return tensors
 
     async def _fetch_whole(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        tensors = {spec.name: torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) for spec in manifest.tensors}
-        buffers = [bytes_of(tensor) for tensor in tensors.values()]
-        own = await self._fetch_parts(manifest, buffers)
+        parts = [new_bytes(spec.nbytes) for spec in manifest.tensors]
+        own = await self._fetch_parts(manifest, [part.numpy() for part in parts])
         damaged = [spec.name for spec, each in zip(manifest.tensors, own, strict=True) if spec.checksum != each]
         if damaged:
             raise WeightsError(f"version {manifest.version} arrived damaged: the checksums of {damaged[:3]} differ")
-        return tensors
+        specs = zip(manifest.tensors, parts, strict=True)
+        return {spec.name: as_tensor(part, spec.dtype, spec.shape) for spec, part in specs}
 
     async def _fetch_deltas(
         self, held: Manifest, base: Mapping[str, torch.Tensor], manifest: Manifest, steps: Sequence[Step]
