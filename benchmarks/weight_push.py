@@ -140,7 +140,7 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
     shapes = {name: tuple(each.shape) for name, each in weights.items()}
     entries = [Entry(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in weights.items()]
     plan = plan_buckets(entries, bucket_bytes)
-    publisher = Publisher("127.0.0.1", 0, zmq.Context(), history=4)
+    publisher = Publisher("127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1))
     broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device(device), TIMEOUT_S)
     folders = FolderWriter(folder, lambda aside: None)
     ways = {

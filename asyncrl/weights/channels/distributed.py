@@ -82,6 +82,9 @@ class DistributedChannel:
         return tensors
 
     def _receive(self, call: _Call) -> dict[str, torch.Tensor]:
+        if self._device.type == "cuda":
+            # A thread begins on the first GPU, whichever the engine's is.
+            torch.cuda.set_device(self._device)
         group = self._group(call)
         tensors: dict[str, torch.Tensor] = {}
         own = []
