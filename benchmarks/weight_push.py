@@ -399,6 +399,8 @@ async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, dir
             "first_push_s": round(taken[0], 3),
             "transfer_gigabytes_per_s": round(learner.nbytes / statistics.median(broadcasts[1:]) / 1e9, 2),
             "learner_s": round(answer["learner_s"], 4),
+            "prepare_s": round(answer["prepare_s"], 4),
+            "pushes_s": [round(each, 3) for each in taken],
         }
         if way == "delta":
             rows[way]["delta_bytes"], rows[way]["density"] = answer["delta_bytes"], round(answer["density"], 4)

@@ -21,7 +21,17 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.errors import WeightsError, WireError
-from asyncrl.weights.manifest import DTYPES, Manifest, Map, Snapshot, TensorSpec, bytes_of, checksum
+from asyncrl.weights.manifest import (
+    DTYPES,
+    Manifest,
+    Map,
+    Snapshot,
+    TensorSpec,
+    as_tensor,
+    bytes_of,
+    checksum,
+    new_bytes,
+)
 
 MAX_DENSITY = 0.25
 """A tensor of which a larger share changed travels whole."""
@@ -127,10 +137,10 @@ def diff(old: Snapshot, new: Snapshot, each: Map = map) -> Delta:
 
 
 def apply(
-    base: Mapping[str, torch.Tensor], held: Manifest, target: Manifest, chain: Sequence[Delta]
+    base: Mapping[str, torch.Tensor], held: Manifest, target: Manifest, chain: Sequence[Delta], each: Map = map
 ) -> dict[str, torch.Tensor]:
-    """The tensors of `target`, made from those of `held` by a chain of deltas. Tensors that do not change are shared
-    with `base`, which stays as it is.
+    """The tensors of `target`, made from those of `held` by a chain of deltas; the work over tensors is mapped by
+    `each`. Tensors that do not change are shared with `base`, which stays as it is.
 
     Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
     WireError: a delta is malformed.
@@ -140,26 +150,34 @@ def apply(
         raise WeightsError(f"the delta to version {target.version} begins at another base than version {held.version}")
     if not same_layout(held, target):
         raise WeightsError(f"version {target.version} has other tensors than version {held.version}")
-    tensors = dict(base)
-    patched: dict[int, Bytes] = {}
-    for delta in chain:
-        for patch, data in _parts(delta):
-            if patch.tensor >= len(target.tensors):
-                raise WireError(f"a delta patches tensor {patch.tensor} of {len(target.tensors)}")
-            spec = target.tensors[patch.tensor]
-            if patch.tensor not in patched:
-                tensors[spec.name] = base[spec.name].clone(memory_format=torch.contiguous_format)
-                patched[patch.tensor] = bytes_of(tensors[spec.name])
-            _patch(patched[patch.tensor], spec, patch, data)
-    _verify(held, target, patched)
-    return tensors
+    patches = _by_tensor(chain, len(target.tensors))
 
-
-def _verify(held: Manifest, target: Manifest, patched: Mapping[int, Bytes]) -> None:
-    for index, (old, new) in enumerate(zip(held.tensors, target.tensors, strict=True)):
-        own = checksum(patched[index]) if index in patched else old.checksum
+    def make(index: int) -> torch.Tensor:
+        old, new = held.tensors[index], target.tensors[index]
+        tensor, own = base[new.name], old.checksum
+        if index in patches:
+            data = new_bytes(new.nbytes)
+            data.copy_(torch.from_numpy(bytes_of(tensor.contiguous())))
+            for patch, payload in patches[index]:
+                _patch(data.numpy(), new, patch, payload)
+            tensor, own = as_tensor(data, new.dtype, new.shape), checksum(data.numpy())
         if own != new.checksum:
             raise WeightsError(f"a delta to version {target.version} gave a wrong result: the checksum of {new.name}")
+        return tensor
+
+    made = each(make, range(len(target.tensors)))
+    return {spec.name: tensor for spec, tensor in zip(target.tensors, made, strict=True)}
+
+
+def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Patch, Bytes]]]:
+    """The patches of every tensor that changes, in the chain's order."""
+    found: dict[int, list[tuple[Patch, Bytes]]] = {}
+    for delta in chain:
+        for patch, data in _parts(delta):
+            if patch.tensor >= tensors:
+                raise WireError(f"a delta patches tensor {patch.tensor} of {tensors}")
+            found.setdefault(patch.tensor, []).append((patch, data))
+    return found
 
 
 def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:

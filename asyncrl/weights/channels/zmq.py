@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -21,6 +22,8 @@ from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.delta import Bytes, Delta, Step, apply, read_step
 from asyncrl.weights.manifest import Chunk, Manifest, as_tensor, chunks, new_bytes, read_manifest
+
+APPLY_THREADS = 4
 
 
 class ZmqChannel:
@@ -83,7 +86,8 @@ class ZmqChannel:
         chain = [Delta(step, np.empty(step.nbytes, np.uint8)) for step in steps]
         await self._fetch_parts(manifest, [delta.payload for delta in chain])
         try:
-            return await asyncio.to_thread(apply, base, held, manifest, chain)
+            with ThreadPoolExecutor(APPLY_THREADS) as pool:
+                return await asyncio.to_thread(apply, base, held, manifest, chain, pool.map)
         except (WeightsError, WireError):
             # The next manifest comes without deltas.
             self._held = None
