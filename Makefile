@@ -6,10 +6,11 @@ RUN ?= demo
 MESSAGES ?= 1000000
 SEED ?= 0
 
-.PHONY: help install test fuzz check demo docs clean
+.PHONY: help install test fuzz check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
+	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
 	@echo "make test     the whole test suite"
 	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
 	@echo "make check    ruff and mypy"
@@ -37,6 +38,10 @@ check: install
 
 demo: install
 	$(BIN)/asyncrl demo run.name=$(RUN) $(ARGS)
+
+demo-sglang: install
+	@test -n "$(SGLANG_PYTHON)" || { echo "name a Python that has sglang: make demo-sglang SGLANG_PYTHON=PATH"; exit 2; }
+	$(BIN)/asyncrl demo run.name=$(RUN)-sglang engine=sglang_cpu engine.python=$(SGLANG_PYTHON) $(ARGS)
 
 docs: install
 	$(BIN)/python -m asyncrl.config.docs docs/configuration.md

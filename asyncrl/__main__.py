@@ -8,7 +8,10 @@ import sys
 COMMANDS = {
     "train": ("asyncrl.launch.local", "run everything on this machine: replay, actors, scorers, learner"),
     "demo": ("asyncrl.demo.command", "train a tiny calculator policy from nothing, and show what happened"),
-    "replay": ("asyncrl.replay.__main__", "serve the replay of a run"),
+    "replay": (
+        "asyncrl.replay.__main__",
+        "serve the replay of a run, or look into it: status, show, export, import, dead-letters",
+    ),
     "actor": ("asyncrl.actor.__main__", "run episodes"),
     "scoring": ("asyncrl.scoring.__main__", "verify and score trajectories"),
     "learner": ("asyncrl.learner.__main__", "train"),

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack, closing
 
 from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.replay.client import ReplayClient
-
-if TYPE_CHECKING:
-    from asyncrl.actor.engine.base import Engine
-    from asyncrl.actor.toolbox import Toolbox
-    from asyncrl.types import Ticket, Trajectory
 
 STOP_POLL_S = 0.1
 
@@ -31,7 +24,8 @@ def run(config: TrainConfig) -> None:
 
 
 async def _run(config: TrainConfig, stop: threading.Event) -> None:
-    from asyncrl.actor.engine.embedded import EmbeddedEngine
+    from asyncrl.actor.engine.opening import open_engine
+    from asyncrl.actor.episodes import open_episodes
     from asyncrl.actor.report import Report
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
     from asyncrl.actor.tools.registry import tool_classes
@@ -41,62 +35,43 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.weights.channels.opening import open_channels
     from asyncrl.weights.receiver import Receiver
 
-    actor, model, network = config.actor, config.model, config.network
+    actor, network = config.actor, config.network
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(actor.concurrency))
     limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
     tools = Toolbox(tool_classes(actor.tools), limits)
-    engine = EmbeddedEngine.load(
-        model.path, config.engine, dtype=model.dtype, trust_remote_code=model.trust_remote_code, seed=config.run.seed
-    )
+    opened = open_engine(config)
+    engine = opened.engine
     keys = client_keys(network)
     name, life = process.worker_name("actor"), process.incarnation()
     endpoints = process.replay_endpoints(network, config.replay.shards)
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(engine.close)
         metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), name)))
-        receiver = Receiver(open_channels(config, keys), engine.expected)
-        report = Report(engine, tools.counts, metrics, receiver.counters)
+        episodes = await stack.enter_async_context(open_episodes(config, engine, tools))
+        receiver = Receiver(open_channels(config, keys), opened.expected)
+        report = Report(engine, tools.counts, metrics, door=episodes.door_counts, others=receiver.counters)
 
         def connect(endpoint: str) -> ReplayClient:
             return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys)))
 
-        episodes = _episodes(config, engine, tools)
         # A shard that is away holds up its own share of the episodes only.
         share = max(1, actor.concurrency // len(endpoints))
         workers = [
-            Worker(episodes, connect(each), connect(each), share, report, actor.episode_timeout_s) for each in endpoints
+            Worker(episodes.run, connect(each), connect(each), share, report, actor.episode_timeout_s)
+            for each in endpoints
         ]
-        try:
-            await _first_to_end(
-                *(worker.run(_as_asyncio(stop)) for worker in workers),
-                report.run(lambda: sum(worker.active for worker in workers)),
-                receiver.run(engine),
-            )
-        finally:
-            await engine.close()
+        await _first_to_end(
+            *(worker.run(_as_asyncio(stop)) for worker in workers),
+            report.run(lambda: sum(worker.active for worker in workers)),
+            receiver.run(engine),
+            *(keep() for keep in opened.keepers),
+        )
 
 
-def _episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> Callable[[Ticket], Awaitable[Trajectory]]:
-    """What runs the episode of a ticket. Raises ConfigError: the chat template does not do."""
-    from transformers import AutoTokenizer
-
-    from asyncrl.actor.chat import Chat
-    from asyncrl.actor.episode import Limits
-    from asyncrl.actor.rollout import run_episode
-
-    actor, model = config.actor, config.model
-    tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    chat = Chat(tokenizer, actor.template_kwargs)
-    if tools.names:
-        # A template that cannot show tool results is found out now, not at the first call.
-        chat.suffix([{"role": "tool", "name": name, "content": ""} for name in tools.names], [])
-    limits = Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens)
-    return partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=actor.step_split)
-
-
-async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all until one ends, with its error if it has one: an actor needs both its tickets and its weights."""
-    tasks = [asyncio.create_task(work) for work in works]
+async def _first_to_end(*works: Awaitable[None]) -> None:
+    """Run all until one ends, with its error if it has one: an actor needs its tickets, its weights and its servers."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -54,7 +54,8 @@ class Chat:
     def suffix(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
         """Ids between the stop token of an assistant turn and where the policy writes next.
 
-        `messages` are the results of all the turn's calls in order (`role` tool, `name`, `content`), or a user turn.
+        `messages` are the results of all the turn's calls in order (`role` tool, `name`, `content`), a user turn, or
+        both.
 
         Raises ConfigError: the template cannot render them.
         """
@@ -92,10 +93,10 @@ class Chat:
 
     def _make_suffix(self, key: str) -> NDArray[np.int32]:
         messages, tools = json.loads(key)
-        ids = [f"call{number:05d}" for number, message in enumerate(messages) if message["role"] == "tool"]
-        if ids:
-            messages = [{"tool_call_id": call_id, **message} for call_id, message in zip(ids, messages, strict=True)]
-        text = self._render([_QUESTION, _dummy_turn(messages, ids), *messages], tools)
+        results = [message for message in messages if message["role"] == "tool"]
+        for number, message in enumerate(results):
+            message.setdefault("tool_call_id", f"call{number:05d}")
+        text = self._render([_QUESTION, _dummy_turn(results), *messages], tools)
         tail = text.partition(_MARK)[2]
         _, end, after = tail.partition(self._end_text)
         if not end:
@@ -119,15 +120,15 @@ class Chat:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
-def _dummy_turn(messages: Messages, call_ids: Sequence[str]) -> dict[str, Any]:
-    """An assistant turn that made the calls which `messages` answer; the mark is the last thing that it says."""
-    if not call_ids:
+def _dummy_turn(results: Messages) -> dict[str, Any]:
+    """An assistant turn that made the calls which `results` answer; the mark is the last thing that it says."""
+    if not results:
         return {"role": "assistant", "content": _MARK}
-    calls = [
-        {"id": call_id, "type": "function", "function": {"name": message["name"], "arguments": {}}}
-        for call_id, message in zip(call_ids, messages, strict=True)
+    calls: list[dict[str, Any]] = [
+        {"id": result["tool_call_id"], "type": "function", "function": {"name": result["name"], "arguments": {}}}
+        for result in results
     ]
-    calls[-1]["function"]["arguments"] = {"mark": _MARK}  # type: ignore[index]
+    calls[-1]["function"]["arguments"] = {"mark": _MARK}
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 

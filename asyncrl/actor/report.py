@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
+from asyncrl.actor.door.counts import DoorCounts
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.toolbox import ToolCounts
 from asyncrl.observe.metrics import Metrics, Value
@@ -23,11 +24,13 @@ class Report:
         engine: Engine,
         tools: ToolCounts,
         metrics: Metrics,
-        others: Callable[[], Mapping[str, float]] = dict,
         interval_s: float = INTERVAL_S,
+        door: DoorCounts | None = None,
+        others: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._engine = engine
         self._tools = tools
+        self._door = door
         self._metrics = metrics
         self._others = others
         self._interval_s = interval_s
@@ -69,7 +72,10 @@ class Report:
             "tokens": now.tokens,
             "seconds": now.seconds,
             "idle_seconds": now.idle_seconds,
+            **now.counters,
         }
+        if self._door is not None:
+            values.update({f"door_{name}": count for name, count in asdict(self._door).items()})
         if seconds > 0:
             values["tokens_per_s"] = (now.tokens - last.tokens) / seconds
             values["idle"] = (now.idle_seconds - last.idle_seconds) / seconds

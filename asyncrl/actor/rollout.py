@@ -11,7 +11,7 @@ from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine, Generation
 from asyncrl.actor.episode import Episode, EpisodeFailed, Limits, State
 from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
-from asyncrl.actor.steps import split_steps
+from asyncrl.actor.steps import Split, split_steps
 from asyncrl.actor.toolbox import OpenTools, Toolbox
 from asyncrl.errors import AsyncrlError
 from asyncrl.types import Sampling, Ticket, ToolCall, Trajectory
@@ -39,7 +39,7 @@ async def run_episode(
     chat: Chat,
     toolbox: Toolbox,
     limits: Limits,
-    step_split: str = "turn",
+    step_split: Split = "turn",
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
     """Run the episode that `ticket` permits. The engine's session is the ticket's id; it and the tools are released

@@ -11,34 +11,75 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.errors import ConfigError, InvariantError
+from asyncrl.imports import imported
 from asyncrl.types import Role, Step, Turn
+
+Split = str | Callable[[Sequence[str]], Sequence[int]]
+"""`turn`, `paragraph`, `line`, or a function of yours. It gets the texts of a turn's tokens, without the stop token,
+and returns the indices of those with which a step begins; the first always does. A token that is a part of a character
+reads U+FFFD."""
 
 _NEWLINES = {"line": 1, "paragraph": 2}
 """Newlines with only blanks between them that end a step."""
 
 
+def find_split(name: str) -> Split:
+    """What `actor.step_split` names. Raises ConfigError: it is neither a way to split nor a function."""
+    if name in ("turn", *_NEWLINES):
+        return name
+    told = f"actor.step_split={name}"
+    if "." not in name:
+        raise ConfigError(f"{told}: use turn, {', '.join(reversed(_NEWLINES))}, or the dotted path of a function")
+    function = imported(name, told)
+    if not callable(function):
+        raise ConfigError(f"{told} is no function; it must take the texts of a turn's tokens")
+    split: Split = function
+    return split
+
+
 def split_steps(
-    split: str, tokens: NDArray[np.int32], turns: Sequence[Turn], piece: Callable[[int], str]
+    split: Split, tokens: NDArray[np.int32], turns: Sequence[Turn], piece: Callable[[int], str]
 ) -> tuple[Step, ...]:
-    """The steps of all assistant turns: whole turns (`turn`), paragraphs (`paragraph`) or lines (`line`) of them.
+    """The steps of all assistant turns: whole turns (`turn`), paragraphs (`paragraph`) or lines (`line`) of them, or
+    what a function makes of them.
 
     `piece` gives the text of one token. The steps of a turn cover it: the newlines that end a step, and the stop token,
-    belong to the step before them.
+    belong to the step before them. Raises InvariantError: the function failed, or returned no such indices.
     """
     spans = [turn for turn in turns if turn.role is Role.ASSISTANT]
     if split == "turn":
         return tuple(Step(turn.start, turn.end) for turn in spans)
-    return tuple(step for turn in spans for step in _split_turn(turn, tokens, piece, _NEWLINES[split]))
+    return tuple(step for turn in spans for step in _split_turn(turn, tokens, piece, split))
 
 
-def _split_turn(turn: Turn, tokens: NDArray[np.int32], piece: Callable[[int], str], needed: int) -> list[Step]:
-    starts = [turn.start]
+def _split_turn(turn: Turn, tokens: NDArray[np.int32], piece: Callable[[int], str], split: Split) -> list[Step]:
     text_end = turn.end - 1 if turn.finish_reason == "stop" else turn.end
+    pieces = [piece(int(token)) for token in tokens[turn.start : text_end]]
+    begins = _by_newlines(pieces, _NEWLINES[split]) if isinstance(split, str) else _by_function(pieces, split)
+    starts = [turn.start, *(turn.start + index for index in begins if index > 0)]
+    return [Step(start, end) for start, end in zip(starts, [*starts[1:], turn.end], strict=True)]
+
+
+def _by_function(pieces: Sequence[str], function: Callable[[Sequence[str]], Sequence[int]]) -> list[int]:
+    try:
+        begins = [int(index) for index in function(pieces)]
+    except Exception as error:
+        raise InvariantError(f"the function of actor.step_split failed: {type(error).__name__}: {error}") from error
+    if sorted(set(begins)) != begins or not all(0 <= index < max(1, len(pieces)) for index in begins):
+        raise InvariantError(
+            f"the function of actor.step_split gave {begins!r:.200} for {len(pieces)} tokens; it must give their "
+            "indices, ascending"
+        )
+    return begins
+
+
+def _by_newlines(pieces: Sequence[str], needed: int) -> list[int]:
+    begins = []
     newlines, has_text, ended = 0, False, False
-    for index in range(turn.start, text_end):
-        text = piece(int(tokens[index]))
+    for index, text in enumerate(pieces):
         if ended and text.strip():
-            starts.append(index)
+            begins.append(index)
             newlines, has_text, ended = 0, False, False
         for character in text:
             if character == "\n":
@@ -46,4 +87,4 @@ def _split_turn(turn: Turn, tokens: NDArray[np.int32], piece: Callable[[int], st
                 ended = ended or (has_text and newlines >= needed)
             elif not character.isspace():
                 newlines, has_text = 0, True
-    return [Step(start, end) for start, end in zip(starts, [*starts[1:], turn.end], strict=True)]
+    return begins

@@ -140,7 +140,7 @@ def check(config: AlgorithmConfig, *, critic: bool, step_scores: bool, group_siz
         found.append(f"algorithm.advantage={advantage.name} needs a critic: configure one, or use grpo or rloo")
     if advantage.needs_steps and not step_scores:
         found.append(
-            f"algorithm.advantage={advantage.name} needs step scores: set scoring.prm to a process reward model"
+            f"algorithm.advantage={advantage.name} needs step scores: set scoring.prm.path to a process reward model"
             + (", or implicit.train=true" if advantage.name == "prime" else "")
         )
     if group_size == 1 and advantage.needs_group:

@@ -14,6 +14,7 @@ from typing import Any
 
 from asyncrl.algorithms.parts import Part
 from asyncrl.errors import ConfigError
+from asyncrl.imports import imported
 
 HOMES = {
     "advantage": "advantages",
@@ -71,14 +72,7 @@ def _is_part(value: Any, kind: str) -> bool:
 
 
 def _imported(kind: str, path: str) -> type[Part]:
-    module, _, attribute = path.rpartition(".")
-    try:
-        value = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise ConfigError(
-            f"algorithm.{kind}={path} cannot be imported ({type(error).__name__}: {error}); give module.Class, with "
-            "the module's folder on PYTHONPATH"
-        ) from error
+    value = imported(path, f"algorithm.{kind}={path}", "module.Class")
     if not _is_part(value, kind):
         raise ConfigError(
             f"algorithm.{kind}={path} is no part of kind {kind}: see docs/algorithms.md, 'A part of yours'"

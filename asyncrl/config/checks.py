@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.needs import configured
 
+_DTYPES = ("float32", "bfloat16", "float16")
+_LONG_INPUTS = ("refuse", "drop_oldest")
+
 CHOICES: dict[str, Sequence[str]] = {
     "model.dtype": ("float32", "bfloat16"),
     "model.attention": ("sdpa", "flash_attention_2", "flex_attention"),
-    "engine.kind": ("embedded",),
-    "actor.step_split": ("turn", "paragraph", "line"),
+    "engine.kind": ("embedded", "sglang", "vllm"),
+    "engine.prefix_cache": ("flush", "salt"),
     "weights.channel": ("zmq", "disk", "distributed"),
     "weights.fallback": ("none", "zmq", "disk"),
+    "weights.mode": ("in_place", "retract", "abort", "drain"),
     "replay.durability": ("fsync", "os"),
+    "scoring.prm.dtype": _DTYPES,
+    "scoring.prm.long_inputs": _LONG_INPUTS,
+    "scoring.outcome_model.dtype": _DTYPES,
+    "scoring.outcome_model.long_inputs": _LONG_INPUTS,
+    "scoring.shaping.prm_aggregation": (
+        "mean_response",
+        "pooled_last",
+        "min",
+        "product",
+        "per_step",
+        "best_of_n",
+    ),
     "replay.retention": ("none", "window", "all"),
     "replay.sampler.kind": ("fifo", "freshest", "prioritised"),
-    "scoring.shaping.process_aggregation": ("mean", "min", "last", "product"),
     "algorithm.proximal": ("recompute", "interpolate", "behaviour"),
 }
 MAX_FRAME_MB = 4095
@@ -36,9 +53,17 @@ POSITIVE = (
     "actor.tool_timeout_s",
     "actor.max_tool_chars",
     "engine.slots",
-    "weights.bucket_mb",
     "weights.timeout_s",
     "engine.max_length",
+    "engine.attempts",
+    "engine.wait_s",
+    "engine.check_s",
+    "engine.silence_s",
+    "engine.server.count",
+    "engine.server.tp_size",
+    "engine.server.start_s",
+    "weights.bucket_mb",
+    "weights.load_s",
     "replay.lease_s",
     "replay.max_attempts",
     "replay.max_store_gb",
@@ -49,6 +74,20 @@ POSITIVE = (
     "scoring.batch_trajectories",
     "scoring.batch_tokens",
     "scoring.timeout_s",
+    "scoring.rule_processes",
+    "scoring.rule_memory_mb",
+    "scoring.stall_s",
+    "scoring.shaping.tanh_tau",
+    "scoring.shaping.tanh_rmax",
+    "scoring.shaping.max_step_tokens",
+    "scoring.shaping.max_resp_len",
+    "scoring.shaping.target_response_length",
+    "scoring.shaping.overlong_buffer",
+    "scoring.guards.window_s",
+    "scoring.guards.reward_rise",
+    "scoring.guards.agreement_fall",
+    "scoring.prm.micro_tokens",
+    "scoring.outcome_model.micro_tokens",
     "learner.steps",
     "learner.batch_size",
     "learner.group_size",
@@ -70,6 +109,14 @@ POSITIVE = (
     "network.max_message_mb",
 )
 NOT_NEGATIVE = (
+    "actor.door_port",
+    "engine.server.port",
+    "engine.server.first_gpu",
+    "engine.server.max_failures",
+    "weights.drain_s",
+    "scoring.shaping.overlong_penalty",
+    "scoring.shaping.length_bonus_weight",
+    "scoring.shaping.prm_acc_bonus_weight",
     "actor.temperature",
     "actor.tool_retries",
     "weights.history",
@@ -84,6 +131,15 @@ NOT_NEGATIVE = (
     "network.replay_port",
     "network.weights_port",
 )
+KEYS_FIX = (
+    "set network.keys to a folder that `asyncrl keys` made, or network.insecure=true on a network where you trust "
+    "everyone"
+)
+GROUP_FIX = (
+    "gloo and NCCL know no keys; set weights.channel to zmq or disk, or network.insecure=true on a network where you "
+    "trust everyone"
+)
+DOOR_FIX = "agents are answered over plain HTTP; use 127.0.0.1, or network.insecure=true on a network that you trust"
 
 
 def check(config: TrainConfig) -> None:
@@ -95,12 +151,15 @@ def check(config: TrainConfig) -> None:
     for key in NOT_NEGATIVE:
         _require(value(config, key) >= 0, config, key, "it must be 0 or more")
     _check_combinations(config)
-    _check_kinds(config)
+    check_engine(config)
+    _check_scoring(config)
+    _check_shaping(config)
     _check_replay(config)
     _check_files(config)
     network = config.network
     _require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
     check_bind(network.host, network.insecure, secured=network.keys is not None)
+    check_bind(config.actor.door_host, network.insecure, key="actor.door_host", fix=DOOR_FIX)
     _check_weights(config)
 
 
@@ -152,10 +211,10 @@ def _check_combinations(config: TrainConfig) -> None:
         f"a resumed learner publishes its version anew: make it a multiple of publish_every={learner.publish_every}",
     )
     _require(
-        config.scoring.timeout_s < config.replay.lease_s,
+        config.scoring.timeout_s < config.scoring.stall_s,
         config,
         "scoring.timeout_s",
-        f"a scorer that verifies for longer loses its lease; stay under replay.lease_s={config.replay.lease_s}",
+        f"a scorer that gives nothing for longer counts as hung: stay under scoring.stall_s={config.scoring.stall_s}",
     )
     _require(
         not config.implicit.train or config.algorithm.advantage.name == "prime",
@@ -170,29 +229,52 @@ def _check_combinations(config: TrainConfig) -> None:
         "learner.eval_every",
         "evaluation needs data.eval, a Parquet file of held-out tasks",
     )
-    _require(
-        config.scoring.shaping.process_weight == 0 or config.scoring.prm is not None,
-        config,
-        "scoring.shaping.process_weight",
-        "step scores need scoring.prm, the folder of a process reward model",
-    )
 
 
-def _check_kinds(config: TrainConfig) -> None:
-    known = configured(config.scoring)
-    for source, kinds in config.scoring.needs.items():
-        _require(
-            bool(kinds) and set(kinds) <= set(known),
-            config,
-            "scoring.needs",
-            f"{source} must name some of the kinds that are configured: {', '.join(known)}",
-        )
-    _require(
-        set(config.scoring.serve) <= set(known),
-        config,
-        "scoring.serve",
-        f"name some of the kinds that are configured: {', '.join(known)}",
-    )
+def _check_scoring(config: TrainConfig) -> None:
+    scoring, known = config.scoring, configured(config.scoring)
+    named = ", ".join(known)
+    for source, kinds in scoring.needs.items():
+        fix = f"{source} must name some of the kinds that are configured: {named}"
+        _require(bool(kinds) and set(kinds) <= set(known), config, "scoring.needs", fix)
+        fix = f"nothing would be left to train {source} on: let it need rules"
+        _require(not scoring.shadow or "rules" in kinds, config, "scoring.shadow", fix)
+    fix = f"name some of the kinds that are configured: {named}"
+    _require(set(scoring.serve) <= set(known), config, "scoring.serve", fix)
+    split = config.actor.step_split
+    fix = "use turn, paragraph or line, or the dotted path of a function"
+    _require(split in ("turn", "paragraph", "line") or "." in split, config, "actor.step_split", fix)
+
+
+def _check_shaping(config: TrainConfig) -> None:
+    shaping, key = config.scoring.shaping, "scoring.shaping."
+    fix = "step scores need scoring.prm.path, the folder or hub name of a process reward model"
+    _require(shaping.process_weight == 0 or config.scoring.prm.path is not None, config, key + "process_weight", fix)
+    fix = "nothing else would be left to train on: give a weight to the outcome"
+    rewarded = bool(shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight)
+    _require(not config.scoring.shadow or rewarded, config, "scoring.shadow", fix)
+    fix = "a product of negative scores means nothing; use min, or the model's probabilities"
+    signed = shaping.use_logit_tanh and shaping.prm_aggregation == "product"
+    _require(not signed, config, key + "prm_aggregation", fix)
+    fix = "the members of a group are compared by the learner: add {name: best_of_n} to algorithm.reward"
+    compared = any(choice.name == "best_of_n" for choice in config.algorithm.reward)
+    _require(shaping.prm_aggregation != "best_of_n" or compared, config, key + "prm_aggregation", fix)
+    fix = "it must be a list of clip and delta"
+    _require(set(shaping.step_transforms) <= {"clip", "delta"}, config, key + "step_transforms", fix)
+    fix = "it is a penalty: make it 0 or less"
+    _require(shaping.incorrect_answer_penalty <= 0, config, key + "incorrect_answer_penalty", fix)
+    fix = f"with overlong_penalty set it must be at least overlong_buffer={shaping.overlong_buffer}"
+    bounded = not shaping.overlong_penalty or shaping.overlong_buffer <= shaping.overlong_max_length
+    _require(bounded, config, key + "overlong_max_length", fix)
+    _require(_compiles(shaping.answer_pattern), config, key + "answer_pattern", "it is no regular expression of Python")
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
 
 
 def _check_replay(config: TrainConfig) -> None:
@@ -240,24 +322,17 @@ def _check_weights(config: TrainConfig) -> None:
         "weights.fallback",
         "an engine that joins between two broadcasts needs one: zmq or disk",
     )
-    if weights.channel == "distributed" and network.keys is not None:
-        try:
-            check_bind(network.host, network.insecure)
-        except ConfigError:
-            raise ConfigError(
-                "weights.channel=distributed: gloo and NCCL know no keys. Use zmq or disk, or set "
-                "network.insecure=true on a network where you trust everyone"
-            ) from None
+    if weights.channel == "distributed":
+        check_bind(network.host, network.insecure, fix=GROUP_FIX)
 
 
-def check_bind(host: str, insecure: bool, secured: bool = False) -> None:
+def check_bind(
+    host: str, insecure: bool, secured: bool = False, key: str = "network.host", fix: str = KEYS_FIX
+) -> None:
     """Refuse to listen where strangers can reach us, without keys (`secured`) or leave. Raises ConfigError."""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
     if not (local or secured or insecure):
-        raise ConfigError(
-            f"network.host={host} can be reached from other machines: set network.keys to a folder that `asyncrl keys` "
-            "made, or network.insecure=true on a network where you trust everyone"
-        )
+        raise ConfigError(f"{key}={host} can be reached from other machines: {fix}")

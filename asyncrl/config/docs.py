@@ -14,9 +14,10 @@ from asyncrl.config.schema import TrainConfig
 HEAD = """# Configuration
 
 Every role reads the same configuration. Three levels, the later wins: the defaults below, an experiment file
-(`experiment=NAME`, a file of `configs/experiment/`), the command line (`KEY=VALUE`). `algorithm=NAME` takes a preset of
-`configs/algorithm/`. `--cfg job` prints what would run; `--help` lists the groups. Unknown keys, impossible values and
-impossible combinations end the command with a message that names the fix, before anything starts.
+(`experiment=NAME`, a file of `configs/experiment/`), the command line (`KEY=VALUE`). `algorithm=NAME` and
+`scoring=NAME` take presets of `configs/algorithm/` and `configs/scoring/`. A mapping gets new names with a plus,
+`+scoring.rules={my_data: gsm8k}`. `--cfg job` prints what would run, `--help` lists the groups. Unknown keys, bad
+values and impossible combinations end the command with a message that names the fix, before anything starts.
 
 This page is generated from `asyncrl/config/schema.py`; `make docs` writes it anew.
 """
@@ -52,7 +53,8 @@ def _row(section: str, field: Field[Any]) -> str:
 
 def _default(field: Field[Any]) -> str:
     value = field.default if field.default_factory is MISSING else field.default_factory()
-    return "must be set" if value == "???" else "none" if value is None else f"`{value}`"
+    shown = str(value).replace("|", "\\|")
+    return "must be set" if value == "???" else "none" if value is None else f"`{shown}`"
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def prepared_overrides(prepared: Prepared) -> list[str]:
         f"model.path={prepared.model}",
         f"data.train={prepared.train}",
         f"data.eval={prepared.held_out}",
-        f"scoring.prm={prepared.step_scorer}",
+        f"scoring.prm.path={prepared.step_scorer}",
     ]
 
 

@@ -26,7 +26,7 @@ FREE = {
     "replay.retention_steps",
     "replay.shard",
 }
-FREE_SECTIONS = {"cluster", "network", "observe", "engine"}
+FREE_SECTIONS = {"cluster", "network", "observe", "engine", "weights"}
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -99,8 +99,9 @@ def train(
     preflight(config)
     stop = process.stop_on_signals()
     with exclusively(run_dir):
-        resumed = claim(config, run_dir)
+        # The ports first, so that the run's folder tells where its replay listens.
         all_overrides = [*overrides, *port_overrides(config)]
+        resumed = claim(config, run_dir)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         supervisor = Supervisor(
             roles(config, all_overrides), run_dir, CHILD_ENVIRONMENT, config.cluster.max_restarts, "learner"

@@ -7,19 +7,16 @@ it is restarted, at most `max_restarts` times. Whatever happens to this process,
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
-import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
+from asyncrl.launch.child import kill_group, last_lines, start_child
 from asyncrl.launch.roles import Role
 from asyncrl.process import WORKER_VARIABLE
 
@@ -27,7 +24,6 @@ log = logging.getLogger(__name__)
 
 STOP_S = 4.0
 CANNOT_BE_CONFIGURED = 2
-PR_SET_PDEATHSIG = 1
 
 
 class RunFailedError(AsyncrlError):
@@ -68,17 +64,8 @@ class Supervisor:
         return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
     def _start(self, role: Role) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **self._environment, WORKER_VARIABLE: role.name}
-        with (self._logs / f"{role.name}.log").open("ab") as output:
-            return subprocess.Popen(
-                list(role.command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=_stop_with_parent if sys.platform == "linux" else None,
-            )
+        environment = {**self._environment, WORKER_VARIABLE: role.name}
+        return start_child(role.command, self._logs / f"{role.name}.log", environment)
 
     def run(self, stopped: Callable[[], bool], progress: Callable[[], None], interval_s: float = 0.2) -> bool:
         """Supervise until the run is done (True) or `stopped()` (False); `progress` is called at every look.
@@ -119,8 +106,7 @@ class Supervisor:
 
     def last_lines(self, name: str, count: int = 15) -> str:
         """The end of a role's log."""
-        text = (self._logs / f"{name}.log").read_text(errors="replace")
-        return "\n".join(text.splitlines()[-count:])
+        return last_lines(self._logs / f"{name}.log", count)
 
     def stop(self) -> None:
         """Ask every child to stop; those that have not after STOP_S are killed with their own children."""
@@ -131,12 +117,7 @@ class Supervisor:
             time.sleep(0.02)
         for child in self._running():
             log.warning("%s did not stop in time; killing it", child.role.name)
-            os.killpg(child.process.pid, signal.SIGKILL)
-            child.process.wait()
+            kill_group(child.process)
 
     def _running(self) -> Iterator[Child]:
         return (child for child in self._children.values() if child.process.poll() is None)
-
-
-def _stop_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

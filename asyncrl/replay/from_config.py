@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from asyncrl import process
-from asyncrl.config.schema import DataConfig, SamplerConfig, TrainConfig
+from asyncrl.config.schema import DataConfig, ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.data.reading import read_tasks
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
@@ -39,7 +39,7 @@ def rules(config: TrainConfig) -> Rules:
         publish_every=learner.publish_every,
         max_attempts=replay.max_attempts,
         temperature=config.actor.temperature,
-        high_water_bytes=int(replay.max_store_gb * HIGH_WATER * 1e9),
+        high_water_bytes=high_water_bytes(replay),
         greedy_sibling=config.algorithm.greedy_sibling,
         needs=partial(needs, config.scoring),
         filters=Filters(**asdict(replay.filter)),
@@ -50,6 +50,11 @@ def rules(config: TrainConfig) -> Rules:
         shard=shard,
         shards=replay.shards,
     )
+
+
+def high_water_bytes(replay: ReplayConfig) -> int:
+    """The size of one shard's store above which tickets stop."""
+    return int(replay.max_store_gb * HIGH_WATER * 1e9)
 
 
 def _feed(config: TrainConfig, tasks: Sequence[Task]) -> Feed:

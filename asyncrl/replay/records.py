@@ -26,6 +26,7 @@ class State(StrEnum):
 
 
 LIVE = (State.WAITING, State.LEASED, State.LABELLED, State.PLANNED)
+ENDS = tuple(state for state in State if state not in LIVE)
 THROWN_AWAY = (State.EVICTED, State.FILTERED, State.DROPPED)
 
 

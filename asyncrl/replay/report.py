@@ -38,6 +38,7 @@ def status(tx: Transaction, rules: Rules) -> dict[str, Any]:
     """Counters, and how many tickets, trajectories and groups wait where."""
     return {
         **counters(tx),
+        "identity": tx.identity,
         "store_bytes": tx.live_bytes(),
         "high_water_bytes": rules.high_water_bytes,
         "capacity": rules.admission.capacity(tx.counter("version")),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.errors import RefusedError
+from asyncrl.errors import RefusedError, StoreError
 from asyncrl.replay import report
 from asyncrl.replay.episodes import Episodes
 from asyncrl.replay.groups import Groups
@@ -77,7 +77,14 @@ class Service:
         }
 
     def start(self, tx: Transaction) -> None:
-        """Take up what an earlier process left: everyone who held work gets a fresh lease."""
+        """Take up what an earlier process left: everyone who held work gets a fresh lease.
+
+        Raises StoreError: the store was imported, so it has trajectories and plans, but no run to go on with.
+        """
+        if tx.counter("imported"):
+            raise StoreError(
+                "this store was imported: read it, or train from it by replay.source=; it cannot be served"
+            )
         self._actors.adopt(tx)
         self._scorers.adopt(tx)
 
@@ -179,7 +186,8 @@ class Service:
     def _status(self, tx: Transaction, request: Message) -> Message:
         status = report.status(tx, self._rules)
         workers = {"actors": self._actors.count, "scorers": self._scorers.count}
-        return _reply(request, status={**status, **workers, "strangers": self._strangers()})
+        silence = {"actors": self._actors.silence(), "scorers": self._scorers.silence()}
+        return _reply(request, status={**status, **workers, "silence_s": silence, "strangers": self._strangers()})
 
     def _audit(self, tx: Transaction, request: Message) -> Message:
         return _reply(request, audit=report.audit(tx, self._rules.admission.uses))

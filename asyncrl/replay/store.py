@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import uuid
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,18 @@ class Transaction:
         for key in self._raw.cursor(db=self._tables[table]).iternext(values=False):
             yield bytes(key)
 
+    def page(self, table: str, after: str, count: int) -> list[str]:
+        """The next `count` keys behind `after`, in order."""
+        cursor = self._raw.cursor(db=self._tables[table])
+        if not cursor.set_range(after.encode() + b"\0"):
+            return []
+        return [bytes(key).decode() for key in islice(cursor.iternext(values=False), count)]
+
+    def holders(self, table: str) -> dict[str, int]:
+        """The keys of a multiple table, and how many values each has."""
+        cursor = self._raw.cursor(db=self._tables[table])
+        return {bytes(key).decode(): int(cursor.count()) for key in cursor.iternext_nodup()}
+
     def count(self, table: str) -> int:
         return int(self._raw.stat(db=self._tables[table])["entries"])
 
@@ -137,6 +151,11 @@ class Transaction:
         self.put("meta", name, value)
         return value
 
+    @property
+    def identity(self) -> str | None:
+        """The store's own name; None in one that was never opened for writing since stores have names."""
+        return self.get("meta", "identity")  # type: ignore[no-any-return]
+
     def live_bytes(self) -> int:
         """Bytes of all pages that hold something."""
         stats = [self._raw.stat(db=table) for table in self._tables.values()]
@@ -150,7 +169,8 @@ class Transaction:
 
 
 class Store:
-    """A store in a folder; `durable` makes every commit survive a power loss, not only a killed process.
+    """A store in a folder; `durable` makes every commit survive a power loss, not only a killed process. Each store has
+    an identity of its own, which tells the replay of one run from that of another.
 
     Raises StoreError: the folder cannot be opened as a store, or another process has it open, with the reason.
     """
@@ -164,6 +184,9 @@ class Store:
         except OSError as error:
             raise StoreError(f"the store {path} is open in another process; stop that one first") from error
         self._environment, self._tables = _open(path, map_size=max_bytes, sync=durable, metasync=durable)
+        with self.transaction() as tx:
+            if tx.identity is None:
+                tx.put("meta", "identity", uuid.uuid4().hex)
 
     @contextlib.contextmanager
     def transaction(self, write: bool = True) -> Iterator[Transaction]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from asyncrl.errors import StoreError
 from asyncrl.replay import report
+from asyncrl.replay.letters import letters
 from asyncrl.replay.records import Facts, Letter
 from asyncrl.replay.shards import join_plans, shard_of
 from asyncrl.replay.store import StoreReader, Transaction
@@ -18,6 +22,19 @@ from asyncrl.wire import decode, read_labels, read_plan, read_trajectory, split
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """All that is stored of one trajectory. Its data and labels are gone once it was released or thrown away; `letter`
+    tells why it is dead."""
+
+    facts: Facts | None
+    trajectory: Trajectory | None
+    labels: Labels | None
+    letter: Letter | None
 
 
 class StoredRun:
@@ -35,13 +52,17 @@ class StoredRun:
         for shard in self._shards:
             shard.close()
 
+    @property
+    def shards(self) -> int:
+        return len(self._shards)
+
     def counters(self) -> dict[str, int]:
         """Counters and depths, summed over the shards; the version is the newest."""
-        return _sum([self._read(shard, report.counters) for shard in self._shards])
+        return sum_counters(self.each(report.counters))
 
     def audit(self, uses: int) -> dict[str, Any]:
         """The audit of `report.audit`, over all shards."""
-        parts = [self._read(shard, report.audit, uses) for shard in self._shards]
+        parts = self.each(report.audit, uses)
         states: Counter[str] = sum((Counter(part["states"]) for part in parts), Counter())
         largest = max(part["largest_lag"] for part in parts)
         sums = {name: sum(part[name] for part in parts) for name in ("lost", "trained_twice", "planned")}
@@ -49,12 +70,12 @@ class StoredRun:
 
     def plan(self, step: int) -> BatchPlan | None:
         """The recorded plan of a step, joined over the shards; None where it was not recorded."""
-        parts = [self._read(shard, Transaction.get, "plans", step) for shard in self._shards]
+        parts = self.each(Transaction.get, "plans", step)
         return None if None in parts else join_plans([read_plan(part) for part in parts])
 
     def steps(self) -> int:
         """How many plans are recorded."""
-        return min(self._read(shard, Transaction.count, "plans") for shard in self._shards)
+        return min(self.each(Transaction.count, "plans"))
 
     def facts(self, trajectory: str) -> Facts | None:
         """What is known of a trajectory for good."""
@@ -62,24 +83,33 @@ class StoredRun:
 
     def letters(self) -> list[tuple[str, Letter]]:
         """Every dead letter with its ticket."""
-        return [
-            (key.decode(), Letter(*value)) for shard in self._shards for key, value in self._read(shard, _items, "dead")
-        ]
+        return sorted(((name, letter) for part in self.each(letters) for name, letter in part), key=itemgetter(0))
 
-    def ids(self) -> Iterator[str]:
-        """The ids of all trajectories whose data is there, shard by shard."""
-        for shard in self._shards:
-            yield from self._read(shard, _keys, "data")
+    def ids(self, after: str = "") -> Iterator[str]:
+        """The ids, in order and behind `after`, of all trajectories whose data is there."""
+        return heapq.merge(*(self._ids(shard, after) for shard in self._shards))
+
+    def _ids(self, shard: StoreReader, after: str) -> Iterator[str]:
+        # A page a transaction: a long one would keep a replay at work from reusing the space of what it released.
+        while page := self._read(shard, Transaction.page, "data", after, PAGE):
+            yield from page
+            after = page[-1]
 
     def trajectory(self, name: str) -> Trajectory | None:
         """A trajectory, if its data is still there."""
-        frames = self._read(self._shard_of(name), Transaction.get_bytes, "data", name)
-        return None if frames is None else read_trajectory(decode(split(frames)))
+        return self._read(self._shard_of(name), _trajectory, name)
 
     def labels(self, name: str) -> Labels | None:
         """A trajectory's labels, if they are there."""
-        frames = self._read(self._shard_of(name), Transaction.get_bytes, "labels", name)
-        return None if frames is None else read_labels(decode(split(frames)))
+        return self._read(self._shard_of(name), _labels, name)
+
+    def record(self, name: str) -> Record:
+        """All that is known of a trajectory, as it was at one moment. Raises RefusedError: this is no id."""
+        return self._read(self._shard_of(name), _record, name)
+
+    def each(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """What `ask` says of every shard, each at one moment."""
+        return [self._read(shard, ask, *args, **kwargs) for shard in self._shards]
 
     def _shard_of(self, name: str) -> StoreReader:
         return self._shards[shard_of(name, len(self._shards))]
@@ -101,15 +131,22 @@ def shard_paths(folder: Path) -> list[Path]:
     return [folder / str(number) for number in numbers]
 
 
-def _items(tx: Transaction, table: str) -> list[tuple[bytes, Any]]:
-    return list(tx.items(table))
+def _trajectory(tx: Transaction, name: str) -> Trajectory | None:
+    frames = tx.get_bytes("data", name)
+    return None if frames is None else read_trajectory(decode(split(bytes(frames))))
 
 
-def _keys(tx: Transaction, table: str) -> list[str]:
-    return [key.decode() for key in tx.keys(table)]
+def _labels(tx: Transaction, name: str) -> Labels | None:
+    frames = tx.get_bytes("labels", name)
+    return None if frames is None else read_labels(decode(split(bytes(frames))))
 
 
-def _sum(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+def _record(tx: Transaction, name: str) -> Record:
+    return Record(Facts.load(tx, name), _trajectory(tx, name), _labels(tx, name), Letter.load(tx, name))
+
+
+def sum_counters(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Counters of all shards; the version is the newest."""
     total = dict(sum((Counter(part) for part in parts), Counter()))
     names = dict.fromkeys(name for part in parts for name in part)
     return {**{name: total.get(name, 0) for name in names}, "version": max(part["version"] for part in parts)}

@@ -47,6 +47,11 @@ class Workers:
             tx.delete(self._table, worker)
         return silent
 
+    def silence(self) -> dict[str, float]:
+        """For how many seconds each of them was not heard."""
+        now = self._clock()
+        return {worker: now - when for worker, when in self._seen.items()}
+
     @property
     def count(self) -> int:
         return len(self._seen)

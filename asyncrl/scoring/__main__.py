@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(config: TrainConfig) -> None:
-    """Score until a signal. Raises ConfigError: a rule or the process reward model cannot be loaded."""
+    """Score until a signal. Raises ConfigError: a rule or a model cannot be loaded."""
     stop = process.stop_on_signals()
     process.limit_threads(config.cluster.scorer_threads)
     with ExitStack() as stack:
@@ -30,27 +30,30 @@ def run(config: TrainConfig) -> None:
 
 
 def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> list[Worker]:
-    """One for each shard of the replay, so that one that is away holds up its own trajectories only. They share the
-    process model; each has its own rules."""
+    """One for each shard of the replay, so that one that is away holds up its own trajectories only. They share one
+    scorer."""
     from transformers import AutoTokenizer
 
     from asyncrl.observe.sinks import open_metrics
-    from asyncrl.scoring.models.value_head import load_value_head
+    from asyncrl.scoring.models.registry import load_outcome_model, load_prm
+    from asyncrl.scoring.needs import serves
     from asyncrl.scoring.scorer import Scorer
     from asyncrl.scoring.verifier import Verifier
     from asyncrl.scoring.worker import Worker
 
-    scoring, name, life = config.scoring, process.worker_name("scoring"), process.incarnation()
+    scoring, kinds = config.scoring, serves(config.scoring)
+    name, life = process.worker_name("scoring"), process.incarnation()
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    prm = load_value_head(scoring.prm) if scoring.prm else None
+    prm = load_prm(scoring.prm, "scoring.prm") if "prm" in kinds else None
+    outcome = load_outcome_model(scoring.outcome_model, "scoring.outcome_model") if "outcome_model" in kinds else None
+    verifier = stack.enter_context(closing(Verifier(scoring, config.model))) if "rules" in kinds else None
+    scorer = Scorer(scoring, tokenizer, verifier, prm, outcome)
     workers, keys = [], client_keys(config.network)
     endpoints = process.replay_endpoints(config.network, config.replay.shards)
     for shard, endpoint in enumerate(endpoints):
-        verifier = stack.enter_context(closing(Verifier(scoring.rule, scoring.rules, scoring.timeout_s)))
         client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys)))
         file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
         metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), file)))
-        scorer = Scorer(scoring, tokenizer, verifier, prm)
         workers.append(Worker(client, scorer, scoring, metrics, config.replay.lease_s))
     return workers
 

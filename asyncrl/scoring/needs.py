@@ -13,7 +13,7 @@ KINDS = ("rules", "outcome_model", "prm")
 
 def configured(config: ScoringConfig) -> tuple[str, ...]:
     """The kinds that the configuration can do: rules always, models where they are named."""
-    named = {"rules": True, "outcome_model": config.outcome_model is not None, "prm": config.prm is not None}
+    named = {"rules": True, "outcome_model": config.outcome_model.path is not None, "prm": config.prm.path is not None}
     return tuple(kind for kind in KINDS if named[kind])
 
 

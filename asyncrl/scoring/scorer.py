@@ -1,84 +1,237 @@
-"""Episodes to labels: each is judged by rule, its steps by the process model, and the scores are shaped.
+"""Leases to labels: each episode is judged by the rules and models that its lease names; the last of them shapes what
+all have found.
 
 Every episode ends in labels or in the reason why there are none. One that cannot be scored does not touch the others:
-where a batch fails in the process model, its members are scored one by one.
+where a batch fails in a model, its members are scored one by one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ScoringError
-from asyncrl.scoring.models.base import ProcessRewardModel
-from asyncrl.scoring.shaping import shape
-from asyncrl.scoring.transcript import Decoder, answer_text, transcript
-from asyncrl.scoring.verifier import Verifier
-from asyncrl.types import Labels, Task, Trajectory
+from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
+from asyncrl.scoring.rules.base import Case, Verdict
+from asyncrl.scoring.rules.registry import rule_names
+from asyncrl.scoring.shaping import Found, shape
+from asyncrl.scoring.steps import Scores, aggregate, earned, middle, repeated, scale, transformed
+from asyncrl.scoring.transcript import Decoder, Transcript, answer_text, response_text, transcript
+from asyncrl.types import Labels, Lease
 
 logger = logging.getLogger(__name__)
 
-Scores = NDArray[np.float32]
 T = TypeVar("T")
+
+_NO_SCORES, _NO_ENDS = np.zeros(0, np.float32), np.zeros(0, np.int32)
+
+
+class Rules(Protocol):
+    """Judges cases by rule, several at once; see `Verifier`."""
+
+    def submit(self, case: Case) -> Future[Verdict]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """The labels of one lease. Of a final one also what the guards watch: every step's score float32[K] before anything
+    was taken away, the share of steps that repeat another, and whether process model and rules agree on the answer."""
+
+    labels: Labels
+    final: bool
+    step_scores: Scores = field(default_factory=lambda: _NO_SCORES)
+    repeated: float = 0.0
+    agree: bool | None = None
 
 
 class Scorer:
-    """Labels episodes with the rules of `verifier` and, where there is one, the process model `prm`."""
+    """Labels episodes; what is None must not be asked for by a lease. Several threads may share one: models are asked
+    by one at a time."""
 
     def __init__(
-        self, config: ScoringConfig, tokenizer: Decoder, verifier: Verifier, prm: ProcessRewardModel | None = None
+        self,
+        config: ScoringConfig,
+        tokenizer: Decoder,
+        rules: Rules | None = None,
+        prm: ProcessRewardModel | None = None,
+        outcome_model: OutcomeModel | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._verifier = verifier
+        self._rules = rules
         self._prm = prm
+        self._outcome_model = outcome_model
+        self._models = threading.Lock()
 
-    def score(self, episodes: Sequence[tuple[Task, Trajectory]]) -> Iterator[Labels | ScoringError]:
-        """The labels of each episode, in order, as they become ready; or why it has none."""
-        step_scores = self._score_steps([trajectory for _, trajectory in episodes])
-        for (task, trajectory), scores in zip(episodes, step_scores, strict=True):
-            if isinstance(scores, ScoringError):
-                yield scores
-            else:
-                yield _attempt(partial(self._label, task, trajectory, scores))
+    def score(self, leases: Sequence[Lease]) -> Iterator[Scored | ScoringError]:
+        """What became of each lease, in order, as it is ready. Rules run while the models do."""
+        verdicts = [self._judge(lease) if "rules" in lease.kinds else None for lease in leases]
+        outcomes = self._ask("outcome_model", self._read_outcomes, leases)
+        steps = self._ask("prm", self._read_steps, leases)
+        for index, lease in enumerate(leases):
+            findings = (verdicts[index], outcomes.get(index), steps.get(index))
+            yield _attempt(partial(self._label, lease, *findings))
 
-    def _score_steps(self, trajectories: Sequence[Trajectory]) -> list[Scores | ScoringError]:
-        together = _attempt(partial(self._read_steps, trajectories))
-        if not isinstance(together, ScoringError):
-            return [*together]
-        if len(trajectories) == 1:
-            return [together]
-        return [self._score_steps([trajectory])[0] for trajectory in trajectories]
+    def _judge(self, lease: Lease) -> Future[Verdict] | ScoringError:
+        def submit() -> Future[Verdict]:
+            trajectory, tokenizer = lease.trajectory, self._tokenizer
+            answer, response = answer_text(trajectory, tokenizer), response_text(trajectory, tokenizer)
+            return _served(self._rules, "rules").submit(Case(lease.task, trajectory, answer, response))
 
-    def _read_steps(self, trajectories: Sequence[Trajectory]) -> list[Scores]:
-        if self._prm is None:
-            return [np.zeros(0, np.float32)] * len(trajectories)
-        scores = self._prm.score([transcript(trajectory, self._tokenizer) for trajectory in trajectories])
-        found, wanted = [each.shape for each in scores], [(len(trajectory.steps),) for trajectory in trajectories]
-        if found != wanted:
-            raise ScoringError(f"{self._prm.name} gave scores of shapes {found} for steps of shapes {wanted}")
+        return _attempt(submit)
+
+    def _ask(
+        self, kind: str, read: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]
+    ) -> dict[int, T | ScoringError]:
+        """What a model says of the leases that name it, by their index."""
+        chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
+        with self._models:
+            said: list[T | ScoringError] = _together_or_singly(read, [leases[index] for index in chosen])
+        return dict(zip(chosen, said, strict=True))
+
+    def _read_outcomes(self, leases: Sequence[Lease]) -> list[float]:
+        model = _served(self._outcome_model, "outcome_model")
+        scores = model.score([self._transcript(lease) for lease in leases])
+        if len(scores) != len(leases) or not all(math.isfinite(score) for score in scores):
+            raise ScoringError(f"{model.name} gave {scores!r:.200} for {len(leases)} episodes")
         return scores
 
-    def _label(self, task: Task, trajectory: Trajectory, scores: Scores) -> Labels:
-        verdict = self._verifier.verify(task, answer_text(trajectory, self._tokenizer), trajectory)
-        shaped = shape(verdict.outcome, scores, trajectory.rewards, self._config.shaping)
-        rule = self._config.rules.get(task.data_source, self._config.rule)
-        ends = [step.end for step in trajectory.steps] if self._prm else []
-        return Labels(
+    def _read_steps(self, leases: Sequence[Lease]) -> list[Scores]:
+        model = _served(self._prm, "prm")
+        scores = [
+            scale(each, self._config.shaping) for each in model.score([self._transcript(each) for each in leases])
+        ]
+        found, wanted = [each.shape for each in scores], [(len(lease.trajectory.steps),) for lease in leases]
+        if found != wanted:
+            raise ScoringError(f"{model.name} gave scores of shapes {found} for steps of shapes {wanted}")
+        if not all(np.isfinite(each).all() for each in scores):
+            raise ScoringError(f"{model.name} gave a step score that is not finite")
+        return scores
+
+    def _transcript(self, lease: Lease) -> Transcript:
+        return transcript(lease.trajectory, self._tokenizer, lease.task)
+
+    def _label(
+        self,
+        lease: Lease,
+        verdict: Future[Verdict] | ScoringError | None,
+        outcome: float | ScoringError | None,
+        steps: Scores | ScoringError | None,
+    ) -> Scored:
+        """Raises ScoringError: one of the kinds has none to give."""
+        partial_labels = lease.partial
+        found = dict(partial_labels.extra) if partial_labels else {}
+        if verdict is not None:
+            judged = _given(verdict).result()
+            found |= {"outcome": judged.outcome, "rules": judged.total}
+            found |= {f"rule/{name}": score for name, score in judged.scores.items()}
+        if outcome is not None:
+            found["outcome_model"] = _given(outcome)
+        scores = partial_labels.step_scores if partial_labels else _NO_SCORES
+        if steps is not None:
+            scores = _given(steps)
+            if not len(scores):
+                raise ScoringError("the episode has no steps to score")
+        if lease.final:
+            return self._finish(lease, found, scores)
+        ends = _ends(lease) if len(scores) else _NO_ENDS
+        return Scored(Labels(lease.trajectory.id, 0.0, 0.0, self._name(lease), scores, ends, found), final=False)
+
+    def _finish(self, lease: Lease, found: Mapping[str, float], scores: Scores) -> Scored:
+        """The labels with the reward, from all that was found; `scores` are those of all steps, or empty."""
+        config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
+        texts = [segment.plain for segment in self._transcript(lease) if segment.is_step]
+        counted, process = _NO_SCORES, None
+        kept: list[int] = []
+        if len(scores):
+            counted, kept = earned(scores, trajectory.steps, texts, trajectory.sampled_tokens, config)
+            process = aggregate(counted, config.prm_aggregation)
+        models = {"outcome_model": found.get("outcome_model"), "process": process}
+        parts = Found(
+            trajectory.sampled_tokens,
+            rules=found.get("rules"),
+            outcome=found.get("outcome"),
+            outcome_model=None if shadow else models["outcome_model"],
+            process=None if shadow else models["process"],
+            environment=float(sum(trajectory.rewards.values())),
+        )
+        shaped = shape(parts, config)
+        by_rule = {name: score for name, score in found.items() if name.startswith("rule/")}
+        shadowed = {f"shadow/{name}": score for name, score in models.items() if shadow and score is not None}
+        labels = Labels(
             trajectory_id=trajectory.id,
             reward=shaped.reward,
-            outcome=verdict.outcome,
-            scorer=f"{rule}+{self._prm.name}" if self._prm else rule,
-            step_scores=scores,
-            step_ends=np.array(ends, np.int32),
-            extra={**shaped.parts, **{f"rule/{name}": value for name, value in verdict.extra.items()}},
+            outcome=_outcome(parts, trajectory.id),
+            scorer=self._name(lease),
+            step_scores=_NO_SCORES if shadow else transformed(counted, config),
+            step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
+            extra=by_rule | dict(shaped.parts) | shadowed,
         )
+        share = sum(repeated(texts)) / max(1, len(texts))
+        return Scored(labels, True, scores, share, self._agree(scores, parts.accuracy))
+
+    def _agree(self, scores: Scores, accuracy: float | None) -> bool | None:
+        if accuracy is None or not len(scores):
+            return None
+        how = self._config.shaping.prm_aggregation
+        said = aggregate(scores, "mean_response" if how == "per_step" else how)
+        assert said is not None
+        return (said >= middle(self._config.shaping)) == bool(accuracy)
+
+    def _name(self, lease: Lease) -> str:
+        """The names of all that scored so far, with versions."""
+        before = [lease.partial.scorer] if lease.partial else []
+        names = {
+            "rules": rule_names(self._config, lease.task.data_source),
+            "outcome_model": self._outcome_model.name if self._outcome_model else "",
+            "prm": self._prm.name if self._prm else "",
+        }
+        return "+".join([*before, *(names[kind] for kind in lease.kinds)])
+
+
+def _outcome(found: Found, trajectory_id: str) -> float:
+    """The verdict of the first kind that has one. Raises ScoringError: nothing was found out."""
+    for score in (found.outcome, found.outcome_model, found.process):
+        if score is not None:
+            return score
+    raise ScoringError(f"no rule and no model says anything about {trajectory_id}: see scoring.needs")
+
+
+def _ends(lease: Lease) -> NDArray[np.int32]:
+    return np.array([step.end for step in lease.trajectory.steps], np.int32)
+
+
+def _served(scorer: T | None, kind: str) -> T:
+    if scorer is None:
+        raise ScoringError(f"this process does not serve {kind}: see scoring.serve")
+    return scorer
+
+
+def _given(result: T | ScoringError) -> T:
+    if isinstance(result, ScoringError):
+        raise result
+    return result
+
+
+def _together_or_singly(read: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]) -> list[T | ScoringError]:
+    if not leases:
+        return []
+    together = _attempt(partial(read, leases))
+    if not isinstance(together, ScoringError):
+        return [*together]
+    if len(leases) == 1:
+        return [together]
+    return [_together_or_singly(read, [lease])[0] for lease in leases]
 
 
 def _attempt(work: Callable[[], T]) -> T | ScoringError:
@@ -86,6 +239,8 @@ def _attempt(work: Callable[[], T]) -> T | ScoringError:
         return work()
     except AsyncrlError as error:
         return ScoringError(str(error))
+    except CancelledError:
+        return ScoringError("the rules were closed before they came to this episode")
     except Exception as error:
         logger.exception("scoring failed")
         return ScoringError(f"{type(error).__name__}: {error}")

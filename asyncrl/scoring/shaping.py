@@ -1,47 +1,71 @@
-"""From scores to the reward that baselines compare: a weighted sum whose parts stay visible by name."""
+"""From scores to the reward that baselines compare: a sum whose parts stay visible by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from asyncrl.config.schema import ShapingConfig
-from asyncrl.errors import ScoringError
 
-_AGGREGATIONS: Mapping[str, Callable[[NDArray[np.float32]], np.float32]] = {
-    "mean": np.mean,
-    "min": np.min,
-    "product": np.prod,
-    "last": lambda scores: scores[-1],
-}
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the pool found out about one episode; None where a kind of scoring was not needed.
+
+    `rules` is the weighted sum of the rules, `outcome` the verdict of the first of them; `environment` is the sum of
+    the tools' own rewards, and `length` the episode's policy tokens.
+    """
+
+    length: int
+    rules: float | None = None
+    outcome: float | None = None
+    outcome_model: float | None = None
+    process: float | None = None
+    environment: float = 0.0
+
+    @property
+    def accuracy(self) -> float | None:
+        """1 for a right answer, 0 for a wrong one: whether the first rule gave more than a half."""
+        return None if self.outcome is None else float(self.outcome > 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """The reward, and its parts before weighting: `environment`, and `process` where there are step scores."""
+    """The reward, and its parts by name: scores as they were found, bonuses and penalties as they were added."""
 
     reward: float
     parts: Mapping[str, float]
 
 
-def shape(
-    outcome: float, step_scores: NDArray[np.float32], rewards: Mapping[str, float], config: ShapingConfig
-) -> Shaped:
-    """The shaped reward of one episode: step_scores float32[K], rewards of the environment by name.
+def shape(found: Found, config: ShapingConfig) -> Shaped:
+    """The shaped reward of one episode."""
+    scores = {
+        "rules": (config.outcome_weight, found.rules),
+        "outcome_model": (config.outcome_model_weight, found.outcome_model),
+        "process": (config.process_weight, found.process),
+        "environment": (config.environment_weight, found.environment),
+        "accuracy": (config.prm_acc_bonus_weight, found.accuracy),
+    }
+    known = {name: (weight, score) for name, (weight, score) in scores.items() if score is not None}
+    extras = _bonuses(found, config)
+    reward = sum(weight * score for weight, score in known.values()) + sum(extras.values())
+    return Shaped(reward, {name: score for name, (_, score) in known.items()} | extras)
 
-    Raises ScoringError: step scores count, and there are none.
-    """
-    parts = {"environment": float(sum(rewards.values()))}
-    if len(step_scores):
-        parts["process"] = float(_AGGREGATIONS[config.process_aggregation](step_scores))
-    elif config.process_weight:
-        raise ScoringError("scoring.shaping.process_weight is not 0, but the episode has no scored steps")
-    reward = (
-        config.outcome_weight * outcome
-        + config.process_weight * parts.get("process", 0.0)
-        + config.environment_weight * parts["environment"]
-    )
-    return Shaped(reward, parts)
+
+def _bonuses(found: Found, config: ShapingConfig) -> dict[str, float]:
+    """What is configured to be added, by name; 0 where an episode does not get it."""
+    bonuses: dict[str, float] = {}
+    if config.overlong_penalty:
+        bonuses["overlong"] = config.overlong_penalty * _overlong(found.length, config)
+    if found.accuracy is not None and config.length_bonus_weight:
+        away = abs(found.length - config.target_response_length) / config.target_response_length
+        bonuses["length_bonus"] = config.length_bonus_weight * found.accuracy * max(0.0, 1 - away)
+    if found.accuracy is not None and config.enable_anti_hack and config.incorrect_answer_penalty:
+        bonuses["incorrect_answer"] = config.incorrect_answer_penalty * (1 - found.accuracy)
+    return bonuses
+
+
+def _overlong(length: int, config: ShapingConfig) -> float:
+    """0 up to overlong_max_length - overlong_buffer, then linearly to -1 (DAPO)."""
+    room = config.overlong_max_length - config.overlong_buffer - length
+    return min(0.0, max(-1.0, room / config.overlong_buffer))

@@ -6,11 +6,16 @@ of its trajectory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
-from asyncrl.types import Role, Trajectory
+from asyncrl.types import Role, Task, Trajectory
+
+_ROLE_HEADER = re.compile(r"\A(system|user|assistant|tool|ipython|function|model)(\n|\Z)")
+"""What a chat template writes behind a special token to say whose turn it is."""
 
 
 class Decoder(Protocol):
@@ -21,10 +26,21 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a transcript: a step to score, or context such as the prompt and tool results."""
+    """A piece of a transcript: a step to score, or context. Context before the first step is the prompt, later context
+    is tool results.
+
+    `text` is as the policy's template has it, special tokens included. `bare` is what it says without them: for a model
+    that knows another template. None says that the text has none.
+    """
 
     text: str
     is_step: bool
+    bare: str | None = None
+
+    @property
+    def plain(self) -> str:
+        """The text without the policy's special tokens."""
+        return self.text if self.bare is None else self.bare
 
 
 Transcript = Sequence[Segment]
@@ -35,26 +51,60 @@ def answer_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
     last = next(turn for turn in reversed(trajectory.turns) if turn.role is Role.ASSISTANT)
     if last.tool_calls:
         return ""
-    return _text(trajectory, last.start, last.end, tokenizer, skip_special=True)
+    return _decode(trajectory.tokens[last.start : last.end].tolist(), tokenizer, skip_special=True)
 
 
-def transcript(trajectory: Trajectory, tokenizer: Decoder) -> list[Segment]:
-    """The text up to the end of the last step, special tokens included, cut at the bounds of the steps."""
-    return [
-        Segment(_text(trajectory, start, end, tokenizer, skip_special=False), is_step)
-        for start, end, is_step in _spans(trajectory)
-    ]
+def response_start(trajectory: Trajectory) -> int:
+    """The first token behind the prompt."""
+    return next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT)
 
 
-def _text(trajectory: Trajectory, start: int, end: int, tokenizer: Decoder, skip_special: bool) -> str:
-    tokens = trajectory.tokens[start:end].tolist()
-    return str(tokenizer.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
+def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
+    """All that follows the prompt, tool results included, without special tokens."""
+    return _decode(trajectory.tokens[response_start(trajectory) :].tolist(), tokenizer, skip_special=True)
 
 
-def _spans(trajectory: Trajectory) -> Iterator[tuple[int, int, bool]]:
+def transcript(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[Segment]:
+    """The text up to the end of the last step, cut at the bounds of the steps.
+
+    Bare, the prompt is what the task's user messages say, and tool results stand without the template's role headers.
+    """
+    return list(_segments(trajectory, tokenizer, task))
+
+
+def _segments(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> Iterator[Segment]:
     position = 0
     for step in trajectory.steps:
         if step.start > position:
-            yield position, step.start, False
-        yield step.start, step.end, True
+            tokens = trajectory.tokens[position : step.start].tolist()
+            bare = _without_template(tokens, tokenizer) if position else _problem(task)
+            yield Segment(_decode(tokens, tokenizer, skip_special=False), False, bare)
+        tokens = trajectory.tokens[step.start : step.end].tolist()
+        bare = _decode(tokens, tokenizer, skip_special=True)
+        yield Segment(_decode(tokens, tokenizer, skip_special=False), True, bare)
         position = step.end
+
+
+def _problem(task: Task) -> str:
+    said = [message for message in task.messages if message["role"] == "user"] or task.messages
+    return "\n\n".join(_content(message["content"]) for message in said)
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content or ())
+
+
+def _without_template(tokens: list[int], tokenizer: Decoder) -> str:
+    special = {token for token in set(tokens) if not _decode([token], tokenizer, skip_special=True)}
+    pieces = [
+        _decode(list(piece), tokenizer, skip_special=True)
+        for is_special, piece in groupby(tokens, special.__contains__)
+        if not is_special
+    ]
+    return "".join(_ROLE_HEADER.sub("", piece) for piece in pieces).strip()
+
+
+def _decode(tokens: list[int], tokenizer: Decoder, skip_special: bool) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))

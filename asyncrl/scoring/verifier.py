@@ -1,8 +1,8 @@
-"""Judging by rule, in a process of its own that is killed when a rule overruns.
+"""Judging by rule, in processes of their own that are killed when a rule overruns.
 
-A rule is somebody's code: it may loop for ever, hold the interpreter in a regular expression, or crash. None of that
-may stop the scorer or become a reward, so only a process will do. The process ends itself when a rule overruns, and
-tells on stderr where; this side only makes sure. Messages pass a pipe in the wire format.
+A rule is somebody's code: it may loop for ever, hold the interpreter in a regular expression, eat the memory, or crash.
+None of that may stop the scorer or become a reward, so only a process will do. The process ends itself when a rule
+overruns, and tells on stderr where; this side only makes sure. Messages pass a pipe in the wire format.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Pipe
+from queue import SimpleQueue
 
+from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.rules.base import Verdict
-from asyncrl.types import Task, Trajectory
+from asyncrl.scoring.rules.base import Case, Verdict
 from asyncrl.wire import Message, decode, encode, join, split, task_body, trajectory_message
 
 START_TIMEOUT_S = 120.0
@@ -28,51 +30,100 @@ GRACE_S = 2.0
 
 
 class Verifier:
-    """Judges with the rules that the configuration names; one verification may take `timeout_s`.
+    """Judges with the rules that the configuration names, `rule_processes` cases at once; one may take `timeout_s` and
+    `rule_memory_mb`. `policy` is the model whose tokenizer verl's reward managers read with.
 
     Raises ConfigError: a rule cannot be loaded.
     """
 
-    def __init__(self, rule: str, rules: Mapping[str, str], timeout_s: float) -> None:
-        self._arguments = [str(timeout_s), rule, json.dumps(dict(rules))]
-        self._timeout_s = timeout_s
-        self._process: _RuleProcess | None = self._start()
+    def __init__(self, config: ScoringConfig, policy: ModelConfig | None = None) -> None:
+        settings = {
+            "rule": config.rule,
+            "rules": config.rules,
+            "timeout_s": config.timeout_s,
+            "rule_memory_mb": config.rule_memory_mb,
+            "policy": policy.path if policy else None,
+            "trust_remote_code": policy.trust_remote_code if policy else False,
+        }
+        self._arguments = [json.dumps(settings)]
+        self._timeout_s = config.timeout_s
+        self._lock = threading.Lock()
+        self._running: set[_RuleProcess] = set()
+        self._closed = False
+        # The first process starts now, so that what cannot be loaded is told; the others with the first work for them.
+        self._idle: SimpleQueue[_RuleProcess | None] = SimpleQueue()
+        self._idle.put(self._start())
+        for _ in range(config.rule_processes - 1):
+            self._idle.put(None)
+        self._threads = ThreadPoolExecutor(config.rule_processes, "rules")
 
-    def verify(self, task: Task, answer: str, trajectory: Trajectory) -> Verdict:
-        """The verdict on one episode. Raises ScoringError: the rule failed, overran, or took its process down."""
-        message = trajectory_message(trajectory)
-        body = {**message.body, "row": task_body(task), "answer": answer}
-        self._process = self._process or self._start()
+    def submit(self, case: Case) -> Future[Verdict]:
+        """The verdict on one episode, when it is there; its `result` raises as `verify` does, and CancelledError where
+        the verifier is closed before. Raises ScoringError: it is closed."""
+        if self._closed:
+            raise ScoringError("the verifier was closed")
+        return self._threads.submit(self.verify, case)
+
+    def verify(self, case: Case) -> Verdict:
+        """The verdict on one episode. Raises ScoringError: a rule failed, overran, or took its process down."""
+        process = self._idle.get()
+        try:
+            process = process or self._start()
+            reply = self._ask(process, case)
+        except ScoringError:
+            if process is not None:
+                self._end(process)
+                process = None
+            raise
+        finally:
+            self._idle.put(process)
+        if reply.kind == "failed":
+            raise ScoringError(str(reply.body["reason"]))
+        return Verdict(reply.body["outcome"], reply.body["total"], reply.body["scores"])
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for process in list(self._running):
+            self._end(process)
+
+    def _ask(self, process: _RuleProcess, case: Case) -> Message:
+        message = trajectory_message(case.trajectory)
+        body = {**message.body, "row": task_body(case.task), "answer": case.answer, "response": case.response}
         started = time.monotonic()
         try:
-            self._process.send(Message("verify", body=body, arrays=message.arrays))
-            reply = self._process.receive(self._timeout_s + GRACE_S)
+            process.send(Message("verify", body=body, arrays=message.arrays))
+            return process.receive(self._timeout_s + GRACE_S)
         except (EOFError, OSError) as error:
-            self.close()
             if time.monotonic() - started >= self._timeout_s:
                 raise ScoringError(f"the rule took longer than scoring.timeout_s={self._timeout_s:g}") from error
             raise ScoringError("the rule took its process down") from error
-        if reply.kind == "failed":
-            raise ScoringError(str(reply.body["reason"]))
-        return Verdict(reply.body["outcome"], reply.body["extra"])
-
-    def close(self) -> None:
-        """End the process, whatever it is doing."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
 
     def _start(self) -> _RuleProcess:
-        process = _RuleProcess(self._arguments)
+        with self._lock:
+            if self._closed:
+                raise ScoringError("the verifier was closed")
+            process = _RuleProcess(self._arguments)
+            self._running.add(process)
         try:
             reply = process.receive(START_TIMEOUT_S)
         except (EOFError, OSError) as error:
-            process.kill()
+            self._end(process)
             raise ConfigError("the process that runs the rules did not start; its output says why") from error
         if reply.kind == "failed":
-            process.kill()
+            self._end(process)
             raise ConfigError(str(reply.body["reason"]))
         return process
+
+    def _end(self, process: _RuleProcess) -> None:
+        with self._lock:
+            self._running.discard(process)
+        process.kill()
+        process.close()
 
 
 class _RuleProcess:
@@ -98,4 +149,6 @@ class _RuleProcess:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def close(self) -> None:
         self._pipe.close()

@@ -1,7 +1,8 @@
 """The process in which rules run: answers each episode from its pipe with a verdict, and ends with the pipe.
 
-`verifier.py` alone starts it, with the arguments FD TIMEOUT_S RULE RULES_BY_DATA_SOURCE_AS_JSON. A rule that overruns
-ends the process, with its traceback on stderr, even if the parent is no longer there to see to it.
+`verifier.py` alone starts it, with the arguments FD SETTINGS_AS_JSON. A rule that overruns ends the process, with its
+traceback on stderr, even if the parent is no longer there to see to it; one that wants too much memory gets a
+MemoryError.
 """
 
 from __future__ import annotations
@@ -10,48 +11,79 @@ import contextlib
 import faulthandler
 import json
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
-from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.config.schema import ScoringConfig
+from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
+from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.rules.registry import RuleBook, load_rules
 from asyncrl.wire import Buffer, Message, decode, encode, join, read_task, read_trajectory, split
 
 logger = logging.getLogger(__name__)
 
 
-def main(fd: int, timeout_s: float, rule: str, rules: Mapping[str, str]) -> None:
+def main(fd: int, settings: Mapping[str, Any]) -> None:
     # Ctrl-C reaches the whole process group; this process ends when its parent does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Connection(fd)
     try:
-        book = load_rules(rule, rules)
-    except ConfigError as error:
+        book = _load(settings)
+    except AsyncrlError as error:
         _send(pipe, _failed(str(error)))
         return
+    _limit_memory(settings["rule_memory_mb"] << 20)
     _send(pipe, Message("ready"))
     with contextlib.suppress(EOFError):
         while True:
             request = pipe.recv_bytes()
-            faulthandler.dump_traceback_later(timeout_s, exit=True)
+            faulthandler.dump_traceback_later(settings["timeout_s"], exit=True)
             reply = _judge(book, request)
             faulthandler.cancel_dump_traceback_later()
             _send(pipe, reply)
 
 
+def _load(settings: Mapping[str, Any]) -> RuleBook:
+    def tokenizer() -> Any:
+        if settings["policy"] is None:
+            raise ConfigError("a verl reward manager needs model.path, for the tokenizer it reads with")
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(settings["policy"], trust_remote_code=settings["trust_remote_code"])
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path={settings['policy']} has no tokenizer: {error}") from error
+
+    return load_rules(ScoringConfig(rule=settings["rule"], rules=settings["rules"]), tokenizer)
+
+
+def _limit_memory(size: int) -> None:
+    """What a verification may take beyond what the process has mapped now. Programs that a rule starts inherit it."""
+    mapped = Path("/proc/self/statm")
+    if mapped.exists():
+        size += int(mapped.read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+
+
 def _judge(book: RuleBook, request: Buffer) -> Message:
     message = decode(split(request))
-    task, trajectory = read_task(message.body["row"]), read_trajectory(message)
+    case = Case(
+        read_task(message.body["row"]), read_trajectory(message), message.body["answer"], message.body["response"]
+    )
     try:
-        verdict = book.judge(task, message.body["answer"], trajectory)
+        verdict = book.judge(case)
     except ScoringError as error:
         return _failed(str(error))
     except Exception as error:
-        logger.exception("the rule failed on trajectory %s", trajectory.id)
+        logger.exception("the rule failed on trajectory %s", case.trajectory.id)
         return _failed(f"the rule raised {type(error).__name__}: {error}")
-    return Message("verdict", body={"outcome": verdict.outcome, "extra": dict(verdict.extra)})
+    return Message("verdict", body={"outcome": verdict.outcome, "total": verdict.total, "scores": dict(verdict.scores)})
 
 
 def _failed(reason: str) -> Message:
@@ -63,4 +95,4 @@ def _send(pipe: Connection, message: Message) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.steps import split_steps
+from asyncrl.actor.steps import Split, find_split, split_steps
+from asyncrl.errors import ConfigError, InvariantError
 from asyncrl.types import Role, Step, Turn
 from tests.actor.fakes import END, ids, make_tokenizer
 
@@ -16,7 +19,7 @@ TOKENIZER = make_tokenizer()
 CHAT = Chat(TOKENIZER)
 
 
-def texts(split: str, *turns: str, stop: bool = True) -> list[str]:
+def texts(split: Split, *turns: str, stop: bool = True) -> list[str]:
     """What the steps say, of a conversation in which a tool answers between the turns."""
     spans, pieces, position = [], [], 0
     for turn in turns:
@@ -53,6 +56,35 @@ def test_the_last_token_of_a_cut_turn_may_begin_a_step():
 def test_characters_of_several_tokens_stay_whole():
     assert len(ids(TOKENIZER, "解")) > 1
     assert texts("paragraph", "解\n\n是 👩‍👩‍👧\n\n。") == ["解\n\n", "是 👩‍👩‍👧\n\n", "。" + END]
+
+
+def sentences(pieces: Sequence[str]) -> list[int]:
+    return [index + 1 for index, piece in enumerate(pieces[:-1]) if piece.endswith(".")]
+
+
+def test_a_function_of_ones_own_names_the_tokens_with_which_steps_begin():
+    split = find_split("tests.actor.test_steps.sentences")
+    assert texts(split, "One. Two.\nThree.", "Four") == ["One.", " Two.", "\nThree." + END, "Four" + END]
+    assert texts(lambda pieces: [0], "One. Two.", "") == ["One. Two." + END, END]
+
+
+@pytest.mark.parametrize("begins", [[2, 1], [1, 1], [-1], [99], ["a"], None])
+def test_a_function_that_gives_no_such_tokens_fails_the_episode(begins: object):
+    with pytest.raises(InvariantError, match=r"the function of actor\.step_split"):
+        texts(lambda pieces: begins, "One. Two.")
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("word", "use turn, paragraph, line, or the dotted path"),
+        ("no.such", "cannot be imported"),
+        ("tests.actor.test_steps.END", "is no function"),
+    ],
+)
+def test_a_split_that_cannot_be_used_is_refused_with_the_fix(name: str, fix: str):
+    with pytest.raises(ConfigError, match=f"step_split={name}.*{fix}"):
+        find_split(name)
 
 
 @given(st.lists(st.text(st.sampled_from("ab \n\t解é"), min_size=1), min_size=1, max_size=3), st.booleans())

@@ -122,6 +122,13 @@ def test_process_grpo_sums_the_normalised_steps_still_to_come():
     assert result.tolist() == [0, -0.5, -0.5, 0, 0, 0]
 
 
+def test_process_grpo_may_add_the_outcome_with_a_baseline_of_its_own():
+    episodes = make_episodes([0, 0], [0, 0], steps=[(0, 2, 0.5), (1, 2, 0.5)], outcome=torch.tensor([1.0, 0.0]))
+    tokens = make_tokens([[0, 1], [1, 1]])
+    result = ProcessGrpo(normalise_std=False, outcome_weight=0.5)(make_rollouts(episodes, tokens)).advantages
+    assert result.tolist() == [0.25, -0.25, -0.25]
+
+
 def test_grpo_turns_moves_credit_between_steps_and_adds_nothing():
     episodes = make_episodes([1, 0], [0, 0], steps=[(0, 2, 1.0), (0, 4, 0.0), (0, 5, -1.0), (1, 2, 0.5)])
     tokens = make_tokens([[0, 1, 1, 1, 1], [1, 1]])

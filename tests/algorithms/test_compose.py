@@ -266,6 +266,27 @@ def test_the_overlong_penalty_grows_towards_the_limit():
     assert change(episodes).tolist() == [1, 0.5, 0, 0]
 
 
+def best_of_n(scores, rewards, **params):
+    (change,) = make_algorithm(reward=[("best_of_n", params)]).parts.rewards
+    extra = {"process": torch.tensor(scores), "style": torch.tensor(scores)}
+    return change(make_episodes(rewards, [0, 0, 1, 1], extra=extra)).tolist()
+
+
+def test_only_the_best_of_a_group_keeps_its_score():
+    assert best_of_n([0.5, 0.25, 0.5, 0.5], [1.5, 1.25, 0.5, 1.5]) == [1.5, 1.0, 0.5, 1.5]
+    assert best_of_n([0.5, 0.25, 0.5, 0.5], [1.0, 0.5, 1.0, 1.0], weight=2.0, score="style") == [1.0, 0.0, 1.0, 1.0]
+
+
+def test_to_be_worse_than_the_best_is_never_a_gain():
+    assert best_of_n([-0.5, -0.75, 0.25, -0.5], [0.5, 0.25, 1.25, 0.5]) == [0.5, 0.25, 1.25, 0.5]
+
+
+def test_best_of_n_names_the_score_that_is_missing():
+    (change,) = make_algorithm(reward=["best_of_n"]).parts.rewards
+    with pytest.raises(InvariantError, match=r"reads the score process, and the labels have \[\]"):
+        change(make_episodes([1], [0]))
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [

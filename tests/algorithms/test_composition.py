@@ -37,7 +37,7 @@ def test_every_name_of_the_menu_is_there():
         "correction": "none truncate mask veto reject normalise opsm m2po zero_variance",
         "kl": "none k1 k2 k3 abs k1+ k2+ k3+ abs+",
         "aggregation": "token-mean token-sum seq-mean-token-sum seq-mean-token-mean seq-mean-token-sum-norm",
-        "reward": "overlong",
+        "reward": "best_of_n overlong",
         "value": "clipped",
     }
     assert {kind: set(parts(kind)) for kind in HOMES} == {kind: set(names.split()) for kind, names in menu.items()}
@@ -151,7 +151,7 @@ def test_sequence_level_losses_go_with_sequence_level_corrections():
     [
         ({"advantage": "gae"}, {"critic": False}, r"advantage=gae needs a critic"),
         ({"advantage": "vtrace", "correction": []}, {"critic": False}, r"advantage=vtrace needs a critic"),
-        ({"advantage": "pure"}, {"step_scores": False}, r"pure needs step scores: set scoring.prm"),
+        ({"advantage": "pure"}, {"step_scores": False}, r"pure needs step scores: set scoring.prm.path"),
         ({"advantage": "process_grpo"}, {"step_scores": False}, r"process_grpo needs step scores"),
         ({"advantage": "prime"}, {"step_scores": False}, r"prime needs step scores"),
         (

@@ -44,6 +44,9 @@ def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int
         check(put(config, key, bad))
 
 
+PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True}
+
+
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
@@ -54,8 +57,32 @@ def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int
         ({"actor.max_tokens": 9000}, "engine.max_length"),
         ({"actor.temperature": 0.0}, "no exploration"),
         ({"learner.eval_every": 5}, "data.eval"),
-        ({"scoring.shaping.process_weight": 0.5}, "scoring.prm"),
+        ({"scoring.shaping.process_weight": 0.5}, "scoring.prm.path"),
         ({"data.train": "nowhere.parquet"}, "no such file"),
+        ({"engine.sampling": {"top_p": 0.9}}, "leave it at 1"),
+        ({"engine.sampling": {"min_q": 0.9}}, "there are top_p"),
+        ({"weights.transports": ["carrier pigeon"]}, "tensor, disk"),
+        ({"engine.kind": "sglang"}, "set exactly one of engine.urls"),
+        ({"engine.kind": "sglang", "engine.launch": True, "engine.router": "http://r"}, "set exactly one of"),
+        ({"engine.kind": "sglang", "engine.urls": ["a:30000"]}, "must begin with http"),
+        ({"engine.kind": "vllm", "engine.urls": ["http://u"]}, "vLLM takes weights from a folder"),
+        ({"engine.kind": "vllm", "engine.launch": True, "weights.transports": ["disk"]}, "SGLang servers only"),
+        ({"engine.kind": "sglang", "engine.launch": True, "cluster.actors": 2}, "engine.server.count"),
+        ({"engine.kind": "sglang", "engine.urls": ["http://u"], "weights.mode": "in_place"}, "prefix_cache=salt"),
+        ({"engine.kind": "sglang", "engine.urls": ["http://u"], "engine.prefix_cache": "salt"}, "keeps its salt"),
+        ({"actor.step_split": "word"}, "dotted path"),
+        ({"scoring.timeout_s": 900.0}, "scoring.stall_s"),
+        ({"scoring.needs": {"a": ["prm"]}}, "kinds that are configured: rules"),
+        ({"scoring.needs": {"a": []}}, "must name some"),
+        ({"scoring.serve": ["rule"]}, "kinds that are configured: rules"),
+        ({"scoring.shadow": True, "scoring.shaping.outcome_weight": 0.0}, "give a weight to the outcome"),
+        ({**PRM, "scoring.shadow": True, "scoring.needs": {"a": ["prm"]}}, "let it need rules"),
+        ({**TANH, "scoring.shaping.prm_aggregation": "product"}, "use min"),
+        ({"scoring.shaping.prm_aggregation": "best_of_n"}, "add {name: best_of_n} to algorithm.reward"),
+        ({"scoring.shaping.step_transforms": ["clamp"]}, "clip and delta"),
+        ({"scoring.shaping.incorrect_answer_penalty": 0.5}, "0 or less"),
+        ({"scoring.shaping.overlong_penalty": 1.0}, "overlong_max_length=0: .* at least overlong_buffer=512"),
+        ({"scoring.shaping.answer_pattern": "("}, "no regular expression"),
         ({"network.host": "0.0.0.0"}, "asyncrl keys"),
         ({"network.max_message_mb": 5000}, "at most 4095"),
     ],

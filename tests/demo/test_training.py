@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.data.reading import read_tasks
 from asyncrl.demo import step_scorer, warm_start
 from asyncrl.demo.arithmetic import random_expression
@@ -18,7 +19,11 @@ from asyncrl.demo.batches import batch
 from asyncrl.demo.prepare import HELD_OUT_TASKS, TRAINING_TASKS, prepare
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.demo.transcripts import demonstration
-from asyncrl.scoring.models.value_head import load_value_head
+from asyncrl.scoring.models.registry import load_prm
+
+
+def load(folder):
+    return load_prm(ScoringModelConfig(path=str(folder)), "scoring.prm")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +74,7 @@ def test_preparing_makes_what_a_run_needs_and_finds_it_again(tmp_path: Path) -> 
     model = AutoModelForCausalLM.from_pretrained(prepared.model)
     assert model.config.model_type == "qwen3"
     assert AutoTokenizer.from_pretrained(prepared.model).chat_template
-    assert load_value_head(str(prepared.step_scorer)).name.startswith("step_scorer@")
+    assert load(prepared.step_scorer).name.startswith("step_scorer@")
     told.clear()
     assert prepare(tmp_path, 0, told.append) == prepared
     assert told == []
@@ -85,4 +90,4 @@ def test_a_preparation_that_was_cut_short_is_made_anew(tmp_path: Path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             prepare(tmp_path, 1, [].append)
     prepared = prepare(tmp_path, 1, [].append)
-    assert load_value_head(str(prepared.step_scorer))
+    assert load(prepared.step_scorer)

@@ -58,7 +58,9 @@ def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: li
     second.finish()
     assert second.steps()[-1]["step"] == 7
     assert min(line["step"] for line in second.steps()[before:]) >= 2
-    summary = summarise(read_config(second.dir), second.dir, 1.0)
+    config = read_config(second.dir)
+    assert config.network.replay_port > 0, "the run's folder must tell where its replay listens"
+    summary = summarise(config, second.dir, 1.0)
     assert (summary["lost"], summary["trained_twice"], summary["trajectories_trained"]) == (0, 0, 8 * 64)
 
 

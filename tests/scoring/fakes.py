@@ -1,11 +1,20 @@
-"""A tokenizer that is one character a token, episodes written as text, and a replay that only remembers."""
+"""A tokenizer that is one character a token, episodes written as text, models that say what they are told, and a replay
+that only remembers."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
+from itertools import pairwise, takewhile
 
 import numpy as np
 
-from asyncrl.errors import ScoringError
-from asyncrl.scoring.transcript import Transcript
+from asyncrl.config.schema import ScoringConfig
+from asyncrl.errors import AsyncrlError, ScoringError
+from asyncrl.scoring.models.base import StepScores
+from asyncrl.scoring.needs import needs
+from asyncrl.scoring.rules.base import Case
+from asyncrl.scoring.rules.registry import load_rules
+from asyncrl.scoring.scorer import Scorer
+from asyncrl.scoring.transcript import Transcript, answer_text, response_text
 from asyncrl.types import Finish, Labels, Lease, Role, Step, Task, ToolCall, Trajectory, Turn
 
 END = 0x10FFFF
@@ -15,7 +24,7 @@ END = 0x10FFFF
 class CharTokenizer:
     """Token ids are code points; END is special and reads <end>."""
 
-    def decode(self, token_ids, skip_special_tokens=False, *, clean_up_tokenization_spaces):
+    def decode(self, token_ids, skip_special_tokens=False, *, clean_up_tokenization_spaces=False):
         assert not clean_up_tokenization_spaces
         special = "" if skip_special_tokens else "<end>"
         return "".join(special if token == END else chr(token) for token in token_ids)
@@ -48,7 +57,8 @@ def episode(*turns: tuple[str, str], index: int = 0, truth: str = "72", **change
         "steps": tuple(steps),
         "finish": Finish.COMPLETED,
     }
-    task = Task(f"task-{index}", [{"role": "user", "content": "?"}], truth, "test")
+    source = changes.pop("source", "test")
+    task = Task(f"task-{index}", [{"role": "user", "content": "?"}], truth, source)
     return task, Trajectory(**{**values, **changes})
 
 
@@ -56,6 +66,53 @@ def answered(text: str, index: int = 0, **changes) -> tuple[Task, Trajectory]:
     """A short episode: a prompt, a tool call with its result, and an answer."""
     turns = [("prompt", "what?"), ("assistant", "call"), ("tool", "ok"), ("assistant", text)]
     return episode(*turns, index=index, **changes)
+
+
+def lines(*texts: str, index: int = 0, **changes) -> tuple[Task, Trajectory]:
+    """An episode of one assistant turn, every line of it a step."""
+    task, trajectory = episode(("prompt", "what?"), ("assistant", "\n".join(texts)), index=index, **changes)
+    bounds = np.cumsum([len("what?"), *(len(text) + 1 for text in texts)]).tolist()
+    steps = tuple(Step(start, end) for start, end in pairwise(bounds))
+    values = {name: getattr(trajectory, name) for name in trajectory.__slots__}
+    return task, Trajectory(**{**values, "steps": steps})
+
+
+def case(text: str, truth: str = "72", **changes) -> Case:
+    """What a rule is given of an answered episode."""
+    task, trajectory = answered(text, truth=truth, **changes)
+    tokenizer = CharTokenizer()
+    return Case(task, trajectory, answer_text(trajectory, tokenizer), response_text(trajectory, tokenizer))
+
+
+def lease(found: tuple[Task, Trajectory], *kinds: str, partial: Labels | None = None, final: bool = True) -> Lease:
+    return Lease(*found, kinds, partial, final)
+
+
+class InProcess:
+    """Rules without processes of their own."""
+
+    def __init__(self, config: ScoringConfig) -> None:
+        self._rules = load_rules(config, CharTokenizer)
+
+    def submit(self, case: Case) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(self._rules.judge(case))
+        except AsyncrlError as error:
+            future.set_exception(error)
+        return future
+
+
+def make_scorer(config: ScoringConfig | None = None, prm=None, outcome_model=None) -> Scorer:
+    config = config or ScoringConfig()
+    return Scorer(config, CharTokenizer(), InProcess(config), prm, outcome_model)
+
+
+def score(found: tuple[Task, Trajectory], config: ScoringConfig | None = None, prm=None, outcome_model=None):
+    """The labels of one episode that passes through all that there is at once, or why it has none."""
+    kinds = ["rules", *(["outcome_model"] if outcome_model else []), *(["prm"] if prm else [])]
+    (result,) = make_scorer(config, prm, outcome_model).score([lease(found, *kinds)])
+    return result if isinstance(result, ScoringError) else result.labels
 
 
 class FakePRM:
@@ -67,9 +124,9 @@ class FakePRM:
         self.failure = failure
         self.batches: list[int] = []
 
-    def score(self, transcripts: Sequence[Transcript]) -> list[np.ndarray]:
+    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
         self.batches.append(len(transcripts))
-        return [self._one(transcript) for transcript in transcripts]
+        return [StepScores.of_probabilities(self._one(transcript)) for transcript in transcripts]
 
     def _one(self, transcript: Transcript) -> np.ndarray:
         scores = np.full(sum(segment.is_step for segment in transcript), 0.75, np.float32)
@@ -85,24 +142,76 @@ class FakePRM:
         raise IndexError("deep inside the model")
 
 
-class FakeReplay:
-    """Hands out batches of episodes, and remembers what comes back."""
+class SaidPRM:
+    """Gives each step the score that `judge` has for its text."""
 
-    def __init__(self, *batches: list[tuple[Task, Trajectory]]) -> None:
-        self.batches = list(batches)
+    name = "said@1"
+
+    def __init__(self, judge) -> None:
+        self._judge = judge
+
+    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
+        return [
+            StepScores.of_probabilities([self._judge(segment.plain) for segment in each if segment.is_step])
+            for each in transcripts
+        ]
+
+
+class FakeOutcome:
+    """Scores every episode with the same number, or `bad` ones with nonsense."""
+
+    name = "outcome@1"
+
+    def __init__(self, value: float = 0.25) -> None:
+        self._value = value
+
+    def score(self, transcripts: Sequence[Transcript]) -> list[float]:
+        return [float("nan") if any("bad" in segment.text for segment in each) else self._value for each in transcripts]
+
+
+class FakeReplay:
+    """Hands out batches of episodes for the kinds that they need, as the replay does, and remembers what comes back."""
+
+    def __init__(self, *batches: list[tuple[Task, Trajectory]], config: ScoringConfig | None = None) -> None:
+        self.config = config or ScoringConfig()
+        self.batches = [[(task, trajectory, None) for task, trajectory in batch] for batch in batches]
         self.labels: dict[str, Labels] = {}
         self.failures: dict[str, str] = {}
         self.renewals = 0
+        self.deliveries: list[int] = []
+        self._leased: dict[str, Lease] = {}
+        self._done: dict[str, tuple[str, ...]] = {}
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
-        batch = self.batches.pop(0) if self.batches else []
-        return [Lease(task, trajectory, tuple(serves), None, True) for task, trajectory in batch]
+        for index, batch in enumerate(self.batches):
+            offers = [self._offer(*waiting, serves) for waiting in batch]
+            leases = [offer for offer in offers if offer.kinds]
+            if leases:
+                left = [waiting for waiting, offer in zip(batch, offers, strict=True) if not offer.kinds]
+                self.batches[index : index + 1] = [left] if left else []
+                self._leased |= {each.trajectory.id: each for each in leases}
+                return leases
+        return []
+
+    def _offer(self, task: Task, trajectory: Trajectory, found: Labels | None, serves: Sequence[str]) -> Lease:
+        done = self._done.get(trajectory.id, ())
+        missing = [kind for kind in needs(self.config, task.data_source) if kind not in done]
+        now = tuple(takewhile(lambda kind: kind in serves, missing))
+        return Lease(task, trajectory, now, found, list(now) == missing)
 
     def renew(self) -> None:
         self.renewals += 1
 
     def label(self, labels: Sequence[Labels]) -> None:
-        self.labels.update({each.trajectory_id: each for each in labels})
+        self.deliveries.append(len(labels))
+        for each in labels:
+            lease = self._leased.pop(each.trajectory_id)
+            if lease.final:
+                assert each.trajectory_id not in self.labels
+                self.labels[each.trajectory_id] = each
+            else:
+                self._done[each.trajectory_id] = (*self._done.get(each.trajectory_id, ()), *lease.kinds)
+                self.batches.append([(lease.task, lease.trajectory, each)])
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
         self.failures[trajectory_id] = reason

@@ -1,45 +1,75 @@
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 
-from asyncrl.config.schema import ScoringConfig, ShapingConfig
+from asyncrl.config.schema import OutcomeModelConfig, ScoringConfig, ScoringModelConfig, ShapingConfig
 from asyncrl.errors import ScoringError
-from asyncrl.scoring.rules.registry import load_rules
+from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.types import Labels
-from tests.scoring.fakes import CharTokenizer, FakePRM, answered
+from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, SaidPRM, answered, lease, make_scorer, score
 
 
-class InProcess:
-    """A verifier without a process of its own."""
-
-    def __init__(self, config):
-        self._rules = load_rules(config.rule, config.rules)
-
-    def verify(self, task, answer, trajectory):
-        return self._rules.judge(task, answer, trajectory)
+def all_of(*episodes, prm=None, **config):
+    """What becomes of a batch that passes through rules and process model at once."""
+    scorer = make_scorer(ScoringConfig(**config), prm or FakePRM())
+    return list(scorer.score([lease(each, "rules", "prm") for each in episodes]))
 
 
-def scorer(prm=None, **config):
-    config = ScoringConfig(**config)
-    return Scorer(config, CharTokenizer(), InProcess(config), prm)
-
-
-def test_labels_hold_outcome_steps_and_parts_under_the_scorers_name():
-    config = {"shaping": ShapingConfig(process_weight=0.5), "rules": {"test": "exact_number"}, "rule": "exact_match"}
-    _, trajectory = episode = answered("it is 72", rewards={"calculator": 2.0})
-    (labels,) = scorer(FakePRM(), **config).score([episode])
+def test_labels_hold_outcome_steps_and_parts_under_the_scorers_names():
+    config = ScoringConfig(
+        rule="exact_match",
+        rules={"test": [{"name": "exact_number"}, {"name": "format", "weight": 0.5, "params": {"pattern": "it is"}}]},
+        shaping=ShapingConfig(process_weight=0.5),
+    )
+    _, trajectory = found = answered("it is 72", rewards={"calculator": 2.0})
+    labels = score(found, config, FakePRM(), FakeOutcome(0.25))
     assert isinstance(labels, Labels)
-    assert (labels.trajectory_id, labels.scorer) == ("episode-0", "exact_number+fake@1")
-    assert (labels.outcome, labels.reward) == (1.0, 1.375)
+    assert (labels.trajectory_id, labels.scorer) == ("episode-0", "exact_number,format+outcome@1+fake@1")
+    assert (labels.outcome, labels.reward) == (1.0, 1.5 + 0.25 + 0.5 * 0.75)
     assert labels.step_scores.tolist() == [0.75, 0.75]
     assert labels.step_ends.tolist() == [step.end for step in trajectory.steps] == [10, 21]
-    assert labels.extra == {"process": 0.75, "environment": 2.0}
+    assert labels.extra == {
+        "rule/exact_number": 1.0,
+        "rule/format": 1.0,
+        "rules": 1.5,
+        "accuracy": 1.0,
+        "outcome_model": 0.25,
+        "process": 0.75,
+        "environment": 2.0,
+    }
 
 
 def test_without_a_process_model_there_are_no_step_scores():
-    (labels,) = scorer().score([answered("no")])
+    labels = score(answered("no"))
     assert (labels.outcome, labels.reward, labels.scorer) == (0.0, 0.0, "exact_number")
     assert labels.step_scores.shape == labels.step_ends.shape == (0,)
+
+
+def test_kinds_done_one_after_another_end_in_the_labels_of_all_at_once():
+    found = answered("it is 72", rewards={"calculator": 2.0})
+    config = ScoringConfig(shaping=ShapingConfig(process_weight=0.5))
+    scorer = make_scorer(config, FakePRM(), FakeOutcome(0.25))
+    partial = None
+    for kind in ("rules", "outcome_model", "prm"):
+        (scored,) = scorer.score([lease(found, kind, partial=partial, final=kind == "prm")])
+        partial = scored.labels
+        assert scored.final == (kind == "prm")
+    together = score(found, config, FakePRM(), FakeOutcome(0.25))
+    assert (partial.reward, partial.outcome, partial.scorer) == (together.reward, together.outcome, together.scorer)
+    assert partial.extra == together.extra
+    assert partial.step_scores.tolist() == together.step_scores.tolist()
+
+
+def test_step_scores_of_an_earlier_lease_are_shaped_by_the_last():
+    found = answered("72")
+    scorer = make_scorer(ScoringConfig(shaping=ShapingConfig(process_weight=1.0)), FakePRM())
+    (first,) = scorer.score([lease(found, "prm", final=False)])
+    assert first.labels.step_scores.tolist() == [0.75, 0.75]
+    (last,) = scorer.score([lease(found, "rules", partial=first.labels)])
+    assert (last.labels.reward, last.labels.outcome) == (1.75, 1.0)
+    assert last.labels.step_scores.tolist() == [0.75, 0.75]
 
 
 @pytest.mark.parametrize(
@@ -48,36 +78,126 @@ def test_without_a_process_model_there_are_no_step_scores():
 )
 def test_one_bad_episode_does_not_fail_the_others_of_its_batch(failure, reason):
     episodes = [answered("72", 0), answered("bad 72", 1), answered("3", 2)]
-    first, bad, last = scorer(FakePRM(failure)).score(episodes)
-    assert (first.outcome, last.outcome) == (1.0, 0.0)
-    assert first.trajectory_id == "episode-0"
-    assert last.trajectory_id == "episode-2"
+    first, bad, last = all_of(*episodes, prm=FakePRM(failure))
+    assert (first.labels.outcome, last.labels.outcome) == (1.0, 0.0)
+    assert first.labels.trajectory_id == "episode-0"
+    assert last.labels.trajectory_id == "episode-2"
     assert isinstance(bad, ScoringError)
     assert reason in str(bad)
 
 
+def test_nonsense_of_an_outcome_model_fails_its_episode_alone():
+    scorer = make_scorer(outcome_model=FakeOutcome())
+    good, bad = scorer.score([lease(answered(text), "rules", "outcome_model") for text in ("72", "bad 72")])
+    assert good.labels.extra["outcome_model"] == 0.25
+    assert "gave [nan]" in str(bad)
+
+
 def test_a_batch_without_failure_is_one_call_of_the_model():
     prm = FakePRM()
-    assert all(isinstance(each, Labels) for each in scorer(prm).score([answered("72", i) for i in range(5)]))
+    assert not any(isinstance(each, ScoringError) for each in all_of(*[answered("72", i) for i in range(5)], prm=prm))
     assert prm.batches == [5]
 
 
+def test_a_model_reads_only_what_asks_for_it():
+    prm = FakePRM()
+    scorer = make_scorer(prm=prm)
+    plain, scored = scorer.score([lease(answered("72", 0), "rules"), lease(answered("72", 1), "rules", "prm")])
+    assert prm.batches == [1]
+    assert (len(plain.labels.step_scores), len(scored.labels.step_scores)) == (0, 2)
+
+
 def test_a_failing_rule_gives_a_reason_and_no_labels():
-    good, bad = scorer().score([answered("72", 0), answered("72", 1, truth="unknown")])
-    assert good.reward == 1.0
+    good, bad = all_of(answered("72", 0), answered("72", 1, truth="unknown"))
+    assert good.labels.reward == 1.0
     assert "holds no number" in str(bad)
 
 
+def test_an_episode_whose_verdict_was_called_off_has_a_reason():
+    class Closing:
+        def submit(self, case):
+            future = Future()
+            future.cancel()
+            return future
+
+    (bad,) = Scorer(ScoringConfig(), CharTokenizer(), Closing()).score([lease(answered("72"), "rules")])
+    assert "were closed" in str(bad)
+
+
+def test_what_a_process_does_not_serve_it_refuses():
+    (bad,) = make_scorer().score([lease(answered("72"), "rules", "prm")])
+    assert "does not serve prm: see scoring.serve" in str(bad)
+
+
 def test_an_empty_lease_gives_nothing():
-    assert list(scorer(FakePRM()).score([])) == []
+    assert list(make_scorer(prm=FakePRM()).score([])) == []
+
+
+def test_an_episode_without_steps_has_no_process_score_and_is_no_zero():
+    (bad,) = all_of(answered("72", steps=()))
+    assert "no steps to score" in str(bad)
+
+
+def test_an_episode_without_steps_is_still_judged_by_rule():
+    (scored,) = make_scorer().score([lease(answered("72", steps=()), "rules")])
+    assert (scored.labels.reward, scored.repeated) == (1.0, 0.0)
+
+
+def test_without_rules_the_models_verdict_is_the_outcome():
+    scorer = make_scorer(prm=FakePRM(), outcome_model=FakeOutcome(0.25))
+    both, process, nothing = scorer.score(
+        [lease(answered("72"), *kinds) for kinds in (("outcome_model", "prm"), ("prm",), ())]
+    )
+    assert both.labels.outcome == 0.25
+    assert process.labels.outcome == 0.75
+    assert "accuracy" not in process.labels.extra
+    assert "see scoring.needs" in str(nothing)
 
 
 def test_step_scores_stand_on_their_steps():
     class Counting(FakePRM):
         def _one(self, transcript):
-            return np.arange(sum(segment.is_step for segment in transcript), dtype=np.float32)
+            return np.arange(sum(segment.is_step for segment in transcript), dtype=np.float32) / 4
 
-    _, trajectory = episode = answered("72")
-    (labels,) = scorer(Counting()).score([episode])
+    _, trajectory = found = answered("72")
+    labels = score(found, prm=Counting())
     by_end = dict(zip(labels.step_ends.tolist(), labels.step_scores.tolist(), strict=True))
-    assert by_end == {step.end: float(index) for index, step in enumerate(trajectory.steps)}
+    assert by_end == {step.end: index / 4 for index, step in enumerate(trajectory.steps)}
+
+
+def test_logits_are_scaled_as_the_configuration_says():
+    class Sure:
+        name = "sure@1"
+
+        def score(self, transcripts):
+            return [StepScores(np.float32([0.9, 0.9]), np.float32([2.0, -2.0])) for _ in transcripts]
+
+    def scores(**shaping):
+        return score(answered("72"), ScoringConfig(shaping=ShapingConfig(**shaping)), Sure()).step_scores.tolist()
+
+    sigmoid = 1 / (1 + np.exp(-2.0))
+    assert scores() == pytest.approx([0.9, 0.9])
+    assert scores(prm_apply_sigmoid=True) == pytest.approx([sigmoid, 1 - sigmoid])
+    tanh = scores(use_logit_tanh=True, prm_apply_sigmoid=True)
+    assert tanh == pytest.approx([2 * sigmoid - 1, 1 - 2 * sigmoid]), "tanh wins, and by default is 2 p - 1"
+    assert scores(use_logit_tanh=True, tanh_tau=1.0, tanh_rmax=3.0) == pytest.approx([3 * np.tanh(2), -3 * np.tanh(2)])
+
+
+def test_a_shadow_is_recorded_and_changes_nothing_that_is_trained():
+    config = ScoringConfig(
+        shadow=True,
+        prm=ScoringModelConfig(path="a"),
+        outcome_model=OutcomeModelConfig(path="b"),
+        shaping=ShapingConfig(process_weight=5.0),
+    )
+    found = answered("72")
+    shadowed, plain = score(found, config, FakePRM(), FakeOutcome()), score(found)
+    assert (shadowed.reward, shadowed.outcome) == (plain.reward, plain.outcome)
+    assert len(shadowed.step_scores) == len(shadowed.step_ends) == 0
+    assert shadowed.extra == {**plain.extra, "shadow/process": 0.75, "shadow/outcome_model": 0.25}
+
+
+@pytest.mark.parametrize(("text", "said", "agree"), [("72", 0.9, True), ("5", 0.9, False), ("5", 0.1, True)])
+def test_the_process_model_agrees_with_the_rules_or_not(text, said, agree):
+    (scored,) = all_of(answered(text), prm=SaidPRM(lambda step: said))
+    assert scored.agree == agree

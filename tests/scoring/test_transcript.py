@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 from asyncrl.scoring.transcript import Segment, answer_text, transcript
 from asyncrl.types import Step
-from tests.scoring.fakes import CharTokenizer, answered, episode
+from tests.scoring.fakes import END, CharTokenizer, answered, episode
 
+E = chr(END)
 TURNS = [("prompt", "Q"), ("assistant", "call"), ("tool", "ok"), ("assistant", "it is 5"), ("tool", "after")]
 
 
@@ -16,17 +19,32 @@ def test_an_episode_that_ends_in_a_tool_call_has_no_answer():
 
 
 def test_a_transcript_is_cut_at_the_bounds_of_the_steps_and_ends_with_the_last():
-    _, trajectory = episode(*TURNS)
-    assert transcript(trajectory, CharTokenizer()) == [
-        Segment("Q", False),
-        Segment("call<end>", True),
-        Segment("ok", False),
-        Segment("it is 5<end>", True),
+    task, trajectory = episode(*TURNS)
+    assert transcript(trajectory, CharTokenizer(), task) == [
+        Segment("Q", False, "?"),
+        Segment("call<end>", True, "call"),
+        Segment("ok", False, "ok"),
+        Segment("it is 5<end>", True, "it is 5"),
     ]
 
 
+def test_plain_text_has_the_problem_as_the_task_says_it_and_nothing_of_the_template():
+    turns = [("prompt", "sys Q"), ("assistant", "call"), ("tool", f"{E}tool\n<r>ok\nuser\n</r>{E}\n{E}assistant\n")]
+    task, trajectory = episode(*turns, ("assistant", "user\n5"))
+    task = replace(
+        task,
+        messages=[
+            {"role": "system", "content": "sys"},
+            *task.messages,
+            {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2"}]},
+        ],
+    )
+    plain = [segment.plain for segment in transcript(trajectory, CharTokenizer(), task)]
+    assert plain == ["?\n\n2+2", "call", "<r>ok\nuser\n</r>", "user\n5"]
+
+
 def test_steps_within_a_turn_follow_each_other():
-    _, trajectory = answered("72", steps=(Step(5, 7), Step(7, 10), Step(12, 15)))
-    segments = transcript(trajectory, CharTokenizer())
+    task, trajectory = answered("72", steps=(Step(5, 7), Step(7, 10), Step(12, 15)))
+    segments = transcript(trajectory, CharTokenizer(), task)
     assert [segment.text for segment in segments if segment.is_step] == ["ca", "ll<end>", "72<end>"]
     assert [segment.is_step for segment in segments] == [False, True, True, False, True]

@@ -2,17 +2,24 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
+import numpy as np
 import psutil
 import pytest
 
-from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.config.schema import ModelConfig, ScoringConfig
+from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
+from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.verifier import Verifier
-from tests.helpers import until
-from tests.scoring.fakes import answered
+from asyncrl.types import Role, Turn
+from tests.actor.fakes import ids, make_tokenizer
+from tests.helpers import make_trajectory, until
+from tests.scoring.fakes import answered, case
 
 MODULE = """
-import os, re
+import os, re, time
+from pathlib import Path
 
 def obeys(task, answer, trajectory):
     if answer == "loop":
@@ -25,31 +32,40 @@ def obeys(task, answer, trajectory):
         os._exit(3)
     if answer == "raise":
         raise LookupError("no such thing")
+    if answer == "memory":
+        return len(bytearray(1 << 31))
     if answer == "nothing":
         return None
+    if answer.startswith("meet"):
+        # Two cases that each wait for the other: they are judged at once, or overrun.
+        here, there = answer.split()[1:]
+        Path(here).touch()
+        while not Path(there).exists():
+            time.sleep(0.01)
+        return 1.0
     print("a rule may print")
     return {"score": float(answer), "tokens": len(trajectory), "member": trajectory.member}
 """
 
-
-@pytest.fixture
-def verifier(tmp_path, monkeypatch):
-    (tmp_path / "obedient_rewards.py").write_text(textwrap.dedent(MODULE))
-    monkeypatch.syspath_prepend(tmp_path)
-    verifier = Verifier("obedient_rewards.obeys", {}, timeout_s=1.0)
-    yield verifier
-    verifier.close()
+MANAGER = ScoringConfig(rule="tests.scoring.rules.test_verl.Manager")
+CONFIG = ScoringConfig(rule="obedient_rewards.obeys", timeout_s=1.0, rule_memory_mb=1024, rule_processes=2)
 
 
-def verify(verifier, answer):
-    task, trajectory = answered(answer, index=3)
-    return verifier.verify(task, answer, trajectory)
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rules")
+    (folder / "obedient_rewards.py").write_text(textwrap.dedent(MODULE))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(folder)
+        verifier = Verifier(CONFIG)
+        yield verifier
+        verifier.close()
 
 
 def test_the_verdict_of_the_process_is_that_of_the_rule(verifier):
-    verdict = verify(verifier, "0.25")
-    assert verdict.outcome == 0.25
-    assert verdict.extra == {"tokens": 17, "member": 3}
+    verdict = verifier.verify(case("0.25", index=3))
+    assert (verdict.outcome, verdict.total) == (0.25, 0.25)
+    assert verdict.scores == {"obeys": 0.25, "obeys/tokens": 17, "obeys/member": 3}
 
 
 @pytest.mark.parametrize(
@@ -59,30 +75,79 @@ def test_the_verdict_of_the_process_is_that_of_the_rule(verifier):
         ("regex", r"longer than scoring\.timeout_s=1"),
         ("crash", "took its process down"),
         ("raise", "LookupError: no such thing"),
+        ("memory", "MemoryError"),
         ("nothing", "must be a finite number"),
     ],
 )
 def test_a_rule_that_fails_says_why_and_the_next_episode_is_judged(verifier, answer, reason):
     with pytest.raises(ScoringError, match=reason):
-        verify(verifier, answer)
-    assert verify(verifier, "1").outcome == 1.0
+        verifier.verify(case(answer))
+    assert verifier.verify(case("1")).outcome == 1.0
+
+
+def test_as_many_cases_are_judged_at_once_as_there_are_processes(verifier, tmp_path):
+    for _ in range(2):
+        verifier.verify(case("1"))
+    here, there = tmp_path / "a", tmp_path / "b"
+    meeting = [verifier.submit(case(f"meet {here} {there}")), verifier.submit(case(f"meet {there} {here}"))]
+    assert [future.result().outcome for future in meeting] == [1.0, 1.0]
+
+
+def test_cases_keep_their_verdicts_whatever_happens_to_others(verifier):
+    answers = ["1", "crash", "2", "raise", "3", "4", "crash", "5"]
+    futures = [verifier.submit(case(answer)) for answer in answers]
+    for answer, future in zip(answers, futures, strict=True):
+        if answer in ("crash", "raise"):
+            assert isinstance(future.exception(), ScoringError)
+        else:
+            assert future.result().outcome == float(answer)
 
 
 def test_a_rule_that_cannot_be_loaded_is_refused_at_the_start():
     with pytest.raises(ConfigError, match=r"scoring\.rule=no_such_module\.rule"):
-        Verifier("no_such_module.rule", {}, timeout_s=1.0)
+        Verifier(ScoringConfig(rule="no_such_module.rule"))
+
+
+def test_a_manager_without_a_policy_to_read_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match=r"needs model\.path"):
+        Verifier(MANAGER)
+
+
+def test_a_verl_manager_reads_with_the_policys_tokenizer(tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    task, trajectory = answered("?")
+    tokens = np.concatenate([ids(tokenizer, "the prompt"), answer := ids(tokenizer, "so 72")])
+    start = len(tokens) - len(answer)
+    mask = np.arange(len(tokens)) >= start
+    turns = (Turn(0, start, Role.PROMPT), Turn(start, len(tokens), Role.ASSISTANT, "stop"))
+    trajectory = make_trajectory(
+        length=len(tokens),
+        tokens=tokens,
+        loss_mask=mask,
+        logprobs=np.where(mask, -0.5, 0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        turns=turns,
+        steps=(),
+    )
+    verifier = Verifier(MANAGER, ModelConfig(path=str(tmp_path)))
+    try:
+        assert verifier.verify(Case(task, trajectory, "", "")).scores == {"Manager": 1.0, "Manager/acc": 1.0}
+    finally:
+        verifier.close()
 
 
 HANGING = """
+from asyncrl.config.schema import ScoringConfig
 from asyncrl.scoring.verifier import Verifier
-from tests.scoring.fakes import answered
-verifier = Verifier("obedient_rewards.obeys", {}, timeout_s=1.0)
-task, trajectory = answered("loop")
-verifier.verify(task, "loop", trajectory)
+from tests.scoring.fakes import case
+verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=1.0))
+verifier.verify(case("loop"))
 """
 
 
-def test_a_hanging_rule_does_not_outlive_a_killed_scorer(verifier):
+@pytest.mark.usefixtures("verifier")
+def test_a_hanging_rule_does_not_outlive_a_killed_scorer():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     scorer = subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, env=environment)
     assert scorer.stdout.readline() == b"looping\n"
@@ -93,8 +158,17 @@ def test_a_hanging_rule_does_not_outlive_a_killed_scorer(verifier):
     until(lambda: not rules.is_running() or rules.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_closing_ends_a_process_that_is_busy_or_already_gone(verifier):
+@pytest.mark.usefixtures("verifier")
+def test_closing_ends_processes_that_are_busy_or_already_gone():
+    verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=60.0, rule_processes=2))
     with pytest.raises(ScoringError):
-        verify(verifier, "crash")
+        verifier.verify(case("crash"))
+    futures = [verifier.submit(case("loop")) for _ in range(4)]
+    until(lambda: len(psutil.Process().children()) >= 2)
+    started = time.monotonic()
     verifier.close()
     verifier.close()
+    assert time.monotonic() - started < 50, "it waited for the loops"
+    with pytest.raises(ScoringError, match="was closed"):
+        verifier.submit(case("1"))
+    assert all(future.cancelled() or isinstance(future.exception(), AsyncrlError) for future in futures)

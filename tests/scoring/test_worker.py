@@ -1,13 +1,14 @@
 import threading
+from dataclasses import replace
 
 import pytest
 
-from asyncrl.config.schema import ScoringConfig
-from asyncrl.errors import RefusedError
+from asyncrl.config.schema import GuardConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig
+from asyncrl.errors import RefusedError, ScoringError
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.scoring.worker import Worker
-from tests.scoring.fakes import CharTokenizer, FakePRM, FakeReplay, answered
+from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, FakeReplay, answered, make_scorer
 
 
 class Clock:
@@ -22,79 +23,146 @@ class Clock:
 
 
 class Log:
-    def __init__(self, stop=None):
-        self.rows, self.stop = [], stop
+    def __init__(self, stop=None, rows=1):
+        self.rows, self.stop, self.last = [], stop, rows
 
     def log(self, step, values):
         self.rows.append((step, values))
-        if self.stop:
+        if self.stop and len(self.rows) >= self.last:
             self.stop.set()
 
     def close(self):
         pass
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    verifier = Verifier("exact_number", {}, timeout_s=10.0)
-    yield verifier
-    verifier.close()
+WITH_PRM = ScoringConfig(prm=ScoringModelConfig(path="fake"))
 
 
-def worker(verifier, replay, clock=None, log=None, prm=None):
-    config = ScoringConfig()
-    scorer = Scorer(config, CharTokenizer(), verifier, prm or FakePRM())
+def worker(replay, clock=None, log=None, prm=None, config=WITH_PRM, scorer=None):
+    scorer = scorer or make_scorer(config, prm or FakePRM())
     return Worker(replay, scorer, config, log or Log(), lease_s=30.0, clock=clock or Clock())
 
 
-def test_every_leased_episode_comes_back_as_labels_or_with_a_reason(verifier):
+def replay_of(*batches, kind=FakeReplay):
+    return kind(*batches, config=WITH_PRM)
+
+
+def test_every_leased_episode_comes_back_as_labels_or_with_a_reason():
     episodes = [answered("72", 0), answered("72 bad", 1), answered("5", 2), answered("72", 3, truth="none")]
-    replay = FakeReplay(episodes)
-    worker(verifier, replay).work(threading.Event())
+    replay = replay_of(episodes)
+    verifier = Verifier(WITH_PRM)
+    try:
+        scorer = Scorer(WITH_PRM, CharTokenizer(), verifier, FakePRM())
+        worker(replay, scorer=scorer).work(threading.Event())
+    finally:
+        verifier.close()
     assert {name: labels.outcome for name, labels in replay.labels.items()} == {"episode-0": 1.0, "episode-2": 0.0}
     assert set(replay.failures) == {"episode-1", "episode-3"}
     assert "IndexError" in replay.failures["episode-1"]
 
 
-def test_leases_are_renewed_while_a_long_batch_runs(verifier):
-    replay = FakeReplay([answered("72", index) for index in range(20)])
-    worker(verifier, replay, Clock(tick=5.0)).work(threading.Event())
-    assert len(replay.labels) == 20
-    assert 5 <= replay.renewals <= 20
+class Slow(FakePRM):
+    """A forward pass that ends when told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.ready = threading.Event()
+
+    def score(self, transcripts):
+        assert self.ready.wait(30)
+        return super().score(transcripts)
 
 
-def test_metrics_tell_counts_rates_and_agreement(verifier):
+def test_leases_are_renewed_while_one_forward_pass_runs():
+    prm = Slow()
+
+    class Patient(FakeReplay):
+        def renew(self):
+            super().renew()
+            if self.renewals == 3:
+                prm.ready.set()
+
+    replay = replay_of([answered("72", index) for index in range(5)], kind=Patient)
+    worker(replay, Clock(tick=5.0), prm=prm).work(threading.Event())
+    assert len(replay.labels) == 5
+    assert replay.renewals >= 3
+
+
+def test_a_scorer_that_hangs_ends_instead_of_keeping_its_leases_for_ever():
+    prm, replay = Slow(), replay_of([answered("72")])
+    with pytest.raises(ScoringError, match=r"no result within scoring\.stall_s=600"):
+        worker(replay, Clock(tick=50.0), prm=prm).run(threading.Event())
+    prm.ready.set()
+    assert replay.renewals > 0
+    assert replay.labels == replay.failures == {}
+
+
+def test_a_scorer_whose_thread_dies_ends():
+    class Broken:
+        def score(self, leases):
+            raise MemoryError("no more")
+
+    with pytest.raises(ScoringError, match="thread died"):
+        worker(replay_of([answered("72")]), scorer=Broken()).run(threading.Event())
+
+
+def test_labels_that_are_ready_together_are_delivered_together():
+    class AllAtOnce:
+        def __init__(self):
+            self.scorer = make_scorer(WITH_PRM, FakePRM())
+
+        def score(self, leases):
+            return list(self.scorer.score(leases))
+
+    replay = replay_of([answered("72", index) for index in range(20)])
+    worker(replay, scorer=AllAtOnce()).work(threading.Event())
+    assert len(replay.labels) == sum(replay.deliveries) == 20
+    assert len(replay.deliveries) < 20
+
+
+def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
     stop = threading.Event()
     log = Log(stop)
-    replay = FakeReplay([answered("72", 0), answered("5", 1)], [answered("72", 2), answered("bad", 3)])
-    worker(verifier, replay, Clock(tick=0.25), log).run(stop)
+    replay = replay_of([answered("72", 0), answered("5", 1)], [answered("72", 2), answered("bad", 3)])
+    worker(replay, Clock(tick=0.25), log).run(stop)
     assert len(replay.labels) == 3
     (step, values), (_, last) = log.rows
     assert step == values["labelled"] == 3
-    assert values["failed"] == 1
-    assert values["outcome_mean"] == values["reward_mean"] == pytest.approx(2 / 3)
+    assert (values["failed"], values["refused"], values["handed_on"]) == (1, 0, 0)
+    assert values["outcome_mean"] == values["reward_mean"] == values["accuracy_mean"] == pytest.approx(2 / 3)
+    assert values["rule/exact_number_mean"] == pytest.approx(2 / 3)
     assert values["process_mean"] == pytest.approx(0.75)
     assert values["prm_agreement"] == pytest.approx(2 / 3)
+    assert values["steps_per_answer"] == 2
+    assert values["length_mean"] == pytest.approx((8 + 7 + 8) / 3)
+    assert values["first_step_share"] == pytest.approx((5 / 8 + 5 / 7 + 5 / 8) / 3)
+    assert values["repeated_steps"] == 0
+    assert values["step_scores/first/from_0.75"] == values["step_scores/last/from_0.75"] == 1.0
+    assert values["step_scores/first/below_0"] == 0.0
+    assert "step_scores/inner/below_0" not in values
     assert values["tokens_per_s"] > 0
     assert 0 < values["idle"] < 1
+    assert (values["hack_alarm"], values["hack_alarms"]) == (0.0, 0.0)
     assert last["labelled"] == 3, "what came after the last report is told at the end"
     assert "reward_mean" not in last
 
 
-def test_labels_that_the_replay_refuses_are_a_failure_and_the_worker_goes_on(verifier):
+def test_labels_that_the_replay_refuses_are_a_failure_and_the_others_are_delivered():
     class Refusing(FakeReplay):
         def label(self, labels):
-            if labels[0].trajectory_id == "episode-0":
+            if any(each.trajectory_id == "episode-0" for each in labels):
                 raise RefusedError("the replay refused labels: too late")
             super().label(labels)
 
-    replay = Refusing([answered("72", 0), answered("72", 1)])
-    worker(verifier, replay).work(threading.Event())
-    assert set(replay.labels) == {"episode-1"}
+    log = Log()
+    replay = replay_of([answered("72", index) for index in range(6)], kind=Refusing)
+    one = worker(replay, log=log)
+    one.work(threading.Event())
+    assert set(replay.labels) == {f"episode-{index}" for index in range(1, 6)}
     assert "too late" in replay.failures["episode-0"]
 
 
-def test_a_stop_ends_the_work_after_the_episode_at_hand(verifier):
+def test_a_stop_ends_the_work_after_what_is_being_delivered():
     stop = threading.Event()
 
     class Stopping(FakeReplay):
@@ -102,7 +170,67 @@ def test_a_stop_ends_the_work_after_the_episode_at_hand(verifier):
             super().label(labels)
             stop.set()
 
-    replay = Stopping([answered("72", index) for index in range(9)])
-    worker(verifier, replay).run(stop)
+    class OneByOne:
+        """The next result comes when the last was delivered."""
+
+        def score(self, leases):
+            for each in make_scorer(WITH_PRM, FakePRM()).score(leases):
+                yield each
+                assert stop.wait(30)
+
+    replay = replay_of([answered("72", index) for index in range(9)], kind=Stopping)
+    worker(replay, scorer=OneByOne()).run(stop)
     assert len(replay.labels) == 1
     assert replay.failures == {}
+
+
+def test_trajectories_pass_through_workers_of_different_kinds():
+    config = ScoringConfig(
+        prm=ScoringModelConfig(path="a"),
+        outcome_model=OutcomeModelConfig(path="b"),
+        needs={"plain": ["rules"], "liked": ["prm", "outcome_model"]},
+    )
+    sources = ["test", "plain", "liked", "test"]
+    replay = FakeReplay([answered("72", k, source=source) for k, source in enumerate(sources)], config=config)
+    scorers = {
+        "rules": make_scorer(config),
+        "outcome_model": make_scorer(config, outcome_model=FakeOutcome()),
+        "prm": make_scorer(config, prm=FakePRM()),
+    }
+
+    workers = [worker(replay, config=replace(config, serve=[kind]), scorer=scorer) for kind, scorer in scorers.items()]
+    for _ in range(4):
+        for each in workers:
+            each.work(threading.Event())
+    assert replay.failures == {}
+    by_source = {source: replay.labels[f"episode-{k}"] for k, source in enumerate(sources)}
+    assert by_source["test"].scorer == "exact_number+outcome@1+fake@1"
+    assert by_source["test"].reward == 1.25
+    assert by_source["plain"].scorer == "exact_number"
+    assert by_source["liked"].scorer == "outcome@1+fake@1"
+    assert by_source["liked"].outcome == 0.25
+
+
+def test_a_reward_that_rises_while_agreement_falls_rings_the_alarm(caplog):
+    """Ever more answers are liked and wrong: the process score, which is the reward, rises as agreement falls."""
+    stop, log = threading.Event(), Log()
+    config = ScoringConfig(prm=ScoringModelConfig(path="fake"), guards=GuardConfig(window_s=100.0))
+    config.shaping.process_weight, config.shaping.outcome_weight = 1.0, 0.0
+    clock = Clock()
+
+    class Learning(FakePRM):
+        def _one(self, transcript):
+            return super()._one(transcript) * 0 + (0.1 if "honest" in transcript[-1].text else 0.9)
+
+    batches = [[answered("71" if k < wrong else "71 honest", 10 * wrong + k) for k in range(10)] for wrong in range(10)]
+    replay = FakeReplay(*batches, config=config)
+    one = worker(replay, clock, log, Learning(), config)
+    for _ in batches:
+        clock.now += 10
+        one.work(stop)
+        one._report()
+    rows = [values for _, values in log.rows]
+    assert rows[-1]["reward_mean"] > rows[0]["reward_mean"]
+    assert [row["hack_alarm"] for row in rows] == [0.0] * 5 + [1.0] * 5
+    assert rows[-1]["hack_alarms"] == 1
+    assert [record.message for record in caplog.records if "exploiting" in record.message] != []

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.schema import ScoringConfig
 from asyncrl.scoring.verifier import Verifier
-from tests.scoring.fakes import answered
+from tests.scoring.fakes import case
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing_a_reward.md"
 
@@ -22,10 +23,9 @@ def page(tmp_path, monkeypatch):
 
 
 def verify(name, answer):
-    verifier = Verifier(name, {}, timeout_s=10.0)
+    verifier = Verifier(ScoringConfig(rule=name))
     try:
-        task, trajectory = answered(answer)
-        return verifier.verify(task, answer, trajectory)
+        return verifier.verify(case(answer))
     finally:
         verifier.close()
 
@@ -34,7 +34,7 @@ def test_the_rule_on_the_page_judges(page):
     (name,) = re.findall(r"scoring\.rule=(my_rewards\.\w+)", page)
     right = verify(name, "I think so.\nAnswer: 72")
     assert right.outcome == 1.0
-    assert right.extra == {"correct": 1.0, "turns": 2.0}
+    assert right.scores == {"final_answer": 1.0, "final_answer/correct": 1.0, "final_answer/turns": 2.0}
     assert verify(name, "72").outcome == 0.0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -27,12 +27,14 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the start: sampled tokens, seconds alive, seconds without any request, requests at work now."""
+    """Counters since the start: sampled tokens, seconds alive, seconds without any request, requests at work now.
+    `counters` are those that only this engine has."""
 
     tokens: int
     seconds: float
     idle_seconds: float
     running: int
+    counters: Mapping[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -14,7 +14,8 @@ from asyncrl.algorithms.parts import param
 class ProcessGrpo(Advantage):
     """Normalised step scores, summed over the steps still to come.
 
-    Formula: s_k normalised over all steps of the group; A_t = sum of s_k over the steps that end at or after t
+    Formula: s_k normalised over all steps of the group; A_t = sum of s_k over the steps that end at or after t, plus
+    outcome_weight times the outcome normalised over the group
     Use: a process model that tells right steps from wrong ones
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024 (process
     supervision)
@@ -26,8 +27,13 @@ class ProcessGrpo(Advantage):
     uses_reward: ClassVar[bool] = False
 
     normalise_std: bool = param(True, "divide by the standard deviation over the group's steps")
+    outcome_weight: float = param(0.0, "weight of the normalised outcome, added to every token", "[0, inf)")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         episodes = rollouts.episodes
         steps = Groups(episodes.group[episodes.step_sequence], rollouts.groups.count)
-        return Estimate(rollouts.after(steps.normalise(episodes.step_scores, self.normalise_std)))
+        advantages = rollouts.after(steps.normalise(episodes.step_scores, self.normalise_std))
+        if self.outcome_weight:
+            outcome = rollouts.groups.normalise(episodes.outcome, self.normalise_std)
+            advantages = advantages + self.outcome_weight * rollouts.spread(outcome)
+        return Estimate(advantages)

@@ -36,7 +36,7 @@ def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]
 
 def weights_dir(config: TrainConfig) -> Path:
     """Where the disk channel has its folders."""
-    return Path(config.weights.dir) if config.weights.dir else process.run_dir(config.run) / "weights"
+    return Path(config.weights.dir) if config.weights.dir else process.run_dir(config.run) / "pushed"
 
 
 def _device(config: TrainConfig) -> torch.device:

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from asyncrl.actor.tools import python_sandbox
+from asyncrl import sandbox
 from asyncrl.actor.tools.python_sandbox import PythonSandbox
 
 
@@ -89,10 +89,10 @@ def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
     """With what the system offers, and as on a system without namespaces."""
     if request.param == "plain":
         flags = "0x10000000, 0x20000000, 0x40000000"
-        script = python_sandbox.CHILD.read_text()
+        script = sandbox.CHILD.read_text()
         assert flags in script
         (tmp_path / "child.py").write_text(script.replace(flags, "0, 0, 0"))
-        monkeypatch.setattr(python_sandbox, "CHILD", tmp_path / "child.py")
+        monkeypatch.setattr(sandbox, "CHILD", tmp_path / "child.py")
 
 
 @pytest.mark.usefixtures("isolation")

@@ -1,36 +1,34 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import ScoringError
-from asyncrl.scoring.models.base import micro_batches, tokenize
-from asyncrl.scoring.transcript import Segment
+from asyncrl.scoring.models.base import StepScores
 
 
-class Words:
-    """A tokenizer that would merge "ab" into one token."""
-
-    def encode(self, text, add_special_tokens):
-        assert not add_special_tokens
-        return [1 if piece == "ab" else 2 for piece in text.replace("ab", "|ab|").split("|") if piece]
-
-
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 200))
-def test_micro_batches_hold_everything_once_within_the_bound(lengths, max_tokens):
-    batches = list(micro_batches(lengths, max_tokens))
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= max_tokens
+@given(st.lists(st.floats(-20, 20, width=32), max_size=6))
+def test_probability_and_logit_say_the_same(logits):
+    scores = StepScores.of_logits(logits)
+    assert scores.probability.dtype == scores.logit.dtype == np.float32
+    np.testing.assert_allclose(scores.probability, 1 / (1 + np.exp(-np.array(logits))), rtol=1e-6)
+    within = np.clip(scores.logit, -10, 10)
+    back = StepScores.of_probabilities(1 / (1 + np.exp(-within.astype(np.float64))))
+    np.testing.assert_allclose(back.logit, within, atol=1e-4)
 
 
-def test_no_token_spans_the_end_of_a_step():
-    ids, ends = tokenize([Segment("a", True), Segment("b", True), Segment("ab", False), Segment("ab", True)], Words())
-    assert ids == [2, 2, 1, 1]
-    assert ends == [0, 1, 3]
+def test_certainty_stays_finite():
+    scores = StepScores.of_probabilities([0.0, 1.0])
+    assert scores.probability.tolist() == [0.0, 1.0]
+    assert np.isfinite(scores.logit).all()
+    np.testing.assert_array_equal(StepScores.of_logits([-200.0, 200.0]).probability, [0.0, 1.0])
 
 
-def test_a_step_without_text_is_scored_where_it_stands():
-    _, ends = tokenize([Segment("q", False), Segment("", True), Segment("a", True)], Words())
-    assert ends == [0, 1]
-    with pytest.raises(ScoringError, match="no text"):
-        tokenize([Segment("", True)], Words())
+@pytest.mark.parametrize("bad", [[float("nan")], [1.5], [-0.1], [float("inf")]])
+def test_nonsense_is_refused(bad):
+    with pytest.raises(ScoringError, match="not finite"):
+        StepScores.of_probabilities(bad)
+    with pytest.raises(ScoringError, match="not finite"):
+        StepScores.of_logits([float("nan")])
+    with pytest.raises(ScoringError, match="must be"):
+        StepScores(np.zeros(2, np.float32), np.zeros(1, np.float32))

@@ -1,0 +1,159 @@
+"""The door itself: an OpenAI-compatible address for every episode, over any engine.
+
+An episode's address has its ticket's id in it and takes only its own key. What the agent asks is sampled by the engine
+and recorded in the episode's conversation before it is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from aiohttp import web
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.door.conversation import Branch, Conversation
+from asyncrl.actor.door.counts import DoorCounts
+from asyncrl.actor.door.messages import Ask, answer_message, as_events, completion, read_answer, read_ask
+from asyncrl.actor.engine.base import Engine, Generation
+from asyncrl.actor.episode import Limits
+from asyncrl.errors import AsyncrlError, EngineError, RefusedError
+from asyncrl.types import Sampling, Ticket
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 64 << 20
+
+
+@dataclass(eq=False)
+class Seat:
+    """One episode at the door. `fault` is what the engine did not do: the agent is not to blame for what follows."""
+
+    ticket: Ticket
+    base_url: str
+    api_key: str
+    conversation: Conversation
+    generate_s: float = 0.0
+    fault: Exception | None = None
+
+
+class Door:
+    """Conversations over `engine` at `host`, within `limits` each; port 0 takes a free one. `clock` gives seconds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        limits: Limits,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = DoorCounts()
+        self._engine = engine
+        self._chat = chat
+        self._limits = limits
+        self._host = host
+        self._port = port
+        self._clock = clock
+        self._seats: dict[str, Seat] = {}
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_post("/{ticket}/v1/chat/completions", self._chat_completions)
+        app.router.add_get("/{ticket}/v1/models", self._models)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+
+    async def start(self) -> None:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port).start()
+        self._port = self._runner.addresses[0][1]
+        log.info("agents are served at %s:%d", self._host, self._port)
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+    @asynccontextmanager
+    async def open(self, ticket: Ticket) -> AsyncIterator[Seat]:
+        """A seat for the episode of `ticket`; afterwards nothing more is answered there."""
+        conversation = Conversation(ticket.id, self._chat, lambda length: length < self._limits.max_tokens)
+        url = f"http://{self._host}:{self._port}/{quote(ticket.id, safe='')}/v1"
+        seat = self._seats[ticket.id] = Seat(ticket, url, secrets.token_urlsafe(16), conversation)
+        try:
+            yield seat
+        finally:
+            del self._seats[ticket.id]
+            for branch in conversation.branches:
+                self._engine.release(branch.name)
+            self._count(conversation)
+
+    def _count(self, conversation: Conversation) -> None:
+        main = conversation.main()
+        self.counts.branches += len(conversation.branches)
+        self.counts.dropped_tokens += sum(branch.sampled for branch in conversation.branches if branch is not main)
+
+    async def _models(self, http: web.Request) -> web.Response:
+        return web.json_response(
+            {"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "asyncrl"}]}
+        )
+
+    async def _chat_completions(self, http: web.Request) -> web.Response:
+        seat = self._seats.get(http.match_info["ticket"])
+        key = http.headers.get("Authorization", "").removeprefix("Bearer ")
+        if seat is None or not secrets.compare_digest(key.encode(), seat.api_key.encode()):
+            return _error(401, "there is no such episode, or this is not its key", "invalid_api_key")
+        try:
+            ask = read_ask(await _json(http))
+            return await self._answer(seat, ask)
+        except RefusedError as error:
+            self.counts.refused += 1
+            return _error(400, str(error), "invalid_request_error")
+        except AsyncrlError as error:
+            seat.fault = error
+            log.warning("the engine failed episode %s: %s", seat.ticket.id, error)
+            return _error(503, str(error), "engine_error")
+
+    async def _answer(self, seat: Seat, ask: Ask) -> web.Response:
+        conversation = seat.conversation
+        if conversation.turns >= self._limits.max_turns:
+            conversation.truncated = True
+            return _error(400, f"actor.max_turns={self._limits.max_turns} answers were given", "turn_limit")
+        branch = conversation.prepare(ask)
+        if branch is None:
+            limit = self._limits.max_tokens
+            return _error(400, f"the conversation leaves no room in {limit} tokens", "context_length_exceeded")
+        prompt_tokens = len(branch.tokens)
+        generation = await self._generate(seat, branch, ask)
+        ended = generation.finish_reason == "stop"
+        message = answer_message(self._chat.text(generation.tokens[:-1] if ended else generation.tokens), ask.tools)
+        conversation.record(ask, branch, generation, read_answer(message))
+        self.counts.answered += 1
+        body = completion(
+            message, generation.finish_reason, prompt_tokens, len(generation.tokens), created=int(time.time())
+        )
+        if ask.stream:
+            return web.Response(body=as_events(body), content_type="text/event-stream")
+        return web.json_response(body)
+
+    async def _generate(self, seat: Seat, branch: Branch, ask: Ask) -> Generation:
+        room = min(self._limits.max_turn_tokens, self._limits.max_tokens - len(branch.tokens))
+        sampling = Sampling(seat.ticket.temperature, min(room, ask.max_tokens or room))
+        started = self._clock()
+        generation = await self._engine.generate(branch.tokens, sampling, self._chat.stop_ids, branch.name)
+        seat.generate_s += self._clock() - started
+        if generation.finish_reason == "abort" or not len(generation.tokens):
+            raise EngineError("the engine aborted the generation")
+        return generation
+
+
+async def _json(http: web.Request) -> object:
+    with suppress(ValueError):
+        return await http.json()
+    raise RefusedError("the body is not JSON")
+
+
+def _error(status: int, message: str, code: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "type": code, "code": code}}, status=status)

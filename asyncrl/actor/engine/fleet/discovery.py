@@ -1,0 +1,74 @@
+"""Which servers there are: named in the configuration, in a file that may change, or known to an SGLang router."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
+from asyncrl.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+ROUTER_S = 10.0
+
+Discovery = Callable[[], Awaitable[Sequence[str] | None]]
+"""The urls of the servers now, or None where that cannot be told just now."""
+
+
+def listed(urls: Sequence[str]) -> Discovery:
+    """Always `urls`."""
+
+    async def discover() -> Sequence[str] | None:
+        return urls
+
+    return discover
+
+
+def in_file(path: Path) -> Discovery:
+    """The lines of a file, read anew each time; empty ones and those that begin with # do not count."""
+
+    async def discover() -> Sequence[str] | None:
+        try:
+            lines = [line.strip() for line in path.read_text().splitlines()]
+        except OSError as error:
+            logger.warning("the list of servers cannot be read, so it stays as it was: %s", error)
+            return None
+        return [line for line in lines if line and not line.startswith("#")]
+
+    return discover
+
+
+def behind_router(url: str) -> Discovery:
+    """The workers that an SGLang router names. Requests go to them directly, since versions belong to a server."""
+
+    async def discover() -> Sequence[str] | None:
+        http = Http(url)
+        try:
+            return _urls(await _workers(http))
+        except (EngineError, ValueError) as error:
+            logger.warning("the router does not tell its servers, so they stay as they were: %s", error)
+            return None
+        finally:
+            await http.close()
+
+    return discover
+
+
+async def _workers(http: Http) -> Any:
+    try:
+        return await http.get("/workers", ROUTER_S)
+    except ServerRefusedError:
+        return await http.get("/list_workers", ROUTER_S)
+
+
+def _urls(answer: Any) -> list[str]:
+    """Newer routers answer {"workers": [{"url": ...}]}, older ones {"urls": [...]}."""
+    match answer:
+        case {"workers": list(workers)}:
+            return [str(worker["url"]) for worker in workers]
+        case {"urls": list(urls)}:
+            return [str(url) for url in urls]
+    raise ValueError(f"a router names its workers, not {str(answer)[:200]}")

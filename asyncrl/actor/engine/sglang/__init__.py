@@ -1,0 +1,1 @@
+"""SGLang's servers, as the fleet sees them."""

@@ -1,0 +1,125 @@
+"""An SGLang server of our own: started, restarted when it dies, and gone with this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from asyncrl.actor.engine.fleet.http import Http
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError, EngineError
+from asyncrl.launch.child import kill_group, last_lines, start_child
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25
+STOP_S = 1.0
+"""Less than the supervisor gives an actor."""
+
+
+def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
+    """The command line of the actor's server number `index`."""
+    engine, server, model = config.engine, config.engine.server, config.model
+    command = [engine.python, "-m", "sglang.launch_server", "--model-path", model.path, "--dtype", model.dtype]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(config.run.seed + index)]
+    command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(server.first_gpu + index * server.tp_size)]
+    command += ["--sleep-on-idle"]
+    if server.memory is not None:
+        command += ["--mem-fraction-static", str(server.memory)]
+    if model.trust_remote_code:
+        command += ["--trust-remote-code"]
+    return [*command, *server.arguments]
+
+
+class LaunchedServer:
+    """The server at `url` that `command` starts, with its output in `log`.
+
+    It may take `start_s` to answer, and once it has run, `max_failures` starts in a row may fail.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        start_s: float,
+        max_failures: int,
+    ) -> None:
+        self.url = url
+        self.starts = 0
+        self.answering = False
+        self._command = command
+        self._log = log
+        self._environment = environment
+        self._start_s = start_s
+        self._max_failures = max_failures
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def keep(self) -> None:
+        """Keep it running; returns only by cancellation, after which it has ended.
+
+        Raises ConfigError: it does not start at all. EngineError: it ran, and does not start any more.
+        """
+        has_run, failures = False, 0
+        try:
+            while True:
+                if await self._live():
+                    has_run, failures = True, 0
+                    logger.warning("the server at %s ended; starting it again", self.url)
+                    continue
+                failures += 1
+                reason = f"the server at {self.url} does not start:\n{last_lines(self._log)}"
+                if not has_run:
+                    raise ConfigError(f"{reason}\nSee engine.python and engine.server")
+                if failures > self._max_failures:
+                    raise EngineError(reason)
+        finally:
+            await self._stop()
+
+    async def _live(self) -> bool:
+        """One life of the process, to its end. Whether it ever answered."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        logger.info("starting the server at %s; its log is %s", self.url, self._log)
+        try:
+            self.process = start_child(self._command, self._log, self._environment, signal.SIGKILL)
+        except OSError as error:
+            raise ConfigError(f"engine.python={self._command[0]}: {error}") from error
+        self.starts += 1
+        answered = self.answering = await self._answers(self.process)
+        while answered and self.process.poll() is None:
+            await asyncio.sleep(POLL_S)
+        await self._stop()
+        return answered
+
+    async def _answers(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether the server answers before it ends and in time."""
+        http = Http(self.url)
+        try:
+            async with asyncio.timeout(self._start_s):
+                while process.poll() is None:
+                    with suppress(EngineError):
+                        await http.get("/get_model_info", self._start_s)
+                        return True
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            logger.error("the server at %s did not answer within %g s", self.url, self._start_s)
+        finally:
+            await http.close()
+        return False
+
+    async def _stop(self) -> None:
+        self.answering = False
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.terminate()
+        deadline = asyncio.get_running_loop().time() + STOP_S
+        while process.poll() is None and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        kill_group(process)

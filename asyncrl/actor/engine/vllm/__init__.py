@@ -1,0 +1,1 @@
+"""vLLM's servers, as the fleet sees them."""

@@ -1,0 +1,41 @@
+"""Of every group only the best member keeps a score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes
+from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.rewards.base import Reward
+from asyncrl.errors import InvariantError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOfN(Reward):
+    """Takes a named score out of the rewards of all members but the best; members that share the best score keep it.
+
+    Formula: R - weight max(s, 0) where s is below the greatest s of the group, s a named score of the labels
+    Use: with scoring.shaping.prm_aggregation=best_of_n, so that only the answer a process model likes most earns
+    Source: no paper; an aggregation of verl's process-reward managers
+    Caveat: a negative score stays, for a member must not gain by being worse; weight is that in the reward.
+    """
+
+    name: ClassVar[str] = "best_of_n"
+
+    score: str = param("process", "the named score: process, or another of the labels' extra scores")
+    weight: float = param(1.0, "what the score weighs in the reward: scoring.shaping.process_weight", "[0, inf)")
+
+    def __call__(self, episodes: Episodes) -> Tensor:
+        """Raises InvariantError: the labels do not have the score."""
+        if self.score not in episodes.extra:
+            raise InvariantError(
+                f"best_of_n reads the score {self.score}, and the labels have {sorted(episodes.extra)}"
+            )
+        scores = episodes.extra[self.score].double()
+        beaten = scores < Groups.of(episodes.group).greatest(scores)
+        return episodes.reward - self.weight * torch.where(beaten, scores.clamp(min=0), torch.zeros_like(scores))

@@ -1,0 +1,119 @@
+"""A model's folder, local or from the Hugging Face hub: its name and version, tokenizer, weights and single tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import ScoringModelConfig
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "pytorch_model*.bin"]
+_SAMPLE = 1 << 20
+
+
+class Checkpoint:
+    """The model that the configuration has at `key`. `name` is the folder's or hub name with its version.
+
+    The version is the hub's commit, or a digest of the local files: of their sizes, and of the begin, middle and end of
+    each, so that large weights need not be read whole.
+
+    Raises ConfigError: there is no such model.
+    """
+
+    def __init__(self, config: ScoringModelConfig, key: str) -> None:
+        self.config = config
+        self.key = key
+        if config.path is None:
+            raise ConfigError(f"{key}.path must be set: a local folder or a hub name")
+        local = Path(config.path)
+        self.folder = local if local.is_dir() else self._download(config.path)
+        version = _digest(local) if local.is_dir() else self.folder.name[:8]
+        self.name = f"{local.name}@{version}"
+
+    def refuse(self, problem: str) -> ConfigError:
+        """The error that names the key, its value and the problem."""
+        return ConfigError(f"{self.key}.path={self.config.path}: {problem}")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        if self.config.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.config.device)
+
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        with self._refusing():
+            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self.config.trust_remote_code)
+
+    def model(self, auto_class: str) -> Any:
+        """The weights as the transformers class of that name has them, for inference."""
+        import transformers
+
+        with self._refusing():
+            model = getattr(transformers, auto_class).from_pretrained(
+                self.folder,
+                dtype=getattr(torch, self.config.dtype),
+                trust_remote_code=self.config.trust_remote_code,
+            )
+            return model.to(self.device).eval()
+
+    def tensors(self, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
+        """Tensors of the weight files by name, in float32 on the model's device.
+
+        Raises ConfigError: one is missing, or has another shape.
+        """
+        with self._refusing():
+            found = dict(self._stored(set(shapes)))
+        for name, shape in shapes.items():
+            if name not in found or tuple(found[name].shape) != shape:
+                has = tuple(found[name].shape) if name in found else "nothing"
+                raise self.refuse(f"{name} must be {shape}, and its weights hold {has}: is it of another family?")
+        return [found[name].to(self.device, torch.float32) for name in shapes]
+
+    def _stored(self, names: set[str]) -> Iterator[tuple[str, Tensor]]:
+        from safetensors import safe_open
+
+        for file in sorted(self.folder.glob("*.safetensors")):
+            with safe_open(file, "pt") as stored:
+                for name in names & set(stored.keys()):
+                    yield name, stored.get_tensor(name)
+        for file in sorted(self.folder.glob("pytorch_model*.bin")):
+            stored = torch.load(file, weights_only=True, mmap=True)
+            for name in names & stored.keys():
+                yield name, stored[name]
+
+    def _download(self, path: str) -> Path:
+        from huggingface_hub import snapshot_download
+
+        with self._refusing():
+            return Path(snapshot_download(path, allow_patterns=_HUB_FILES))
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
+            raise self.refuse(f"it cannot be loaded ({type(error).__name__}: {error})") from error
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}:".encode())
+        with file.open("rb") as stream:
+            for start in (0, size // 2, max(0, size - _SAMPLE)):
+                stream.seek(start)
+                digest.update(stream.read(_SAMPLE))
+    return digest.hexdigest()[:8]

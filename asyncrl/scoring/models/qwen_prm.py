@@ -1,0 +1,89 @@
+"""Qwen2.5-Math-PRM: two labels by a small head, read at the marker `<extra_0>` behind each step.
+
+The folder is the published checkpoint: a Qwen2 backbone with its tokenizer and chat template, and among its weights the
+head, a linear layer to H (`score.0`), a ReLU and a linear layer to the two labels (`score.2`), of which the second is
+the positive one. The input is the chat of a system prompt, the problem as the user and the steps, each with its marker,
+as the assistant (huggingface.co/Qwen/Qwen2.5-Math-PRM-7B). The built-in head needs no remote code; with
+`trust_remote_code` the checkpoint's own class is loaded, and its `model` and `score` are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.scoring.models.causal import CausalPRM, CausalReader, Readout
+from asyncrl.scoring.models.checkpoint import Checkpoint
+from asyncrl.scoring.models.encoding import Encoded, chat_frame, problem_and_steps, single_token, words
+from asyncrl.scoring.transcript import Transcript
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import ScoringModelConfig
+
+LABELS = 2
+
+
+@dataclass(frozen=True)
+class Params:
+    """`marker` ends each step; `system` is the system prompt."""
+
+    marker: str = "<extra_0>"
+    system: str = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
+    """The model in the folder. Raises ConfigError: the folder is not of this family."""
+    checkpoint = Checkpoint(config, key)
+    model, tokenizer = checkpoint.model("AutoModel"), checkpoint.tokenizer()
+    if config.trust_remote_code and hasattr(model, "score"):
+        backbone, head = model.model, model.score.float()
+    else:
+        backbone, head = model, _head(checkpoint, model.config.hidden_size)
+    marker = single_token(tokenizer, params.marker, f"{key}.params.marker={params.marker}")
+    before, between, _ = chat_frame(tokenizer, ["user", "assistant"], f"{key}.path={config.path}", params.system)
+    return CausalPRM(
+        checkpoint.name,
+        lambda each: encode(each, tokenizer, (before, between), marker),
+        CausalReader(backbone, contrast(head), config.micro_tokens),
+        config.long_inputs == "drop_oldest",
+    )
+
+
+def encode(transcript: Transcript, tokenizer: Any, frame: tuple[list[int], list[int]], marker: int) -> Encoded:
+    """The chat up to the last marker; each step is read at its own."""
+    problem, steps = problem_and_steps(transcript)
+    before, between = frame
+    ids = [*before, *words(tokenizer, problem), *between]
+    reads = []
+    for step in steps:
+        ids += [*words(tokenizer, step), marker]
+        reads.append([len(ids) - 1])
+    return Encoded(ids, reads)
+
+
+def contrast(head: nn.Module) -> Readout:
+    """The positive logit of a head of two labels minus the negative one: the log-odds of their softmax."""
+
+    def read(hidden: Tensor, _: Tensor) -> Tensor:
+        logits: Tensor = head(hidden.float())
+        return logits[:, 1] - logits[:, 0]
+
+    return read
+
+
+def _head(checkpoint: Checkpoint, hidden: int) -> nn.Module:
+    shapes: dict[str, tuple[int, ...]] = {
+        "score.0.weight": (hidden, hidden),
+        "score.0.bias": (hidden,),
+        "score.2.weight": (LABELS, hidden),
+        "score.2.bias": (LABELS,),
+    }
+    tensors = checkpoint.tensors(shapes)
+    with torch.device("meta"):
+        head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, LABELS))
+    names = [name.removeprefix("score.") for name in shapes]
+    head.load_state_dict(dict(zip(names, tensors, strict=True)), assign=True)
+    return head

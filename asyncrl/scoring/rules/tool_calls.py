@@ -1,0 +1,108 @@
+"""The episode's tool calls are those that the ground truth lists, as JSON: `[{"name": ..., "arguments": {...}}]`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from asyncrl.errors import ScoringError
+from asyncrl.types import Task, ToolCall, Trajectory
+
+ARGUMENTS = ("exact", "subset", "ignore")
+
+
+def tool_calls(
+    task: Task,
+    answer: str,
+    trajectory: Trajectory,
+    *,
+    order: bool = True,
+    extra_calls: bool = False,
+    arguments: str = "exact",
+    tolerance: float = 0.0,
+    partial: bool = False,
+) -> Mapping[str, float]:
+    """`score` is 1 where every expected call was made, else 0; `matched` is the share of them.
+
+    `order` asks for their order, and `extra_calls` allows further ones. `arguments` must be `exact`ly those expected,
+    at least those (`subset`), or are `ignore`d; numbers may differ by `tolerance`, absolutely or relatively. `partial`
+    makes the score the calls that match over the longer of both lists.
+
+    Raises ScoringError: the ground truth is no such list, or an option is unknown.
+    """
+    if arguments not in ARGUMENTS:
+        raise ScoringError(f"tool_calls: arguments={arguments}; use one of {', '.join(ARGUMENTS)}")
+    expected = _expected(task)
+    made = [call for turn in trajectory.turns for call in turn.tool_calls]
+
+    def fits(wanted: ToolCall, call: ToolCall) -> bool:
+        return wanted.name == call.name and _arguments_fit(wanted.arguments, call.arguments, arguments, tolerance)
+
+    matched = (_in_order if order else _in_any_order)(expected, made, fits)
+    complete = matched == len(expected) and (extra_calls or len(made) == len(expected))
+    longer = len(expected) if extra_calls else max(len(expected), len(made))
+    share = matched / longer if longer else 1.0
+    return {"score": share if partial else float(complete), "matched": matched / len(expected) if expected else 1.0}
+
+
+def _expected(task: Task) -> list[ToolCall]:
+    try:
+        return [ToolCall(str(call["name"]), dict(call.get("arguments", {}))) for call in json.loads(task.ground_truth)]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ScoringError(
+            f"the ground truth of task {task.id} must be a JSON list of calls with name and arguments "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _arguments_fit(wanted: Mapping[str, Any], given: Mapping[str, Any], how: str, tolerance: float) -> bool:
+    if how == "ignore":
+        return True
+    names = wanted.keys() if how == "subset" else wanted.keys() | given.keys()
+    return all(name in wanted and name in given and _same(wanted[name], given[name], tolerance) for name in names)
+
+
+def _same(wanted: Any, given: Any, tolerance: float) -> bool:
+    if isinstance(wanted, Mapping) and isinstance(given, Mapping):
+        return wanted.keys() == given.keys() and all(_same(wanted[name], given[name], tolerance) for name in wanted)
+    if isinstance(wanted, list) and isinstance(given, list):
+        return len(wanted) == len(given) and all(map(_same, wanted, given, [tolerance] * len(wanted)))
+    if isinstance(wanted, bool) or isinstance(given, bool):
+        return wanted is given
+    if isinstance(wanted, Real) and isinstance(given, Real):
+        return math.isclose(wanted, given, rel_tol=tolerance, abs_tol=tolerance)
+    if isinstance(wanted, str) and isinstance(given, str):
+        return wanted.strip() == given.strip()
+    return bool(wanted == given)
+
+
+Fits = Callable[[ToolCall, ToolCall], bool]
+
+
+def _in_order(expected: Sequence[ToolCall], made: Sequence[ToolCall], fits: Fits) -> int:
+    """The length of the longest common subsequence."""
+    row = [0] * (len(made) + 1)
+    for wanted in expected:
+        before, row = row, [0]
+        for index, call in enumerate(made):
+            row.append(before[index] + 1 if fits(wanted, call) else max(before[index + 1], row[index]))
+    return row[-1]
+
+
+def _in_any_order(expected: Sequence[ToolCall], made: Sequence[ToolCall], fits: Fits) -> int:
+    """The size of the largest matching: each expected call takes a made one, whose owner may move to another."""
+    owner: dict[int, int] = {}
+
+    def place(wanted: int, tried: set[int]) -> bool:
+        for index, call in enumerate(made):
+            if index not in tried and fits(expected[wanted], call):
+                tried.add(index)
+                if index not in owner or place(owner[index], tried):
+                    owner[index] = wanted
+                    return True
+        return False
+
+    return sum(place(wanted, set()) for wanted in range(len(expected)))

@@ -1,0 +1,305 @@
+"""An agent that speaks the chat-completions API becomes an episode, token for token, whatever it does to its past."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.door.agent import Agent, load_agent
+from asyncrl.actor.door.episode import run_agent_episode
+from asyncrl.actor.door.server import Door
+from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.episode import EpisodeFailed, Limits
+from asyncrl.errors import ConfigError
+from asyncrl.types import Finish, Role, Task, Trajectory
+from tests.actor.fakes import CHATML, END, Cut, ScriptedEngine, call, ids, make_ticket, make_tokenizer
+
+TOKENIZER = make_tokenizer(CHATML)
+CHAT = Chat(TOKENIZER)
+LIMITS = Limits(max_turns=8, max_turn_tokens=400, max_tokens=4000)
+TOOL = {
+    "type": "function",
+    "function": {"name": "echo", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
+}
+
+Post = Callable[..., Awaitable[tuple[int, Any]]]
+Play = Callable[[Post], Awaitable[dict[str, float] | None]]
+
+
+class OneScript(ScriptedEngine):
+    """Says its turns in order whatever the session."""
+
+    async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
+        self._turns[session] = len(self.requests)
+        return await super().generate(tokens, sampling, stop, session)
+
+
+def agent_of(play: Play) -> Agent:
+    async def agent(task: Task, base_url: str, api_key: str) -> dict[str, float] | None:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
+
+            async def post(messages: list[Any], **body: Any) -> tuple[int, Any]:
+                async with session.post(f"{base_url}/chat/completions", json={"messages": messages, **body}) as answer:
+                    if answer.content_type == "application/json":
+                        return answer.status, await answer.json()
+                    return answer.status, await answer.text()
+
+            return await play(post)
+
+    return agent
+
+
+def run(script: list[Any], play: Play, limits: Limits = LIMITS) -> tuple[Trajectory, OneScript, Door]:
+    engine = OneScript(TOKENIZER, script)
+
+    async def scenario() -> tuple[Trajectory, Door]:
+        door = Door(engine, CHAT, limits)
+        await door.start()
+        try:
+            return await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, agent_of(play)), door
+        finally:
+            await door.close()
+
+    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), 30))
+    return trajectory, engine, door
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(answer: tuple[int, Any]) -> dict[str, Any]:
+    status, body = answer
+    assert status == 200, body
+    return dict(body["choices"][0]["message"])
+
+
+def assert_as_sampled(trajectory: Trajectory, generations: list[Generation]) -> None:
+    """The trained tokens are those of `generations`, with their log-probs and versions."""
+    mask = trajectory.loss_mask
+    for name in ("tokens", "logprobs", "versions"):
+        expected = np.concatenate([getattr(each, name) for each in generations])
+        np.testing.assert_array_equal(getattr(trajectory, name)[mask], expected)
+
+
+def test_a_conversation_that_only_grows_is_one_trajectory_of_the_templates_own_tokens():
+    async def play(post: Post) -> dict[str, float]:
+        messages: list[Any] = [user("5*3?")]
+        first = said(await post(messages, tools=[TOOL]))
+        [made] = first["tool_calls"]
+        assert json.loads(made["function"]["arguments"]) == {"text": "15"}
+        messages += [first, {"role": "tool", "tool_call_id": made["id"], "content": "15"}]
+        second = said(await post(messages, tools=[TOOL]))
+        assert second["content"] == "fifteen"
+        messages += [{**second, "refusal": None}, {"role": "user", "content": [{"type": "text", "text": "sure?"}]}]
+        assert said(await post(messages, tools=[TOOL]))["content"] == "yes"
+        return {"polite": 1}
+
+    trajectory, engine, door = run(["hm " + call("15"), "fifteen", "yes"], play)
+    assert_as_sampled(trajectory, engine.sampled)
+    assert trajectory.id == "t/1"
+    assert trajectory.finish is Finish.COMPLETED
+    assert trajectory.rewards == {"polite": 1.0}
+    roles = [turn.role for turn in trajectory.turns]
+    assert roles == [Role.PROMPT, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
+    conversation = [
+        user("5*3?"),
+        {
+            "role": "assistant",
+            "content": "hm",
+            "tool_calls": [{"type": "function", "function": {"name": "echo", "arguments": {"text": "15"}}}],
+        },
+        {"role": "tool", "name": "echo", "content": "15"},
+        {"role": "assistant", "content": "fifteen"},
+        user("sure?"),
+    ]
+    whole = TOKENIZER.apply_chat_template(conversation, tools=[TOOL], add_generation_prompt=True, tokenize=False)
+    text = CHAT.text(trajectory.tokens)
+    assert text == whole.replace("hm\n<tool_call>", "hm <tool_call>") + "yes" + END
+    assert door.counts.branches == 1
+    assert len({request[3] for request in engine.requests}) == 1
+
+
+MOVES = st.lists(st.tuples(st.sampled_from(["grow", "repeat", "rewrite", "restart"]), st.integers(0, 9)), max_size=7)
+
+
+@settings(max_examples=25)
+@given(MOVES)
+def test_whatever_an_agent_does_to_its_history_each_sampled_token_is_trained_at_most_once(moves):
+    script = [f"answer {number}" for number in range(len(moves) + 1)]
+    histories: list[list[Any]] = []
+
+    async def play(post: Post) -> None:
+        messages = [user("hello")]
+        for move, pick in [("restart", 0), *moves]:
+            if move == "restart":
+                messages = [user(f"hello {pick % 2}")]
+            elif move == "repeat":
+                messages = histories[pick % len(histories)][:-1]
+            elif move == "rewrite":
+                messages = [
+                    *histories[pick % len(histories)][:-1],
+                    {"role": "assistant", "content": "mine"},
+                    user("so?"),
+                ]
+            else:
+                messages = [*histories[pick % len(histories)], user("go on")]
+            histories.append([*messages, said(await post(messages))])
+
+    trajectory, engine, door = run(script, play)
+    every = [tuple(each.tokens) for each in engine.sampled]
+    spans = [turn for turn in trajectory.turns if turn.role is Role.ASSISTANT]
+    trained = [tuple(trajectory.tokens[turn.start : turn.end]) for turn in spans]
+    assert len(set(trained)) == len(trained)
+    assert set(trained) <= set(every)
+    sampled = sum(len(each) for each in every)
+    assert trajectory.sampled_tokens + door.counts.dropped_tokens == sampled
+    assert trajectory.sampled_tokens >= sampled / door.counts.branches
+    for turn in spans:
+        request = next(r for r, each in zip(engine.requests, every, strict=True) if each == trained[spans.index(turn)])
+        np.testing.assert_array_equal(request[0], trajectory.tokens[: turn.start])
+
+
+def test_answers_asked_for_at_the_same_time_get_branches_and_sessions_of_their_own():
+    async def play(post: Post) -> None:
+        answers = await asyncio.gather(*(post([user("one"), user("two")]) for _ in range(3)))
+        assert {said(answer)["content"] for answer in answers} == {"a", "bb", "ccc"}
+
+    trajectory, engine, door = run(["a", "bb", "ccc"], play)
+    assert door.counts.branches == 3
+    assert len({request[3] for request in engine.requests}) == 3
+    assert set(engine.released) == {request[3] for request in engine.requests}
+    assert trajectory.sampled_tokens == max(len(each.tokens) for each in engine.sampled)
+
+
+def test_behind_a_cut_answer_no_end_is_written_in_the_policys_name():
+    async def play(post: Post) -> None:
+        status, body = await post([user("one")])
+        assert body["choices"][0]["finish_reason"] == "length"
+        said(await post([user("one"), said((status, body)), user("go on")]))
+
+    trajectory, _, door = run([Cut("never end"), "done"], play)
+    assert door.counts.branches == 2
+    assert trajectory.finish is Finish.TRUNCATED
+    assert CHAT.text(trajectory.tokens).endswith("never end")
+
+
+def test_a_client_that_streams_gets_the_same_in_one_piece():
+    async def play(post: Post) -> None:
+        status, text = await post([user("one")], stream=True)
+        events = [line.removeprefix("data: ") for line in text.splitlines() if line]
+        assert status == 200
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[0])["choices"][0]["delta"]["content"] == "a"
+
+    assert run(["a"], play)[0].sampled_tokens
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"n": 2}, "n=2"),
+        ({"stop": ["x"]}, "stop="),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"max_tokens": 0}, "positive"),
+        ({"messages": []}, "list of messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "a message must have a role"),
+        ({"tools": [{"name": "x"}]}, "a tool must be"),
+    ],
+)
+def test_what_cannot_be_recorded_or_would_bend_the_policy_is_refused_with_the_reason(body, reason):
+    async def play(post: Post) -> None:
+        status, answer = await post(**{"messages": [user("one")], **body})
+        assert status == 400
+        assert reason in answer["error"]["message"]
+        said(await post([user("two")], max_tokens=3))
+
+    _, engine, door = run(["abcdefgh", "abcdefgh"], play)
+    assert door.counts.refused == 1
+    assert engine.requests[-1][1].max_new_tokens == 3
+
+
+def test_an_episode_without_room_or_turns_left_is_told_so_and_truncated():
+    async def play(post: Post) -> None:
+        first = said(await post([user("one")]))
+        status, answer = await post([user("one"), first, user("word " * 200)])
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        second = said(await post([user("one"), first, user("two")]))
+        status, answer = await post([user("one"), first, user("two"), second, user("three")])
+        assert (status, answer["error"]["code"]) == (400, "turn_limit")
+
+    trajectory, engine, _ = run(["a", "b"], play, Limits(max_turns=2, max_turn_tokens=50, max_tokens=200))
+    assert trajectory.finish is Finish.TRUNCATED
+    assert_as_sampled(trajectory, engine.sampled)
+
+
+def test_only_the_episodes_own_key_opens_its_address():
+    async def play(post: Post) -> None:
+        said(await post([user("one")]))
+
+    async def nosy(task: Task, base_url: str, api_key: str) -> None:
+        for url, key in ((base_url, "guess"), (base_url.replace("t%2F1", "t2"), api_key)):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with (
+                aiohttp.ClientSession(headers=headers) as session,
+                session.post(f"{url}/chat/completions", json={"messages": [user("x")]}) as answer,
+            ):
+                assert answer.status == 401
+        await agent_of(play)(task, base_url, api_key)
+
+    engine = OneScript(TOKENIZER, ["a"])
+
+    async def scenario() -> Trajectory:
+        door = Door(engine, CHAT, LIMITS)
+        await door.start()
+        try:
+            return await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, nosy)
+        finally:
+            await door.close()
+
+    assert asyncio.run(scenario()).sampled_tokens == len(ids(TOKENIZER, "a" + END))
+
+
+def test_an_agent_that_fails_or_asks_nothing_and_an_engine_that_fails_make_no_trajectory():
+    async def raises(post: Post) -> None:
+        said(await post([user("one")]))
+        raise ValueError("I am lost")
+
+    async def silent(post: Post) -> None:
+        pass
+
+    async def swallows(post: Post) -> None:
+        said(await post([user("one")]))
+        status, _ = await post([user("two")])
+        assert status == 503
+
+    aborted = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), "abort")
+    for play, reason in ((raises, "I am lost"), (silent, "asked the policy nothing|anything"), (swallows, "aborted")):
+        with pytest.raises(EpisodeFailed, match=reason):
+            run(["a", aborted], play)
+
+
+async def my_agent(task: Task, base_url: str, api_key: str) -> None:
+    """An agent to be found by its path."""
+
+
+def test_an_agent_is_found_by_its_path_and_refused_with_the_fix():
+    assert load_agent("tests.actor.door.test_door.my_agent") is my_agent
+    for path, reason in (
+        ("nowhere.agent", "cannot be imported"),
+        ("asyncrl.types.Task", "async def"),
+        ("x", "imported"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load_agent(path)

@@ -1,0 +1,284 @@
+"""A server that speaks as SGLang does, of either generation, and a fleet over such servers.
+
+Its weights are one number, the version that they were made as; it samples token `weights` with log-prob -weights, so
+that a token shows which weights really sampled it, whatever its label says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import pickle
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from aiohttp import web
+
+from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.fleet.discovery import Discovery, listed
+from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.signal import Signal
+from asyncrl.actor.engine.fleet.switch import Switcher
+from asyncrl.actor.engine.sglang.server import SglangServer
+
+STEP_S = 0.001
+EXPECTED = {"w": (1,), "v": (2, 2)}
+VOCABULARY = 100
+
+
+def tensors(version: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.tensor([float(version)]), "v": torch.zeros(2, 2)}
+
+
+@dataclass
+class Request:
+    rid: str
+    salt: str | None
+    limit: int
+    stop: list[int]
+    done: asyncio.Event
+    pairs: list[list[Any]] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    finish: str = ""
+
+
+class FakeSglang:
+    """`says` gives the token that follows a number of sampled ones, where that is not the weights' own."""
+
+    def __init__(self, version: str = "0.5.23", says: Callable[[int], int | None] = lambda _: None) -> None:
+        self.version = version
+        self.says = says
+        self.url = ""
+        self.calls: list[str] = []
+        self.salts: list[str | None] = []
+        self.prompts: list[list[int]] = []
+        self.refuses: set[str] = set()
+        self.hangs: set[str] = set()
+        self.context = 4096
+        self.restart()
+
+    def restart(self) -> None:
+        """As a new process has it: the weights of its folder, and nothing at work."""
+        self.label, self.weights = "default", 50
+        self.running: list[Request] = []
+        self.paused = self.open = False
+
+    @property
+    def new(self) -> bool:
+        return self.version == "0.5.23"
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{name}", self._answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._dying = asyncio.Event()
+        self._stepper = asyncio.create_task(self._steps())
+
+    async def die(self) -> None:
+        """As by kill -9: every connection is cut."""
+        self._stepper.cancel()
+        self._dying.set()
+        for request in self.running:
+            request.done.set()
+        await self._runner.cleanup()
+
+    async def _steps(self) -> None:
+        while True:
+            await asyncio.sleep(STEP_S)
+            for request in [] if self.paused else list(self.running):
+                self._step(request)
+
+    def _step(self, request: Request) -> None:
+        said = self.says(len(request.pairs))
+        request.pairs.append([-float(self.weights), self.weights if said is None else said, None])
+        request.labels.append(self.label)
+        if request.pairs[-1][1] in request.stop:
+            self._end(request, "stop")
+        elif len(request.pairs) >= request.limit:
+            self._end(request, "length")
+
+    def _end(self, request: Request, finish: str) -> None:
+        self.running.remove(request)
+        request.finish = finish
+        request.done.set()
+
+    async def _answer(self, http: web.Request) -> web.Response:
+        name = http.match_info["name"]
+        self.calls.append(name)
+        if name in self.hangs:
+            await self._dying.wait()
+        if name in self.refuses:
+            return web.json_response({"message": "refused"}, status=400)
+        body = await http.json() if http.can_read_body else {}
+        answer = await getattr(self, f"_{name}", self._unknown)(body)
+        return answer if isinstance(answer, web.Response) else web.json_response(answer)
+
+    async def _unknown(self, body: Any) -> web.Response:
+        return web.Response(status=404)
+
+    async def _server_info(self, body: Any) -> Any:
+        return {"version": self.version, "tp_size": 2, "context_length": self.context}
+
+    async def _get_model_info(self, body: Any) -> Any:
+        return {"weight_version": self.label}
+
+    async def _model_info(self, body: Any) -> Any:
+        return await (self._get_model_info if self.new else self._unknown)(body)
+
+    async def _health(self, body: Any) -> web.Response:
+        return web.Response(status=503 if self.paused else 200)
+
+    async def _generate(self, body: Any) -> Any:
+        sampling = body["sampling_params"]
+        self.salts.append(body.get("extra_key"))
+        self.prompts.append(body["input_ids"])
+        request = Request(body["rid"], None, sampling["max_new_tokens"], sampling["stop_token_ids"], asyncio.Event())
+        self.running.append(request)
+        await request.done.wait()
+        if not request.finish:
+            return web.Response(status=500)
+        meta: dict[str, Any] = {
+            "weight_version": self.label,
+            "output_token_logprobs": request.pairs,
+            "finish_reason": {"type": request.finish, "matched": None},
+        }
+        if self.new:
+            meta["weight_versions"] = _spans(request.labels)
+        return {"output_ids": [pair[1] for pair in request.pairs], "meta_info": meta}
+
+    async def _abort_request(self, body: Any) -> Any:
+        for request in list(self.running):
+            if body.get("abort_all") or request.rid.startswith(body["rid"]):
+                self._end(request, "abort")
+        return {}
+
+    async def _pause_generation(self, body: Any) -> Any:
+        self.paused = True
+        return {}
+
+    async def _continue_generation(self, body: Any) -> Any:
+        self.paused = False
+        return {}
+
+    async def _begin_weight_update(self, body: Any) -> Any:
+        if not self.new:
+            return await self._unknown(body)
+        if self.open:
+            return web.json_response({"message": "open already"}, status=400)
+        self.open = True
+        return {}
+
+    async def _end_weight_update(self, body: Any) -> Any:
+        if not self.new:
+            return await self._unknown(body)
+        if not self.open:
+            return web.json_response({"message": "none open"}, status=400)
+        self.open = False
+        return {}
+
+    async def _update_weights_from_tensor(self, body: Any) -> Any:
+        if self.new and not self.open:
+            return web.json_response({"message": "needs begin_weight_update"}, status=400)
+        assert len(body["serialized_named_tensors"]) == 2
+        assert not body["flush_cache"]
+        while self.running and not self.paused:
+            await asyncio.sleep(STEP_S)
+        loaded = dict(pickle.loads(base64.b64decode(body["serialized_named_tensors"][1])))  # noqa: S301 - our own
+        if "w" in loaded:
+            self.weights = int(loaded["w"])
+        if body.get("weight_version"):
+            self.label = body["weight_version"]
+        return {}
+
+    async def _update_weights_from_disk(self, body: Any) -> Any:
+        from safetensors.torch import load_file
+
+        self.weights = int(load_file(f"{body['model_path']}/model.safetensors")["w"])
+        self.label = body["weight_version"]
+        return {}
+
+    async def _flush_cache(self, body: Any) -> Any:
+        if self.running and not self.paused:
+            return web.Response(status=400)
+        return {}
+
+
+def _spans(labels: list[str]) -> list[dict[str, Any]]:
+    spans: list[dict[str, Any]] = []
+    for index, label in enumerate(labels):
+        if spans and spans[-1]["version"] == label:
+            spans[-1]["end"] = index + 1
+        else:
+            spans.append({"version": label, "start": index, "end": index + 1})
+    return spans
+
+
+@asynccontextmanager
+async def serving(*servers: FakeSglang) -> AsyncIterator[None]:
+    try:
+        for server in servers:
+            await server.start()
+        yield
+    finally:
+        for server in servers:
+            with suppress(Exception):
+                await server.die()
+
+
+@asynccontextmanager
+async def fleet_over(
+    *servers: FakeSglang,
+    mode: str = "retract",
+    discover: Discovery | None = None,
+    transports: tuple[str, ...] = ("tensor",),
+    silence_s: float = 5.0,
+    load_s: float = 5.0,
+    drain_s: float = 5.0,
+    attempts: int = 4,
+    wait_s: float = 20.0,
+    **options: Any,
+) -> AsyncIterator[Fleet]:
+    """A fleet over `servers`, kept until the end."""
+    changed, salted = Signal(), mode == "in_place"
+    fleet = Fleet(
+        discover or listed([server.url for server in servers]),
+        lambda url: SglangServer(
+            url, context=64, transports=transports, bucket_bytes=8, silence_s=silence_s, load_s=load_s
+        ),
+        Switcher(mode, not salted, drain_s, changed),
+        changed,
+        expected=EXPECTED,
+        vocabulary=VOCABULARY,
+        rules=Rules(attempts, wait_s, 0.02, salted),
+        **options,
+    )
+    keeper = asyncio.create_task(fleet.keep())
+    try:
+        yield fleet
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await fleet.close()
+
+
+def run(scenario: Callable[[], Awaitable[Any]], seconds: float = 30) -> Any:
+    return asyncio.run(asyncio.wait_for(scenario(), seconds))
+
+
+def ids(*tokens: int) -> np.ndarray[Any, Any]:
+    return np.array(tokens or (1, 2, 3), np.int32)
+
+
+def assert_true(got: Generation) -> None:
+    """Every token was really sampled by the version recorded for it."""
+    np.testing.assert_array_equal(got.versions, got.tokens)
+    np.testing.assert_array_equal(got.logprobs, -got.versions.astype(np.float32))

@@ -1,0 +1,84 @@
+"""From the configuration to a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.actor.engine.embedded import EmbeddedEngine
+from asyncrl.actor.engine.fleet.fleet import Fleet
+from asyncrl.actor.engine.fleet.opening import policy_of
+from asyncrl.actor.engine.opening import open_engine
+from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.types import Sampling
+from tests.actor.engine.fleet.fakes import FakeSglang, ids, run, serving
+from tests.actor.engine.support import VOCABULARY, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    tiny_model().save_pretrained(folder)
+    return folder
+
+
+def configured(model: Path, tmp_path: Path) -> TrainConfig:
+    config = TrainConfig(model=ModelConfig(path=str(model)))
+    config.run.dir = str(tmp_path)
+    config.actor.max_tokens = 64
+    return config
+
+
+def test_the_tensors_that_a_fleet_expects_are_those_of_the_embedded_engine(model: Path) -> None:
+    policy = policy_of(ModelConfig(path=str(model)))
+    engine = EmbeddedEngine(tiny_model(), EngineConfig(slots=1, max_length=8))
+    assert policy.shapes == engine.expected
+    assert policy.vocabulary == VOCABULARY
+
+
+def test_a_configured_fleet_pushes_whole_models_by_folder_and_serves(model: Path, tmp_path: Path) -> None:
+    config, server = configured(model, tmp_path), FakeSglang()
+
+    async def load(body):
+        server.weights, server.label = 7, body["weight_version"]
+        assert {each.name for each in Path(body["model_path"]).iterdir()} >= {"config.json", "model.safetensors"}
+        return {}
+
+    server._update_weights_from_disk = load
+
+    async def scenario():
+        async with serving(server):
+            config.engine.kind, config.engine.urls = "sglang", [server.url]
+            config.weights.transports = ["disk"]
+            opened = open_engine(config)
+            assert isinstance(opened.engine, Fleet)
+            [keep] = opened.keepers
+            keeper = asyncio.create_task(keep())
+            await opened.engine.update_weights(7, dict(tiny_model().named_parameters()))
+            got = await opened.engine.generate(ids(), Sampling(1.0, 3), (), "s")
+            keeper.cancel()
+            await opened.engine.close()
+            return got
+
+    assert run(scenario).versions.tolist() == [7, 7, 7]
+
+
+def test_servers_of_our_own_have_a_keeper_each(model: Path, tmp_path: Path) -> None:
+    async def scenario():
+        config = configured(model, tmp_path)
+        config.engine.kind, config.engine.launch, config.engine.server.count = "sglang", True, 2
+        opened = open_engine(config)
+        assert len(opened.keepers) == 3
+
+    run(scenario)
+
+
+def test_the_engine_that_is_not_configured_is_not_imported() -> None:
+    code = (
+        "import sys, asyncrl.actor.engine.opening; assert not {'torch', 'transformers', 'aiohttp'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,125 @@
+"""A server of our own: started, restarted, explained where it will not start, and gone with its actor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
+from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.errors import ConfigError, EngineError
+from asyncrl.launch.local import free_ports
+from tests.actor.engine.support import until as become
+from tests.helpers import until
+
+SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.send_header("Content-Length", "2"); self.end_headers(); self.wfile.write(b"{}")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def launched(tmp_path: Path, code: str, max_failures: int = 1, start_s: float = 30.0) -> LaunchedServer:
+    port = free_ports(1)
+    command = [sys.executable, "-c", code, str(port)]
+    return LaunchedServer(f"http://127.0.0.1:{port}", command, tmp_path / "server.log", {}, start_s, max_failures)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_server_that_dies_is_started_again_and_none_is_left_in_the_end(tmp_path: Path) -> None:
+    server = launched(tmp_path, SERVER)
+
+    async def scenario() -> int:
+        keeper = asyncio.create_task(server.keep())
+        await become(lambda: server.starts == 1 and server.answering)
+        first = server.process
+        assert first is not None
+        first.kill()
+        await become(lambda: server.starts == 2 and server.answering)
+        assert server.process is not None
+        last = server.process.pid
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        return last
+
+    assert gone(asyncio.run(scenario()))
+
+
+def test_a_server_that_does_not_start_is_explained_by_its_last_lines(tmp_path: Path) -> None:
+    server = launched(tmp_path, "raise SystemExit('no memory left on the moon')")
+    with pytest.raises(ConfigError, match=r"(?s)does not start.*no memory left on the moon.*engine.python"):
+        asyncio.run(server.keep())
+
+
+def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
+    server = LaunchedServer("http://127.0.0.1:1", ["/nowhere/python"], tmp_path / "server.log", {}, 1.0, 1)
+    with pytest.raises(ConfigError, match=r"engine\.python=/nowhere/python"):
+        asyncio.run(server.keep())
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    server = launched(tmp_path, "import time; print('thinking', flush=True); time.sleep(60)", start_s=1.0)
+    with pytest.raises(ConfigError, match=r"(?s)does not start.*thinking"):
+        asyncio.run(server.keep())
+
+
+def test_a_server_that_ran_and_does_not_start_any_more_ends_the_actor(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    server = launched(tmp_path, f"import os\nif os.path.exists({str(broken)!r}): raise SystemExit('gone')\n{SERVER}")
+
+    async def scenario() -> None:
+        keeper = asyncio.create_task(server.keep())
+        await become(lambda: server.answering)
+        broken.touch()
+        assert server.process is not None
+        server.process.kill()
+        await keeper
+
+    with pytest.raises(EngineError, match="gone"):
+        asyncio.run(scenario())
+    assert server.starts == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal of Linux")
+def test_a_server_dies_with_its_actor_even_where_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import asyncio, sys
+from pathlib import Path
+from asyncrl.actor.engine.sglang.launch import LaunchedServer
+command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+server = LaunchedServer("http://127.0.0.1:1", command, Path({str(tmp_path)!r}, "server.log"), {{}}, 60.0, 1)
+asyncio.run(server.keep())
+"""
+    actor = subprocess.Popen([sys.executable, "-c", code])
+    log = tmp_path / "server.log"
+    pid = int(until(lambda: log.exists() and log.read_text().strip()))
+    actor.send_signal(signal.SIGKILL)
+    actor.wait()
+    until(lambda: gone(pid))
+
+
+def test_the_command_line_has_what_was_configured() -> None:
+    config = TrainConfig(model=ModelConfig(path="some/model", trust_remote_code=True))
+    config.engine.python = "/opt/python"
+    server = config.engine.server
+    server.tp_size, server.first_gpu, server.memory, server.arguments = 2, 4, 0.7, ["--device", "cpu"]
+    text = " ".join(server_command(config, 31000, 1))
+    assert text.startswith("/opt/python -m sglang.launch_server --model-path some/model")
+    for part in ("--port 31000", "--tp-size 2", "--base-gpu-id 6", "--mem-fraction-static 0.7", "--trust-remote-code"):
+        assert part in text
+    assert text.endswith("--device cpu")

@@ -1,0 +1,105 @@
+"""What is sent to SGLang and read from it; the answers are of the shapes that real servers gave."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.actor.engine.fleet.server import ServerFaultError, Span
+from asyncrl.actor.engine.sglang.requests import NEUTRAL, buckets, generate_body, read_segment, tensors_body
+from asyncrl.types import Sampling
+
+
+def answer(tokens: list[int], finish: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    pairs = [[-0.5 - index, token, None] for index, token in enumerate(tokens)]
+    known = {"output_token_logprobs": pairs, "finish_reason": finish, "weight_version": "3-me"}
+    return {"output_ids": tokens, "meta_info": {**known, **meta}}
+
+
+def test_a_request_sets_the_temperature_and_nothing_that_bends_logprobs() -> None:
+    body = generate_body("r", np.array([1, 2], np.int32), Sampling(0.7, 9), (5,), "3-me")
+    sampling = body.pop("sampling_params")
+    assert sampling == {"temperature": 0.7, "max_new_tokens": 9, "stop_token_ids": [5], **NEUTRAL}
+    assert body == {"rid": "r", "input_ids": [1, 2], "return_logprob": True, "extra_key": "3-me"}
+    assert "extra_key" not in generate_body("r", np.array([1], np.int32), Sampling(), (), None)
+
+
+def test_spans_tell_which_weights_sampled_which_token() -> None:
+    versions = [{"version": "2-me", "start": 0, "end": 2}, {"version": "3-me", "start": 2, "end": 3}]
+    segment = read_segment(answer([7, 8, 9], {"type": "length"}, weight_versions=versions), 3, ())
+    assert segment.tokens.tolist() == [7, 8, 9]
+    assert segment.logprobs.tolist() == [-0.5, -1.5, -2.5]
+    assert segment.spans == (Span("2-me", 0, 2), Span("3-me", 2, 3))
+
+
+def test_without_spans_one_label_is_that_of_all() -> None:
+    assert read_segment(answer([7, 8], {"type": "length"}), 2, ()).spans == (Span("3-me", 0, 2),)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish", "limit", "expected"),
+    [
+        ([7, 5], {"type": "stop", "matched": 5}, 9, "stop"),
+        ([7, 6], {"type": "stop", "matched": 6}, 9, "cut"),
+        ([7, 6], {"type": "length", "length": 2}, 2, "length"),
+        ([7, 6], {"type": "length", "length": 2}, 9, "length"),
+        ([7, 6], {"type": "abort", "message": "Aborted"}, 9, "cut"),
+        ([7, 5], {"type": "abort", "message": "Aborted"}, 9, "stop"),
+        ([7, 6], {"type": "abort", "message": "Aborted"}, 2, "length"),
+        ([], {"type": "abort", "message": "Abort in waiting queue"}, 2, "cut"),
+    ],
+)
+def test_how_a_segment_ends(tokens: list[int], finish: dict[str, Any], limit: int, expected: str) -> None:
+    segment = read_segment(answer(tokens, finish), limit, (5,))
+    assert segment.finish == expected
+    assert segment.tokens.dtype == np.int32
+    assert segment.logprobs.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "just text",
+        {"output_ids": [1]},
+        answer([1], {"type": "length"}, output_token_logprobs=[]),
+        answer([1], {"type": "length"}, output_token_logprobs=[[None, 1, None]]),
+        answer([1], {"type": "length"}, output_token_logprobs=[[float("nan"), 1, None]]),
+        answer([1], {"type": "stop", "matched": "NaN happened"}),
+        answer([1, 2], {"type": "length"}, weight_versions=[{"version": "3", "start": 0, "end": 1}]),
+        answer([1, 2], {"type": "length"}, weight_versions=[{"version": "3", "start": 1, "end": 2}]),
+    ],
+)
+def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: Any) -> None:
+    with pytest.raises(ServerFaultError):
+        read_segment(broken, 9, ())
+
+
+@given(st.lists(st.integers(1, 40), max_size=12), st.integers(1, 200))
+def test_buckets_hold_every_tensor_once_in_order_and_no_more_than_they_may(sizes: list[int], limit: int) -> None:
+    tensors = {f"t{index}": torch.zeros(size) for index, size in enumerate(sizes)}
+    parts = list(buckets(tensors, limit))
+    assert [name for part in parts for name in part] == list(tensors)
+    assert all(len(part) == 1 or sum(tensor.nbytes for tensor in part.values()) <= limit for part in parts)
+    assert all(parts)
+
+
+def test_every_rank_gets_all_tensors_of_a_bucket_and_none_of_what_lies_beside_them() -> None:
+    whole = torch.arange(1000.0)
+    body = json.loads(tensors_body({"a": whole[10:12]}, 2, "4-me"))
+    first, second = body["serialized_named_tensors"]
+    assert first == second
+    assert len(first) < 2000
+    [(name, tensor)] = pickle.loads(base64.b64decode(first))  # noqa: S301 - our own
+    assert name == "a"
+    assert tensor.tolist() == [10.0, 11.0]
+    assert body["weight_version"] == "4-me"
+    assert body["flush_cache"] is False
+    assert "weight_version" not in json.loads(tensors_body({"a": whole}, 1, None))

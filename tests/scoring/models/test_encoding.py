@@ -1,0 +1,84 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.scoring.models.encoding import (
+    Encoded,
+    LengthLimit,
+    chat_frame,
+    encode_within,
+    problem_and_steps,
+    tokenize,
+    words,
+)
+from asyncrl.scoring.transcript import Segment
+from tests.scoring.models.support import CHATML, byte_tokenizer
+
+
+class Words:
+    """A tokenizer that would merge "ab" into one token."""
+
+    def encode(self, text, add_special_tokens):
+        assert not add_special_tokens
+        return [1 if piece == "ab" else 2 for piece in text.replace("ab", "|ab|").split("|") if piece]
+
+
+def test_no_token_spans_the_end_of_a_step():
+    ids, spans = tokenize([Segment("a", True), Segment("b", True), Segment("ab", False), Segment("ab", True)], Words())
+    assert ids == [2, 2, 1, 1]
+    assert spans == [(0, 1), (1, 2), (3, 4)]
+
+
+def test_tool_results_stand_before_the_step_that_reads_them():
+    told = [("Q ", False), ("a\n\n", True), ("tool", False), ("more", False), ("b", True), ("after", False)]
+    assert problem_and_steps([Segment(*each) for each in told]) == ("Q", ["a", "tool\nmore\nb"])
+
+
+def letters(transcript):
+    text = "".join(segment.text for segment in transcript)
+    return Encoded([ord(letter) for letter in text], [[0] for segment in transcript if segment.is_step])
+
+
+CONVERSATION = [("QQ", False), ("a", True), ("111", False), ("b", True), ("2222", False), ("c", True)]
+SEGMENTS = [Segment(*each) for each in CONVERSATION]
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"), [(12, "QQa111b2222c"), (11, "QQab2222c"), (9, "QQab2222c"), (8, "QQabc"), (5, "QQabc")]
+)
+def test_the_oldest_tool_results_make_room_and_nothing_is_cut(room, kept):
+    encoded = encode_within(SEGMENTS, letters, LengthLimit(room, True, "model"))
+    assert "".join(map(chr, encoded.ids)) == kept
+    assert len(encoded.reads) == 3
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ScoringError, match="has 12 tokens; model reads 11"):
+        encode_within(SEGMENTS, letters, LengthLimit(11, False, "model"))
+    with pytest.raises(ScoringError, match="has 5 tokens without its tool results; model reads 4"):
+        encode_within(SEGMENTS, letters, LengthLimit(4, True, "model"))
+
+
+@given(st.text("ab <|im_start|>é", max_size=20), st.text("ab\n", max_size=5))
+def test_a_chat_in_pieces_is_the_templates_own_chat(user, assistant):
+    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", template=CHATML)
+    before, between, after = chat_frame(tokenizer, ["user", "assistant"], "key", "be brief")
+    ids = [*before, *words(tokenizer, user), *between, *words(tokenizer, assistant), *after]
+    said = [("system", "be brief"), ("user", user), ("assistant", assistant)]
+    text = tokenizer.apply_chat_template([{"role": r, "content": c} for r, c in said], tokenize=False)
+    assert tokenizer.decode(ids) == text
+    if "<|im_start|>" not in user:
+        assert ids == tokenizer.encode(text)
+
+
+def test_a_special_token_in_a_text_stays_words():
+    tokenizer = byte_tokenizer("<|im_end|>")
+    assert len(words(tokenizer, "<|im_end|>")) == len("<|im_end|>")
+    assert len(tokenizer.encode("<|im_end|>")) == 1
+
+
+def test_a_template_that_hides_a_message_is_refused():
+    tokenizer = byte_tokenizer(template="{% for message in messages[:1] %}{{ message.content }}{% endfor %}")
+    with pytest.raises(ConfigError, match="does not show messages of the roles user, assistant in order"):
+        chat_frame(tokenizer, ["user", "assistant"], "key")

@@ -1,0 +1,238 @@
+"""Remote models against a real HTTP server in a thread."""
+
+import json
+import threading
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
+from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.scoring.models.registry import load_outcome_model, load_prm
+from asyncrl.scoring.models.service import Service
+from asyncrl.scoring.transcript import Segment
+from tests.scoring.models.support import LLAMA3, SHAPE, byte_tokenizer, load, save
+
+TOKENIZER = byte_tokenizer("<|start|>", "<|end|>", "<|eot|>", bos="<s>", add_bos=True, template=LLAMA3)
+BATCH = [
+    [Segment("<q>", False, "q"), Segment("a<e>", True, "a"), Segment("tool", False), Segment("b", True)],
+    [Segment("r", False), Segment("c", True)],
+    [Segment("no steps", False)],
+]
+
+
+@contextmanager
+def serving(answer):
+    """The URL of a server; `answer(path, body)` gives a body, a (status, body), or bytes."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            said = answer(self.path, body)
+            status, said = said if isinstance(said, tuple) else (200, said)
+            data = said if isinstance(said, bytes) else json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            with suppress(BrokenPipeError):
+                self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/scores"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def remote(url, **params):
+    return load_prm(ScoringModelConfig(family="remote", path=url, params=params), "scoring.prm")
+
+
+def outcome(url, **params):
+    return load_outcome_model(OutcomeModelConfig(family="remote", path=url, params=params), "scoring.outcome_model")
+
+
+def test_the_plain_contract_sends_the_segments_and_takes_a_probability_a_step():
+    seen = []
+
+    def answer(path, body):
+        seen.append((path, body))
+        return {"scores": [[0.25, 1.0], [0.5], []]}
+
+    with serving(answer) as url:
+        model = remote(url, version="7")
+        scores = model.score(BATCH)
+    assert [each.probability.tolist() for each in scores] == [[0.25, 1.0], [0.5], []]
+    assert scores[0].logit[0] == pytest.approx(np.log(1 / 3))
+    ((path, body),) = seen
+    assert path == "/scores"
+    assert body["episodes"][0]["segments"][:2] == [
+        {"text": "<q>", "plain": "q", "is_step": False},
+        {"text": "a<e>", "plain": "a", "is_step": True},
+    ]
+    assert model.name == f"{url.removeprefix('http://')}@7"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"scores": [[0.5, 0.5], [0.5]]}, "3 entries"),
+        ({"scores": [[0.5], [0.5], []]}, "must give 2 scores"),
+        ({"scores": [[0.5, float("nan")], [0.5], []]}, "not finite"),
+        ({"scores": [[0.5, 7.0], [0.5], []]}, "outside"),
+        ({"scores": [[0.5, "high"], [0.5], []]}, "no numbers"),
+        ({"scores": [[0.5, None], [0.5], []]}, "no numbers"),
+        ({"other": 1}, "3 entries"),
+        ([1, 2, 3], "3 entries"),
+        (b"<html>", "not JSON"),
+        ((400, {"error": "too long"}), "status 400.*too long"),
+    ],
+)
+def test_nonsense_is_an_error_and_never_a_zero(answer, told):
+    calls = []
+    with serving(lambda *_: calls.append(1) or answer) as url, pytest.raises(ScoringError, match=told):
+        remote(url).score(BATCH)
+    assert len(calls) == 1
+
+
+def test_a_server_that_is_busy_is_asked_again_and_not_for_ever():
+    answers = [(503, {}), (429, {}), {"scores": [0.5, 2.0, -1.0]}]
+    with serving(lambda *_: answers.pop(0)) as url:
+        assert outcome(url, retries=2).score(BATCH) == [0.5, 2.0, -1.0]
+    calls = []
+    with serving(lambda *_: calls.append(1) or (503, {})) as url, pytest.raises(ScoringError, match="status 503"):
+        outcome(url, retries=2).score(BATCH)
+    assert len(calls) == 3
+
+
+def test_a_server_that_hangs_costs_the_time_limit():
+    release = threading.Event()
+    with serving(lambda *_: {"scores": [release.wait(10)]}) as url:
+        with pytest.raises(ScoringError, match="time"):
+            remote(url, timeout_s=0.2, retries=5).score(BATCH)
+        release.set()
+
+
+def test_a_server_that_is_not_there_is_an_error():
+    with serving(lambda *_: {}) as url:
+        pass
+    with pytest.raises(ScoringError, match="gave no scores"):
+        remote(url, retries=1).score(BATCH)
+
+
+def test_pauses_grow_and_end_with_the_time_limit():
+    now, pauses = [0.0], []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+
+    with serving(lambda *_: (500, {})) as url:
+        service = Service(url, timeout_s=1.0, retries=50, clock=lambda: now[0], pause=pause)
+        with pytest.raises(ScoringError):
+            service.post("", {})
+    assert pauses == [0.1, 0.2, 0.4]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A folder of a label model, and what an SGLang server with it answers."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+    folder = save(tmp_path_factory.mktemp("models") / "rlhflow", model, TOKENIZER)
+
+    @torch.no_grad()
+    def logprobs(ids):
+        return model(torch.tensor([ids])).logits[0].log_softmax(-1)
+
+    def answer(path, body):
+        if path.endswith("/generate"):
+            ids, start, labels = body["input_ids"], body["logprob_start_len"], body["token_ids_logprob"]
+            found = logprobs(ids)
+            entries = [
+                [[float(found[at - 1, label]), label, None] for label in labels] for at in range(start + 1, len(ids))
+            ]
+            return {"text": "", "meta_info": {"input_token_ids_logprobs": [None, *entries]}}
+        assert path.endswith("/v1/score")
+        rows = [logprobs(body["query"] + item)[-1, body["label_token_ids"]].softmax(-1) for item in body["items"]]
+        return {"scores": [row.tolist() for row in rows]}
+
+    return folder, answer
+
+
+@pytest.mark.parametrize("contract", ["generate", "score"])
+def test_a_label_model_behind_sglang_scores_as_it_does_here(served, contract):
+    folder, answer = served
+    with serving(answer) as url:
+        model = remote(url, contract=contract, format="rlhflow", tokenizer=str(folder))
+        found = model.score(BATCH)
+    for here, there in zip(load(folder, "rlhflow").score(BATCH), found, strict=True):
+        np.testing.assert_allclose(there.probability, here.probability, atol=1e-5)
+        np.testing.assert_allclose(there.logit, here.logit, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("contract", "answer"),
+    [
+        ("generate", {"meta_info": {}}),
+        ("generate", {"meta_info": {"input_token_ids_logprobs": [None]}}),
+        ("generate", {"meta_info": {"input_token_ids_logprobs": [[[-1.0, 5, None]]] * 99}}),
+        ("score", {"scores": [[0.5, 0.5]]}),
+        ("score", {"scores": [[0.9, 0.9]] * 2}),
+        ("score", {"scores": [[0.9]] * 2}),
+    ],
+)
+def test_an_sglang_server_without_the_labels_is_an_error(served, contract, answer):
+    folder, _ = served
+    with serving(lambda *_: answer) as url:
+        model = remote(url, contract=contract, tokenizer=str(folder))
+        with pytest.raises(ScoringError, match=r"127\.0\.0\.1"):
+            model.score(BATCH[:1])
+
+
+def test_a_classifier_behind_sglang_scores_whole_episodes(served):
+    folder, _ = served
+    seen = []
+
+    def answer(path, body):
+        seen.append((path, body["input_ids"]))
+        return [{"embedding": [len(ids) / 2]} for ids in body["input_ids"]]
+
+    with serving(answer) as url:
+        scores = outcome(url, contract="classify", tokenizer=str(folder)).score(BATCH[:2])
+    ((path, ids),) = seen
+    assert path == "/scores/classify"
+    text = "<s><|start|>user<|end|>\n\nr<|eot|><|start|>assistant<|end|>\n\nc<|eot|>"
+    assert TOKENIZER.decode(ids[1]) == text
+    assert scores == [len(each) / 2 for each in ids]
+    with serving(lambda *_: [{"embedding": []}]) as url, pytest.raises(ScoringError, match="classify gave no scores"):
+        outcome(url, contract="classify", tokenizer=str(folder)).score(BATCH[:1])
+
+
+@pytest.mark.parametrize(
+    ("config", "fix"),
+    [
+        ({"path": "folder"}, "needs a URL"),
+        ({"params": {"contract": "grpc"}}, "use one of json, generate, score"),
+        ({"params": {"timeout_s": 0.0}}, "must be positive"),
+        ({"params": {"contract": "generate"}}, "tokenizer must be set"),
+        ({"long_inputs": "drop_oldest"}, "refuses by itself"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_fix(config, fix):
+    config = {"family": "remote", "path": "http://127.0.0.1:1", **config}
+    with pytest.raises(ConfigError, match=fix):
+        load_prm(ScoringModelConfig(**config), "scoring.prm")

@@ -1,0 +1,53 @@
+"""Programs against unit tests, in the real sandbox."""
+
+import json
+
+import pytest
+
+from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules.code import code
+from tests.scoring.fakes import answered
+
+ASSERTS = "assert add(1, 2) == 3\nassert add(-1, 1) == 0"
+PAIRS = json.dumps({"inputs": ["1 2\n", "5 5\n"], "outputs": ["3", "10\n"]})
+RIGHT = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nThat is all."
+
+
+def judge(answer, truth, **options):
+    task, trajectory = answered(answer, truth=truth)
+    return code(task=task, answer=answer, trajectory=trajectory, **options)
+
+
+def test_a_program_that_passes_its_tests_is_right():
+    assert judge(RIGHT, ASSERTS) == {"score": 1.0, "passed": 1.0}
+    assert judge("def add(a, b): return b + a", ASSERTS)["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def add(a, b): return a - b",
+        "def add(a, b:",
+        "",
+        "import sys; sys.exit(0)",
+        "import os\nprint('passed', flush=True)\nos._exit(0)",
+        "def add(a, b):\n    while True: pass",
+        "x = bytearray(1 << 40)",
+    ],
+    ids=["wrong", "syntax", "nothing", "exit", "hard exit", "endless", "memory"],
+)
+def test_a_program_that_does_not_is_wrong(program):
+    assert judge(program, ASSERTS, cpu_s=1)["score"] == 0.0
+
+
+def test_programs_may_read_and_print():
+    assert judge("a, b = map(int, input().split())\nprint(a + b)", PAIRS)["score"] == 1.0
+    assert judge("import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))", PAIRS)["score"] == 1.0
+    assert judge("print(3)", PAIRS) == {"score": 0.0, "passed": 0.5}
+    assert judge("print(10)", PAIRS, partial=True) == {"score": 0.5, "passed": 0.5}
+
+
+@pytest.mark.parametrize("truth", ["", "{}", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}', "{1"])
+def test_a_ground_truth_without_tests_is_a_failure_and_not_a_zero(truth):
+    with pytest.raises(ScoringError, match="tests"):
+        judge("x = 1", truth)

@@ -1,0 +1,94 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules.tool_calls import tool_calls
+from asyncrl.types import Role, ToolCall, Turn
+from tests.scoring.fakes import episode
+
+
+def call(name, **arguments):
+    return {"name": name, "arguments": arguments}
+
+
+def judge(expected, made, **options):
+    """The verdict on an episode that makes each of the calls in a turn of its own."""
+    turns = [("prompt", "?"), *([("assistant", "a")] * max(1, len(made)))]
+    _, trajectory = episode(*turns)
+    said = iter(made)
+    with_calls = [
+        Turn(turn.start, turn.end, turn.role, "stop", [ToolCall(**each)] if (each := next(said, None)) else ())
+        if turn.role is Role.ASSISTANT
+        else turn
+        for turn in trajectory.turns
+    ]
+    task, trajectory = episode(*turns, truth=json.dumps(expected), turns=tuple(with_calls))
+    return tool_calls(task=task, answer="", trajectory=trajectory, **options)
+
+
+ADD, FIND = call("add", a=1, b=2.0), call("find", text="x", where={"in": ["p", "q"]})
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "score"),
+    [
+        ([ADD, FIND], {}, 1.0),
+        ([FIND, ADD], {}, 0.0),
+        ([FIND, ADD], {"order": False}, 1.0),
+        ([ADD], {}, 0.0),
+        ([ADD], {"partial": True}, 0.5),
+        ([ADD, ADD, FIND], {}, 0.0),
+        ([ADD, ADD, FIND], {"extra_calls": True}, 1.0),
+        ([ADD, ADD, FIND], {"partial": True}, 2 / 3),
+        ([ADD, ADD, FIND], {"partial": True, "extra_calls": True}, 1.0),
+        ([call("add", a=1.0, b=2), FIND], {}, 1.0),
+        ([call("add", a=1.001, b=2), FIND], {}, 0.0),
+        ([call("add", a=1.001, b=2), FIND], {"tolerance": 0.01}, 1.0),
+        ([call("add", a="1", b=2), FIND], {}, 0.0),
+        ([call("add", a=True, b=2), FIND], {}, 0.0),
+        ([call("add", a=1, b=2, c=3), FIND], {}, 0.0),
+        ([call("add", a=1, b=2, c=3), FIND], {"arguments": "subset"}, 1.0),
+        ([call("add", a=1), FIND], {"arguments": "subset"}, 0.0),
+        ([call("add"), call("find")], {"arguments": "ignore"}, 1.0),
+        ([call("add"), call("seek")], {"arguments": "ignore"}, 0.0),
+        ([ADD, call("find", text=" x ", where={"in": ["p", "q"]})], {}, 1.0),
+        ([ADD, call("find", text="x", where={"in": ["q", "p"]})], {}, 0.0),
+        ([], {}, 0.0),
+    ],
+)
+def test_calls_are_compared_as_the_options_say(made, options, score):
+    assert judge([ADD, FIND], made, **options)["score"] == pytest.approx(score)
+
+
+def test_where_no_call_is_expected_making_none_is_right():
+    assert judge([], [])["score"] == 1.0
+    assert judge([], [ADD])["score"] == 0.0
+    assert judge([], [ADD], extra_calls=True)["score"] == 1.0
+
+
+def test_any_order_finds_the_owner_of_each_call():
+    expected = [call("f"), call("f", a=1)]
+    assert judge(expected, [call("f", a=1), call("f")], order=False, arguments="subset")["score"] == 1.0
+
+
+@given(st.lists(st.sampled_from([ADD, FIND, call("f"), call("f", a=1)]), max_size=6), st.randoms())
+def test_the_expected_calls_in_another_order_match_in_any_order(calls, random):
+    made = list(calls)
+    random.shuffle(made)
+    assert judge(calls, made, order=False) == {"score": 1.0, "matched": 1.0}
+    assert judge(calls, calls) == {"score": 1.0, "matched": 1.0}
+
+
+@pytest.mark.parametrize("truth", ["72", '"f"', '[{"arguments": {}}]', '[{"name": "f", "arguments": 3}]', "f(1)"])
+def test_a_ground_truth_that_lists_no_calls_is_a_failure(truth):
+    task, trajectory = episode(("prompt", "?"), ("assistant", "a"), truth=truth)
+    with pytest.raises(ScoringError, match="JSON list of calls"):
+        tool_calls(task=task, answer="", trajectory=trajectory)
+
+
+def test_an_unknown_way_to_compare_is_a_failure():
+    with pytest.raises(ScoringError, match="use one of exact, subset, ignore"):
+        judge([], [], arguments="some")

@@ -1,0 +1,92 @@
+"""A reward manager written in verl's style, used as it is by its dotted path."""
+
+import pytest
+import torch
+
+from asyncrl.config.schema import ScoringConfig
+from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.scoring.rules.registry import load_rules
+from asyncrl.scoring.rules.verl import Batch
+from tests.scoring.fakes import CharTokenizer, case
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(solution_str.endswith(ground_truth)), "acc": True, "pred": solution_str}
+
+
+class Manager:
+    """Reads a batch as verl's managers do, and puts each score on the response's last token."""
+
+    def __init__(self, tokenizer, num_examine, compute_score=compute_score, reward_fn_key="data_source", scale=1.0):
+        self.tokenizer, self.num_examine, self.compute_score = tokenizer, num_examine, compute_score
+        self.reward_fn_key, self.scale = reward_fn_key, scale
+
+    def __call__(self, data, return_dict=False):
+        if "rm_scores" in data.batch:
+            raise AssertionError("there are none")
+        reward_tensor = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+        extra = {}
+        for i in range(len(data)):
+            item = data[i]
+            prompt_length = item.batch["prompts"].shape[-1]
+            valid = int(item.batch["attention_mask"][prompt_length:].sum())
+            ids = item.batch["responses"][:valid]
+            result = self.compute_score(
+                data_source=item.non_tensor_batch[self.reward_fn_key],
+                solution_str=self.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
+                ground_truth=item.non_tensor_batch["reward_model"]["ground_truth"],
+                extra_info=item.non_tensor_batch.get("extra_info", {}),
+            )
+            reward_tensor[i, valid - 1] = self.scale * result["score"]
+            for key, value in result.items():
+                extra.setdefault(key, []).append(value)
+        return {"reward_tensor": reward_tensor, "reward_extra_info": extra} if return_dict else reward_tensor
+
+
+class Careless(Manager):
+    def __call__(self, data, return_dict=False):
+        return None
+
+
+HERE = "tests.scoring.rules.test_verl."
+
+
+def judge(answer, **entry):
+    config = ScoringConfig(rules={"test": [{"name": HERE + "Manager", **entry}]})
+    return load_rules(config, CharTokenizer).judge(case(answer))
+
+
+def test_a_manager_is_made_with_the_tokenizer_and_judges_batches_of_one():
+    assert judge("it is 72").scores == {"Manager": 1.0, "Manager/acc": 1.0}
+    assert judge("it is 71").outcome == 0.0
+    assert judge("72", params={"scale": 0.5}).outcome == 0.5
+    assert judge("72", params={"compute_score": HERE + "compute_score"}).outcome == 1.0
+
+
+def test_a_batch_has_the_episode_under_verls_names():
+    episode = case("72")
+    batch = Batch.of(episode)
+    (item,) = batch
+    assert len(batch) == 1
+    assert "".join(map(chr, item.batch["prompts"].tolist())) == "what?"
+    assert item.batch["responses"].tolist() == episode.trajectory.tokens[5:].tolist()
+    assert item.batch["response_mask"].tolist() == episode.trajectory.loss_mask[5:].tolist()
+    assert item.batch["attention_mask"].shape == item.batch["input_ids"].shape == (17 - 2,)
+    assert item.non_tensor_batch["data_source"] == "test"
+    assert item.non_tensor_batch["reward_model"] == {"style": "rule", "ground_truth": "72"}
+    assert batch.non_tensor_batch["extra_info"].shape == (1,)
+    with pytest.raises(IndexError):
+        batch[1]
+
+
+def test_a_manager_is_checked_without_a_tokenizer_and_what_it_lacks_is_told():
+    load_rules(ScoringConfig(rule=HERE + "Manager"))
+    with pytest.raises(ConfigError, match=r"compute_score=no\.such cannot be imported"):
+        load_rules(ScoringConfig(rules={"a": [{"name": HERE + "Manager", "params": {"compute_score": "no.such"}}]}))
+    with pytest.raises(ConfigError, match="reward manager class"):
+        load_rules(ScoringConfig(rules={"a": [{"name": HERE + "Manager", "params": {"no_such": 1}}]}))
+
+
+def test_a_manager_that_returns_nonsense_is_a_failure_and_not_a_zero():
+    with pytest.raises(ScoringError, match="without `reward_tensor`"):
+        load_rules(ScoringConfig(rule=HERE + "Careless"), CharTokenizer).judge(case("72"))

@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.config.schema import ShapingConfig
+from asyncrl.scoring.steps import aggregate, earned, repeated, transformed
+from asyncrl.types import Step
+
+SCORES = np.array([0.5, 0.25, 1.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("how", "value"),
+    [
+        ("mean_response", 1.75 / 3),
+        ("best_of_n", 1.75 / 3),
+        ("min", 0.25),
+        ("pooled_last", 1.0),
+        ("product", 0.125),
+        ("per_step", None),
+    ],
+)
+def test_step_scores_become_one_number(how, value):
+    assert aggregate(SCORES, how) == (None if value is None else pytest.approx(value))
+
+
+def test_clip_leaves_only_what_is_missing_and_delta_only_what_a_step_adds():
+    assert transformed(SCORES, ShapingConfig(step_transforms=["clip"], clip_eta=0.75)).tolist() == [-0.25, -0.5, 0]
+    assert transformed(SCORES, ShapingConfig(step_transforms=["delta"])).tolist() == [0.25, -0.75, 1.0]
+    both = transformed(SCORES, ShapingConfig(step_transforms=["clip", "delta"], clip_eta=0.75))
+    assert both.tolist() == [0.25, -0.5, 0]
+    assert transformed(SCORES, ShapingConfig()) is SCORES
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20))
+def test_delta_makes_the_steps_from_any_on_sum_to_its_score(values):
+    scores = np.array(values, np.float32)
+    deltas = transformed(scores, ShapingConfig(step_transforms=["delta"]))
+    np.testing.assert_allclose(np.cumsum(deltas[::-1].astype(np.float64))[::-1], scores, atol=1e-5)
+
+
+def test_a_step_repeats_another_whatever_its_white_space():
+    assert repeated(["so 1 + 1", "then", " so  1 + 1\n", "then."]) == [False, False, True, False]
+
+
+def test_steps_are_earned_up_to_the_first_answer_once_each_and_within_the_lengths():
+    texts = ["a", "b", "a", "so #### 5", "#### 5", "thanks"]
+    steps = [Step(10 * k, 10 * k + 10) for k in range(6)]
+    scores = np.arange(1, 7).astype(np.float32)
+
+    def kept(length=60, **config):
+        values, indices = earned(scores, steps, texts, length, ShapingConfig(**config))
+        return dict(zip(indices, values.tolist(), strict=True))
+
+    assert kept() == {0: 1, 1: 2, 3: 4}
+    assert kept(stop_at_answer=False) == {0: 1, 1: 2, 3: 4, 4: 5, 5: 6}
+    assert kept(answer_pattern="b") == {0: 1, 1: 2}
+    assert kept(max_step_tokens=9) == kept(length=61, max_resp_len=60) == {0: 0, 1: 0, 3: 0}
+    assert kept(length=9999, max_step_tokens=1, enable_anti_hack=False) == dict(enumerate(range(1, 7)))
+
+
+def test_what_is_too_long_keeps_a_score_below_zero():
+    scores = np.array([-0.5, 0.5], np.float32)
+    values, _ = earned(scores, [Step(0, 5), Step(5, 9)], ["a", "b"], 9, ShapingConfig(max_resp_len=8))
+    assert values.tolist() == [-0.5, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("#### 5", True),
+        (r"so \boxed{5}", True),
+        ("The answer is 5", True),
+        ("Answer: 5", True),
+        ("we answer later", False),
+        ("the box", False),
+    ],
+)
+def test_a_final_answer_is_known_by_its_mark(text, found):
+    _, kept = earned(SCORES[:2], [Step(0, 1), Step(1, 2)], [text, "more"], 2, ShapingConfig())
+    assert kept == ([0] if found else [0, 1])

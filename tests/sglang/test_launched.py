@@ -1,0 +1,57 @@
+"""A server of our own, as `engine.launch` opens it: killed in the middle of a turn, which goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from asyncrl.actor.engine.fleet.opening import open_fleet
+from asyncrl.actor.engine.sglang.launch import LaunchedServer
+from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.types import Sampling
+from tests.actor.engine.support import assert_exact, parameters, until
+from tests.sglang.support import ARGUMENTS, ENVIRONMENT, policy, save_policy
+from tests.sglang.test_real_server import prompts
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainConfig:
+    config = TrainConfig(model=ModelConfig(path=str(save_policy(tmp_path / "policy"))))
+    config.run.dir = str(tmp_path)
+    config.actor.max_tokens = 1024
+    engine = config.engine
+    engine.kind, engine.launch, engine.python, engine.check_s = "sglang", True, os.environ["ASYNCRL_SGLANG_PYTHON"], 0.5
+    engine.server.arguments, engine.server.environment = ARGUMENTS, ENVIRONMENT
+    return config
+
+
+def test_a_launched_server_that_is_killed_starts_again_and_its_turns_go_on(config: TrainConfig) -> None:
+    async def scenario() -> None:
+        opened = open_fleet(config)
+        keepers = [asyncio.ensure_future(keep()) for keep in opened.keepers]
+        fleet, server = opened.engine, opened.keepers[1].__self__  # type: ignore[attr-defined]
+        assert isinstance(server, LaunchedServer)
+        try:
+            await fleet.update_weights(1, parameters(policy(1)))
+            turns = [
+                asyncio.create_task(fleet.generate(each, Sampling(1.0, 900), (), str(len(each)))) for each in prompts(4)
+            ]
+            await asyncio.sleep(0.5)
+            assert server.process is not None
+            server.process.kill()
+            await until(lambda: server.starts == 2, 300)
+            for start, turn in zip(prompts(4), turns, strict=True):
+                got = await turn
+                assert len(got.tokens) == 900
+                assert_exact({1: policy(1)}, start, got, 1.0)
+            assert fleet.stats().counters["lost_segments"] >= 4
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.gather(*keepers, return_exceptions=True)
+            await fleet.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 600))
