@@ -12,8 +12,9 @@ from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.learner.export import described
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.folders import KEPT, MANIFEST, TENSORS, FolderWriter, versions_in, write_folder
+from asyncrl.weights.receiver import Receiver
 from tests.learner.support import write_model
-from tests.weights.fakes import HoldingEngine, following, same_bits, shapes, some_tensors, until
+from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors, until
 
 
 def nothing(folder):
@@ -92,3 +93,24 @@ def test_a_folder_is_one_that_transformers_loads_tied_embeddings_and_all(tmp_pat
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert same_bits(dict(loaded.named_parameters()), tensors)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_counted(tmp_path, context):
+    async def run():
+        engine = HoldingEngine()
+        with publisher(context) as source:
+            async with channel(source.endpoint) as link:
+                receiver = Receiver([DiskChannel(tmp_path / "nowhere"), link], shapes(some_tensors()))
+                following = asyncio.create_task(receiver.run(engine))
+                source.publish(0, some_tensors(0))
+                await until(lambda: engine.version == 0)
+                assert receiver.fallbacks >= 1
+                (tmp_path / "nowhere").mkdir()
+                write_folder(tmp_path / "nowhere", 1, some_tensors(1), nothing)
+                await until(lambda: engine.version == 1)
+                assert receiver.counters()["weights_updates"] == 2
+                assert receiver.counters()["weights_bytes"] == 2 * sum(each.nbytes for each in some_tensors().values())
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(run())
