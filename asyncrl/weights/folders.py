@@ -35,7 +35,8 @@ def versions_in(directory: Path) -> dict[int, Path]:
 class FolderWriter:
     """Writes versions in a thread of its own; one that a newer version overtakes is left out.
 
-    Folders of an earlier life of the learner are removed at the start: a version may not be what it was.
+    Versions of an earlier life of the learner are removed at the start, since they may not be what they were. Raises
+    OSError: the directory cannot be written.
     """
 
     def __init__(self, directory: Path, write_config: Callable[[Path], object]) -> None:
@@ -43,8 +44,9 @@ class FolderWriter:
         self._write_config = write_config
         self._newest = -1
         self.failures = 0
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        for stale in versions_in(directory).values():
+            shutil.rmtree(stale)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:

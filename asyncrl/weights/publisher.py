@@ -87,7 +87,7 @@ class Publisher:
         self._published = -1
         self._with_deltas = history > 0
         self._last: Snapshot | None = None
-        self._ready: tuple[Snapshot, Delta | None] | None = None
+        self._ready: SimpleQueue[tuple[Snapshot, Delta | None]] = SimpleQueue()
         self._measured: dict[str, float] = {}
         self._calls: SimpleQueue[tuple[Callable[[], _Present], Future[_Present]]] = SimpleQueue()
         self._closing = threading.Event()
@@ -178,7 +178,7 @@ class Publisher:
             elements = sum(math.prod(spec.shape) for spec in snapshot.manifest.tensors)
             self._measured["delta_bytes"] = float(len(delta.payload))
             self._measured["density"] = delta.step.changed / max(1, elements)
-        self._ready = (snapshot, delta)
+        self._ready.put((snapshot, delta))
         self._wake.send(b".")
 
     def _delta_to(self, snapshot: Snapshot) -> Delta | None:
@@ -199,8 +199,8 @@ class Publisher:
                 while not self._calls.empty():
                     call, done = self._calls.get()
                     done.set_result(call())
-                if self._ready:
-                    self._offers.offer(*self._ready)
+                while not self._ready.empty():
+                    self._offers.offer(*self._ready.get())
                 if self._router in events:
                     self._answer(*self._router.recv_multipart())
                 for receiver, reply in self._offers.due(time.monotonic()):

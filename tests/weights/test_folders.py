@@ -39,8 +39,9 @@ def test_versions_written_in_the_background_are_followed_bit_for_bit_and_old_one
 
 def test_a_new_learner_removes_what_an_earlier_one_left(tmp_path):
     write_folder(tmp_path, 9, some_tensors(), nothing)
+    (tmp_path / "notes").write_text("somebody else's")
     FolderWriter(tmp_path, nothing).close()
-    assert versions_in(tmp_path) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "manifest", "gone", "no directory"])
