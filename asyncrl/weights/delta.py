@@ -36,6 +36,9 @@ from asyncrl.weights.manifest import (
 MAX_DENSITY = 0.25
 """A tensor of which a larger share changed travels whole."""
 
+SHARED_BYTES = 1 << 20
+"""Smaller tensors are copied even where nothing changed: they may lie in a buffer with others, and would keep it."""
+
 GAPS = (1, 2, 4)
 """Widths of a gap in bytes."""
 
@@ -140,7 +143,7 @@ def apply(
     base: Mapping[str, torch.Tensor], held: Manifest, target: Manifest, chain: Sequence[Delta], each: Map = map
 ) -> dict[str, torch.Tensor]:
     """The tensors of `target`, made from those of `held` by a chain of deltas; the work over tensors is mapped by
-    `each`. Tensors that do not change are shared with `base`, which stays as it is.
+    `each`. Large tensors that do not change are shared with `base`, which stays as it is.
 
     Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
     WireError: a delta is malformed.
@@ -155,10 +158,10 @@ def apply(
     def make(index: int) -> torch.Tensor:
         old, new = held.tensors[index], target.tensors[index]
         tensor, own = base[new.name], old.checksum
-        if index in patches:
+        if index in patches or new.nbytes < SHARED_BYTES:
             data = new_bytes(new.nbytes)
             data.copy_(torch.from_numpy(bytes_of(tensor.contiguous())))
-            for patch, payload in patches[index]:
+            for patch, payload in patches.get(index, ()):
                 _patch(data.numpy(), new, patch, payload)
             tensor, own = as_tensor(data, new.dtype, new.shape), checksum(data.numpy())
         if own != new.checksum:

@@ -141,9 +141,11 @@ def as_tensor(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.T
     return whole.view(shape)
 
 
-def new_bytes(nbytes: int) -> torch.Tensor:
-    """Fresh memory uint8[nbytes] on the CPU. NumPy asks for huge pages, which torch does not: without them, faults of
-    single pages take longer than a transfer."""
+def new_bytes(nbytes: int, device: torch.device | None = None) -> torch.Tensor:
+    """Fresh memory uint8[nbytes]. On the CPU NumPy asks for huge pages from 4 MB on, which torch does not: without
+    them, faults of single pages take longer than a transfer."""
+    if device is not None and device.type != "cpu":
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
     return torch.from_numpy(np.empty(nbytes, np.uint8))
 
 

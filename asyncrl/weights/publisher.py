@@ -68,7 +68,7 @@ class Publisher:
         *,
         keys: ServerKeys | None = None,
         insecure: bool = False,
-        chunk_bytes: int = 4 << 20,
+        chunk_bytes: int = 2 << 20,
         forget_s: float = 30.0,
         history: int = 4,
         threads: int = 2,

@@ -70,12 +70,14 @@ def two_versions(density=0.01):
     return old, take_snapshot(0, old, 64), new, take_snapshot(1, new, 64)
 
 
-def test_few_changes_are_few_bytes_and_the_rest_is_shared():
+def test_few_changes_are_few_bytes_and_the_rest_is_shared(monkeypatch):
+    monkeypatch.setattr(deltas, "SHARED_BYTES", 1000)
     old, first, new, second = two_versions()
     step = diff(first, second)
     assert len(step.payload) < 0.05 * first.manifest.nbytes
     got = apply(old, first.manifest, second.manifest, [step])
     assert got["embed"] is old["embed"]
+    assert got["scale"] is not old["scale"]
     assert same_bits(got, new)
 
 

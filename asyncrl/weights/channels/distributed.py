@@ -18,7 +18,7 @@ from asyncrl.errors import UnavailableError, WeightsError, WireError
 from asyncrl.weights.buckets import Bucket, Entry
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, sum_of
-from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Manifest, TensorSpec
+from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Manifest, TensorSpec, new_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class DistributedChannel:
         tensors: dict[str, torch.Tensor] = {}
         own = []
         for bucket in call.buckets:
-            flat = torch.empty(bucket.nbytes, dtype=torch.uint8, device=self._device)
+            flat = new_bytes(bucket.nbytes, self._device)
             group.finish(group.begin(flat))
             own.append(sum_of(flat))
             tensors |= bucket.views(flat)

@@ -19,11 +19,14 @@ import torch
 import xxhash
 
 from asyncrl.errors import WeightsError, WireError
+from asyncrl.weights.buckets import Entry, plan_buckets
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.delta import Bytes, Delta, Step, apply, read_step
-from asyncrl.weights.manifest import Chunk, Manifest, as_tensor, chunks, new_bytes, read_manifest
+from asyncrl.weights.manifest import Chunk, Manifest, bytes_of, chunks, new_bytes, read_manifest
 
 APPLY_THREADS = 4
+ARENA_BYTES = 64 << 20
+"""Tensors are received into buffers of this size, since large ones have huge pages."""
 
 
 class ZmqChannel:
@@ -36,7 +39,7 @@ class ZmqChannel:
     nonsense or refuses; then `reset` before the next call.
     """
 
-    def __init__(self, requests: Requests, *, credits: int = 8, deltas: bool = True) -> None:
+    def __init__(self, requests: Requests, *, credits: int = 16, deltas: bool = True) -> None:
         self.endpoint = requests.endpoint
         self._requests = requests
         self._credits = credits
@@ -72,13 +75,15 @@ class ZmqChannel:
         return tensors
 
     async def _fetch_whole(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        parts = [new_bytes(spec.nbytes) for spec in manifest.tensors]
-        own = await self._fetch_parts(manifest, [part.numpy() for part in parts])
+        tensors: dict[str, torch.Tensor] = {}
+        entries = [Entry(spec.name, spec.dtype, spec.shape) for spec in manifest.tensors]
+        for bucket in plan_buckets(entries, ARENA_BYTES):
+            tensors |= bucket.views(new_bytes(bucket.nbytes))
+        own = await self._fetch_parts(manifest, [bytes_of(tensor) for tensor in tensors.values()])
         damaged = [spec.name for spec, each in zip(manifest.tensors, own, strict=True) if spec.checksum != each]
         if damaged:
             raise WeightsError(f"version {manifest.version} arrived damaged: the checksums of {damaged[:3]} differ")
-        specs = zip(manifest.tensors, parts, strict=True)
-        return {spec.name: as_tensor(part, spec.dtype, spec.shape) for spec, part in specs}
+        return tensors
 
     async def _fetch_deltas(
         self, held: Manifest, base: Mapping[str, torch.Tensor], manifest: Manifest, steps: Sequence[Step]
