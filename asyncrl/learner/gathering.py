@@ -80,6 +80,8 @@ class _Gathering:
         filled = Filled(self._bucket, flat[: self._bucket.nbytes])
         for piece, whole in zip(self._pieces, self._bucket.views(filled.flat).values(), strict=True):
             torch.cat(self._parts(piece), out=whole.view(-1))
+        # The next bucket's buffers come before this object goes.
+        self._received, self._pieces, self._work = [], [], None
         return filled
 
     def _parts(self, piece: _Piece) -> list[Tensor]:

@@ -128,7 +128,7 @@ class FakeReplay:
 class FakePublisher:
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Tensor]] = {}
-        self.measured: dict[str, float] = {}
+        self.measured = {"bytes": 5.0}
 
     def publish(self, version: int, plan: Sequence[Bucket], buckets: Iterable[Filled]) -> None:
         assert version > max(self.weights, default=-1)
