@@ -5,14 +5,17 @@ BIN := $(VENV)/bin
 RUN ?= demo
 MESSAGES ?= 1000000
 SEED ?= 0
+KILLS ?= 100
+SHARDS ?= 2
 
-.PHONY: help install test fuzz check demo demo-sglang docs clean
+.PHONY: help install test fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
 	@echo "make test     the whole test suite"
 	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
+	@echo "make chaos    kill -9 at random moments of a whole run, and what it kept to (KILLS=100 SEED=0 SHARDS=2)"
 	@echo "make check    ruff and mypy"
 	@echo "make docs     write the generated pages of docs/ anew"
 	@echo "make clean    remove the virtual environment and every run"
@@ -30,6 +33,10 @@ test: install
 
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.security.fuzz --messages $(MESSAGES) --seed $(SEED)
+
+chaos: install
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE \
+		$(BIN)/python -m tests.chaos.monkey --kills $(KILLS) --seed $(SEED) --shards $(SHARDS)
 
 check: install
 	$(BIN)/ruff format --check .

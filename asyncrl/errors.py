@@ -28,6 +28,10 @@ class RefusedError(AsyncrlError):
     """The other side understood the request and refused it."""
 
 
+class BusyError(AsyncrlError):
+    """The other side cannot take more at the moment; the same request may succeed later."""
+
+
 class UnavailableError(AsyncrlError):
     """The other side did not answer in time."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -15,6 +16,9 @@ from asyncrl.config.schema import NetworkConfig, RunConfig
 
 log = logging.getLogger(__name__)
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MAX_MMAP_THRESHOLD = 32 << 20
+"""Of glibc's malloc.h, and the most that it takes."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"
 
 
@@ -55,6 +59,15 @@ def stop_on_signals() -> threading.Event:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return stop
+
+
+def keep_freed_memory(trim_bytes: int = 64 << 20) -> None:
+    """Have glibc keep up to `trim_bytes` of freed memory for what comes next: a process that handles messages of the
+    same size again and again would otherwise get every page anew. Does nothing under another C library."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+        libc.mallopt(M_TRIM_THRESHOLD, trim_bytes)
 
 
 def limit_threads(threads: int) -> None:

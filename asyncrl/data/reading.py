@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
@@ -22,6 +23,7 @@ from asyncrl.types import Task
 
 REQUIRED = ("prompt", "data_source", "reward_model")
 OPTIONAL = ("extra_info", "tools")
+RECENT_TASKS = 1024
 
 
 class TaskFile(Sequence[Task]):
@@ -36,6 +38,8 @@ class TaskFile(Sequence[Task]):
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
         self._check(sorted(names))
         self._indexed = self._has_unique_index()
+        # The members of a group, their scoring and their labels all ask for the same task.
+        self._recent = lru_cache(RECENT_TASKS)(self._read)
 
     def _check(self, names: Sequence[str]) -> None:
         missing = [name for name in REQUIRED if name not in names]
@@ -88,6 +92,9 @@ class TaskFile(Sequence[Task]):
             return [self[index] for index in range(*row.indices(len(self)))]
         if not 0 <= row < len(self):
             raise IndexError(row)
+        return self._recent(row)
+
+    def _read(self, row: int) -> Task:
         return self._task(row, self._table.slice(row, 1).to_pylist()[0])
 
     def _task(self, row: int, values: Mapping[str, Any]) -> Task:

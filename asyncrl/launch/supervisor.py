@@ -102,7 +102,9 @@ class Supervisor:
         self._write_processes()
 
     def _write_processes(self) -> None:
-        self._processes.write_text(json.dumps(self.pids))
+        aside = self._processes.with_suffix(".partial")
+        aside.write_text(json.dumps(self.pids))
+        aside.replace(self._processes)
 
     def last_lines(self, name: str, count: int = 15) -> str:
         """The end of a role's log."""

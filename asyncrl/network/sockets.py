@@ -15,6 +15,9 @@ from asyncrl.network.keys import ClientKeys, ServerKeys
 
 ANY_SIZE = -1
 DOMAIN = b"asyncrl"
+PEER_MESSAGES = 64
+"""Messages that wait for or from one peer: twice what an honest one has under way, since ZeroMQ tells of room only when
+half of them are read. Who reads too slowly takes no more memory: further replies to it are lost, and it asks again."""
 
 AnySocket = TypeVar("AnySocket", bound=zmq.Socket[Any])
 
@@ -48,6 +51,7 @@ def listen(
     socket = context.socket(zmq.ROUTER)
     socket.linger = 0
     socket.router_mandatory = True
+    socket.sndhwm = socket.rcvhwm = PEER_MESSAGES
     socket.maxmsgsize = max_message_bytes
     if keys is not None:
         socket.curve_server = True

@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import zmq
 
@@ -17,6 +18,7 @@ from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.network.keys import server_keys
 from asyncrl.network.sockets import listen
+from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.from_config import open_store, rules
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
@@ -27,15 +29,18 @@ log = logging.getLogger("asyncrl.replay")
 def run(config: TrainConfig) -> None:
     """Serve until a signal. Raises UnavailableError: the port is taken; StoreError: the store cannot be opened."""
     stop = process.stop_on_signals()
+    process.keep_freed_memory()
     network = config.network
     keys, endpoint = server_keys(network), process.replay_endpoints(network, config.replay.shards)[config.replay.shard]
     store = open_store(config)
     try:
         listener = listen(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20)
         log.info("replay serves %s from %s", endpoint, store.path)
-        with closing(listener):
+        name = process.worker_name("replay")
+        quiet = replace(config.observe, console=False)
+        with closing(listener), closing(open_metrics(quiet, process.run_dir(config.run), name)) as metrics:
             service = Service(rules(config), config.replay.lease_s, time.monotonic, lambda: listener.strangers)
-            Server(listener.socket, store, service).run(stop)
+            Server(listener.socket, store, service, metrics=metrics).run(stop)
     finally:
         store.close()
 

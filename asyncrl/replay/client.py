@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,8 +19,10 @@ import zmq
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import connect
+from asyncrl.replay.requests import MAX_FETCH
 from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
 from asyncrl.wire import (
+    Buffer,
     Message,
     decode,
     encode,
@@ -39,8 +42,11 @@ RETRY_S = 5.0
 POLL_MS = 100
 MAX_REPLY_HEADER_BYTES = 256 << 20
 """A reply brings many tasks with their prompts, from a server that is known."""
-FETCH_BATCH = 16
-CREDITS = 8
+CREDITS = 32
+CREDIT_BYTES = 2 << 20
+"""Requests that one client has under way at once: so many, and of so many bytes, but always one."""
+FETCH_CREDITS = 4
+"""The same for requests whose replies are large."""
 
 
 class ReplayClient:
@@ -139,8 +145,8 @@ class ReplayClient:
         return [read_labels(message) for reply in self._fetch("labels", ids) for message in _messages(reply)]
 
     def _fetch(self, table: str, ids: Sequence[str]) -> list[Message]:
-        batches = [list(ids[start : start + FETCH_BATCH]) for start in range(0, len(ids), FETCH_BATCH)]
-        return self._send_all([Message("fetch", 0, {"table": table, "ids": batch}) for batch in batches])
+        batches = [list(ids[start : start + MAX_FETCH]) for start in range(0, len(ids), MAX_FETCH)]
+        return self._send_all([Message("fetch", 0, {"table": table, "ids": batch}) for batch in batches], FETCH_CREDITS)
 
     def published(self, version: int) -> None:
         """The learner has published `version`."""
@@ -181,35 +187,40 @@ class ReplayClient:
     def _call(self, kind: str, **body: Any) -> Message:
         return self._send_all([Message(kind, 0, body)])[0]
 
-    def _send_all(self, messages: Sequence[Message]) -> list[Message]:
-        """The replies to `messages`, up to CREDITS of them under way at once; each is sent until it is answered.
+    def _send_all(self, messages: Sequence[Message], credits: int = CREDITS) -> list[Message]:
+        """The replies to `messages`, up to `credits` of them under way at once; each is sent until it is answered.
 
         Raises RefusedError with the replay's first reason, once all are answered.
         """
         first, self._sequence = self._sequence + 1, self._sequence + len(messages)
-        frames = {first + i: encode(replace(each, sequence=first + i)) for i, each in enumerate(messages)}
+        frames = {number: encode(replace(each, sequence=number)) for number, each in enumerate(messages, first)}
         replies: dict[int, Message] = {}
         started = time.monotonic()
         while len(replies) < len(messages):
-            open_ones = [sequence for sequence in frames if sequence not in replies][:CREDITS]
-            for sequence in open_ones:
-                self._socket.send_multipart(frames[sequence], copy=False)
-            busy = self._collect(set(open_ones), replies, started)
+            rest = {number: each for number, each in frames.items() if number not in replies}
+            busy = self._exchange(rest, credits, replies, started)
             if busy is not None:
                 self._pause(busy, time.monotonic() - started)
-        for (_, reply), message in zip(sorted(replies.items()), messages, strict=True):
-            if reply.kind == "refused":
-                raise RefusedError(f"the replay refused {message.kind}: {reply.body.get('reason')}")
-        return [replies[sequence] for sequence in frames]
+        for number, message in zip(frames, messages, strict=True):
+            if replies[number].kind == "refused":
+                raise RefusedError(f"the replay refused {message.kind}: {replies[number].body.get('reason')}")
+        return [replies[number] for number in frames]
 
-    def _collect(self, awaited: set[int], replies: dict[int, Message], started: float) -> str | None:
-        """Take replies until none is awaited any more; what is in the way where the rest must be sent again."""
+    def _exchange(
+        self, requests: Mapping[int, list[Buffer]], credits: int, replies: dict[int, Message], started: float
+    ) -> str | None:
+        """Send requests as credits allow and take replies; what is in the way where the rest must be sent again."""
+        unsent, away = deque(requests.items()), dict[int, int]()
         deadline = time.monotonic() + RETRY_S
-        while awaited:
+        while unsent or away:
+            while unsent and _credit(away, credits):
+                number, frames = unsent.popleft()
+                self._socket.send_multipart(frames, copy=False)
+                away[number] = sum(map(len, frames))
             if time.monotonic() > deadline:
                 return ""
             reply = self._receive(started)
-            if reply is None or reply.sequence not in awaited | {0}:
+            if reply is None or reply.sequence not in away.keys() | {0}:
                 continue
             if reply.kind == "busy":
                 return str(reply.body.get("reason"))
@@ -217,7 +228,7 @@ class ReplayClient:
                 raise RefusedError(f"the replay refused: {reply.body.get('reason')}")
             deadline = time.monotonic() + RETRY_S
             replies[reply.sequence] = reply
-            awaited.remove(reply.sequence)
+            del away[reply.sequence]
         return None
 
     def _receive(self, started: float) -> Message | None:
@@ -244,3 +255,8 @@ class ReplayClient:
 
 def _messages(reply: Message) -> list[Message]:
     return [decode(split(reply.arrays[str(index)].data)) for index in range(len(reply.arrays))]
+
+
+def _credit(away: Mapping[int, int], credits: int) -> bool:
+    """Whether one more request may leave beside those that are `away`, by number and bytes."""
+    return not away or (len(away) < credits and sum(away.values()) < CREDIT_BYTES)

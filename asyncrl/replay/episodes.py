@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 
-from asyncrl.errors import RefusedError
+from asyncrl.errors import BusyError, RefusedError, StoreError
 from asyncrl.replay.groups import Groups
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.records import Facts, Group
@@ -12,16 +13,29 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.types import Purpose, Ticket, Trajectory
+from asyncrl.wire import Buffer
+
+log = logging.getLogger(__name__)
 
 
 class Episodes:
     """What the replay does for actors, each call within the caller's transaction."""
 
-    def __init__(self, rules: Rules, groups: Groups, labelling: Labelling, actors: Workers) -> None:
+    def __init__(
+        self, rules: Rules, groups: Groups, labelling: Labelling, actors: Workers, clock: Callable[[], float]
+    ) -> None:
         self._rules = rules
         self._groups = groups
         self._labelling = labelling
         self._actors = actors
+        self._clock = clock
+        self._given: dict[str, float] = {}
+
+    def adopt(self, tx: Transaction) -> None:
+        """Take up what an earlier process gave out: every actor has a fresh lease, every ticket its full time."""
+        self._actors.adopt(tx)
+        now = self._clock()
+        self._given = {name: now for worker in tx.keys("held") for name in tx.members("held", worker)}
 
     def tickets(
         self, tx: Transaction, worker: str, incarnation: str, holding: Sequence[str], want: int
@@ -54,6 +68,7 @@ class Episodes:
             if entry is not None:
                 tx.put("tickets", name, [entry[0], entry[1], worker])
                 tx.add_member("held", worker, name)
+                self._given[name] = self._clock()
                 return self._ticket(tx, name)
 
     def _ticket(self, tx: Transaction, name: str) -> Ticket:
@@ -77,17 +92,23 @@ class Episodes:
             group, member, _ = tx.get("tickets", name)
             tx.put("tickets", name, [group, member, ""])
             tx.remove_member("held", worker, name)
+            self._given.pop(name, None)
             tx.append("pending", name, urgent=True)
             tx.add("tickets_redelivered")
 
     def expire(self, tx: Transaction) -> None:
-        """Give the tickets of silent actors to others."""
+        """Give the tickets of silent actors to others; end those that were held for too long."""
         for worker in self._actors.expire(tx):
             self._take_back(tx, worker)
+        horizon = self._clock() - self._rules.longest_episode_s
+        for name in [name for name, when in self._given.items() if when < horizon]:
+            del self._given[name]
+            if tx.get("tickets", name) is not None:
+                self.fail(tx, name, "its actor held it for longer than actor.episode_timeout_s")
 
     def put(self, tx: Transaction, trajectory: Trajectory, frames: bytes) -> str:
         """Take a trajectory; `frames` is its joined encoding. Returns stored, duplicate, or late (its ticket has ended,
-        so it is counted and not kept). Raises RefusedError: it does not fit its ticket."""
+        so it is counted and not kept). Raises RefusedError: it does not fit its ticket; BusyError: there is no room."""
         if Facts.load(tx, trajectory.id) is not None:
             tx.add("duplicates")
             return "duplicate"
@@ -99,6 +120,8 @@ class Episodes:
             return "late"
         if [trajectory.group_id, trajectory.member] != entry[:2]:
             raise RefusedError(f"{trajectory.id} says member {trajectory.member} of {trajectory.group_id}, not {entry}")
+        if tx.table_bytes("data") > self._rules.full_bytes:
+            raise BusyError("the store is full until the learner releases what it has trained; see replay.max_store_gb")
         facts = Facts(
             trajectory.group_id,
             trajectory.member,
@@ -107,9 +130,10 @@ class Episodes:
             trajectory.oldest_version,
         )
         tx.put_bytes("data", trajectory.id, frames)
-        self._labelling.offer(tx, trajectory.id, facts, urgent=not group.training)
+        self._labelling.offer(tx, trajectory.id, facts, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")
         self._groups.withdraw(tx, trajectory.id)
+        self._given.pop(trajectory.id, None)
         return "stored"
 
     def fail(self, tx: Transaction, ticket: str, reason: str) -> None:
@@ -121,11 +145,16 @@ class Episodes:
         self._groups.withdraw(tx, ticket)
         self._groups.fail_member(tx, entry[0], entry[1], reason)
 
-    def fetch(self, tx: Transaction, table: str, names: Sequence[str]) -> list[bytes]:
-        """The stored frames of trajectories (`data`) or their labels (`labels`). Raises RefusedError: one is gone."""
-        values = []
+    def fetch(self, tx: Transaction, table: str, names: Sequence[str]) -> list[Buffer]:
+        """The stored frames of trajectories (`data`) or their labels (`labels`). Raises RefusedError: one is gone
+        or damaged."""
+        values: list[Buffer] = []
         for name in names:
-            value = tx.get_bytes(table, name)
+            try:
+                value = tx.get_bytes(table, name)
+            except StoreError as error:
+                log.error("%s cannot be given out: %s", name, error)
+                raise RefusedError(str(error)) from error
             if value is None:
                 facts = Facts.load(tx, name)
                 raise RefusedError(f"the {table} of {name} are not there: {facts.state if facts else 'it is unknown'}")

@@ -21,6 +21,7 @@ from asyncrl.scoring.needs import needs
 from asyncrl.types import Task
 
 HIGH_WATER = 0.8
+FULL = 0.9
 
 
 def rules(config: TrainConfig) -> Rules:
@@ -46,6 +47,9 @@ def rules(config: TrainConfig) -> Rules:
         sampler=sampler(replay.sampler),
         reissue_evicted=replay.reissue_evicted,
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
+        full_bytes=replay.max_store_gb * FULL * 1e9,
+        # The actor's own limit comes first; this one is for an actor whose limit does not work.
+        longest_episode_s=config.actor.episode_timeout_s + 2 * replay.lease_s,
         seed=config.run.seed,
         shard=shard,
         shards=replay.shards,

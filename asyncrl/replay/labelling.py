@@ -6,18 +6,23 @@ in one lease as it serves. Only who holds the lease can label: whoever lost it c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 
+from asyncrl.errors import StoreError
 from asyncrl.replay.groups import Groups
 from asyncrl.replay.records import Facts, Group, State
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.types import Labels, Task
+from asyncrl.wire import Buffer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,8 @@ class Leased:
     """A trajectory handed out for `kinds` of scores: its frames, and those of what earlier kinds found."""
 
     task: Task
-    frames: bytes
-    partial: bytes | None
+    frames: Buffer
+    partial: Buffer | None
     kinds: tuple[str, ...]
     final: bool
 
@@ -39,11 +44,11 @@ class Labelling:
         self._groups = groups
         self._scorers = scorers
 
-    def offer(self, tx: Transaction, name: str, facts: Facts, urgent: bool) -> None:
-        """Let a trajectory wait for the next kind of scores that it needs."""
+    def offer(self, tx: Transaction, name: str, facts: Facts, group: Group, urgent: bool) -> None:
+        """Let a trajectory of `group` wait for the next kind of scores that it needs."""
         facts.state = State.WAITING
         facts.save(tx, name)
-        kinds = self._needs(Group.of(tx, facts.group))
+        kinds = self._needs(group)
         tx.append("waiting", name, queue=kinds[facts.scored], urgent=urgent)
 
     def _needs(self, group: Group) -> tuple[str, ...]:
@@ -81,14 +86,19 @@ class Labelling:
         if facts.attempts > self._rules.max_attempts:
             self._bury(tx, name, facts, "its scorers died or fell silent too often")
             return []
-        group, data = Group.of(tx, facts.group), tx.get_bytes("data", name)
-        assert data is not None, name
+        group = Group.of(tx, facts.group)
+        try:
+            data, partial = tx.present(tx.get_bytes("data", name), "data", name), tx.get_bytes("labels", name)
+        except StoreError as error:
+            log.error("%s is given up: %s", name, error)
+            tx.add("damaged")
+            self._bury(tx, name, facts, str(error))
+            return []
         needs = self._needs(group)
         kinds = tuple(takewhile(serves.__contains__, needs[facts.scored :]))
         facts.state, facts.leased = State.LEASED, len(kinds)
         facts.save(tx, name)
         tx.add_member("leased", worker, name)
-        partial = tx.get_bytes("labels", name)
         return [Leased(self._rules.task(group), data, partial, kinds, facts.scored + len(kinds) == len(needs))]
 
     def _take_back(self, tx: Transaction, worker: str) -> None:
@@ -96,7 +106,7 @@ class Labelling:
             tx.remove_member("leased", worker, name)
             facts = Facts.load(tx, name)
             if facts is not None and facts.state == State.LEASED:
-                self.offer(tx, name, facts, urgent=True)
+                self.offer(tx, name, facts, Group.of(tx, facts.group), urgent=True)
                 tx.add("leases_redelivered")
 
     def expire(self, tx: Transaction) -> None:
@@ -112,11 +122,12 @@ class Labelling:
         if not held or facts is None or facts.state != State.LEASED:
             tx.add("late_labels")
             return False
+        self._scorers.worked(worker)
         tx.put_bytes("labels", name, frames)
         group = Group.of(tx, facts.group)
         facts.scored, facts.leased, facts.attempts = facts.scored + facts.leased, 0, 0
         if facts.scored < len(self._needs(group)):
-            self.offer(tx, name, facts, urgent=not group.training)
+            self.offer(tx, name, facts, group, urgent=not group.training)
             return True
         facts.state, facts.reward, facts.outcome = State.LABELLED, labels.reward, labels.outcome
         facts.save(tx, name)
@@ -152,7 +163,7 @@ class Labelling:
         if facts.attempts >= self._rules.max_attempts:
             self._bury(tx, name, facts, reason)
         else:
-            self.offer(tx, name, facts, urgent=False)
+            self.offer(tx, name, facts, Group.of(tx, facts.group), urgent=False)
 
     def _bury(self, tx: Transaction, name: str, facts: Facts, reason: str) -> None:
         facts.state = State.DEAD

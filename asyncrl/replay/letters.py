@@ -65,7 +65,7 @@ class Letters:
         facts.attempts = facts.leased = 0
         if group.training:
             tx.add(State.DEAD, -1)
-        self._labelling.offer(tx, ticket, facts, urgent=True)
+        self._labelling.offer(tx, ticket, facts, group, urgent=True)
 
 
 def letters(tx: Transaction) -> Sequence[tuple[str, Letter]]:

@@ -44,10 +44,19 @@ class Planning:
         rng = np.random.default_rng([self._rules.seed, self._rules.shard, step])
         return self._record(tx, step, self._rules.sampler.choose(ready, self._wanted, rng))
 
+    def missing(self, tx: Transaction) -> str:
+        """Why there is no plan now: "labels", if all that was delivered made one once it is scored; else "episodes"."""
+        delivered = tx.count("ready")
+        for name, value in tx.items("groups"):
+            group = Group(*value)
+            open_group = group.training and not all(group.labelled)
+            delivered += open_group and all(Facts.load(tx, each) for each in group.ids(name.decode()))
+        return "labels" if delivered >= self._wanted else "episodes"
+
     def published(self, tx: Transaction, version: int) -> None:
         """The learner has published `version`: what is too old for it goes at once. Versions never go back."""
         if version > tx.counter("version"):
-            tx.put("meta", "version", version)
+            tx.set("version", version)
             self._evict(tx, version)
 
     def _evict(self, tx: Transaction, version: int) -> None:
@@ -100,7 +109,7 @@ class Planning:
                 facts.save(tx, name)
                 self._groups.release(tx, name, facts)
             released = step + 1
-        tx.put("meta", "released_steps", released)
+        tx.set("released_steps", released)
         self._forget_until(tx, self._rules.first_kept(released))
 
     def _forget_until(self, tx: Transaction, kept: int) -> None:
@@ -110,4 +119,4 @@ class Planning:
                 facts = Facts.of(tx, name)
                 if facts.state == State.TRAINED and facts.last_plan == step:
                     self._groups.forget(tx, name)
-        tx.put("meta", "forgotten_steps", max(forgotten, kept))
+        tx.set("forgotten_steps", max(forgotten, kept))

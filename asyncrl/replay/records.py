@@ -61,10 +61,8 @@ class Facts:
 
     @classmethod
     def of(cls, tx: Transaction, trajectory: str) -> Facts:
-        """The facts of a trajectory that is known."""
-        facts = cls.load(tx, trajectory)
-        assert facts is not None, trajectory
-        return facts
+        """The facts of a trajectory that is known. Raises StoreError: they are gone."""
+        return tx.present(cls.load(tx, trajectory), "facts", trajectory)
 
     def save(self, tx: Transaction, trajectory: str) -> None:
         tx.put("facts", trajectory, _values(self))
@@ -91,10 +89,8 @@ class Group:
 
     @classmethod
     def of(cls, tx: Transaction, group: str) -> Group:
-        """A group that is open."""
-        found = cls.load(tx, group)
-        assert found is not None, group
-        return found
+        """A group that is open. Raises StoreError: it is gone."""
+        return tx.present(cls.load(tx, group), "groups", group)
 
     def save(self, tx: Transaction, group: str) -> None:
         tx.put("groups", group, _values(self))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from asyncrl.errors import StoreError
 from asyncrl.replay.records import LIVE, Evaluation, Facts, State
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
@@ -29,16 +30,16 @@ COUNTERS = (
     "groups_reissued",
     "tasks_passed_over",
     "tokens_thrown_away",
+    "damaged",
     "refused",
 )
 DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "dead", "again")
 
 
-def status(tx: Transaction, rules: Rules) -> dict[str, Any]:
+def status(tx: Transaction, rules: Rules) -> dict[str, int]:
     """Counters, and how many tickets, trajectories and groups wait where."""
     return {
         **counters(tx),
-        "identity": tx.identity,
         "store_bytes": tx.live_bytes(),
         "high_water_bytes": rules.high_water_bytes,
         "capacity": rules.admission.capacity(tx.counter("version")),
@@ -69,8 +70,9 @@ def evaluation(tx: Transaction, version: int) -> dict[str, Any] | None:
 
 
 def audit(tx: Transaction, uses: int) -> dict[str, Any]:
-    """Every trajectory ever accepted for training, by state; `lost` are live ones without data, `trained_twice` counts
-    how often ids stand in more than `uses` plans, `largest_lag` is that of any planned trajectory."""
+    """Every trajectory ever accepted for training, by state; `lost` are live ones without readable data,
+    `trained_twice` counts how often ids stand in more than `uses` plans, `largest_lag` is that of any planned
+    trajectory."""
     states: Counter[str] = Counter()
     lost = 0
     for key, value in tx.items("facts"):
@@ -78,7 +80,7 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
         if facts.state == State.EVALUATED or facts.group.startswith("e"):
             continue
         states[facts.state] += 1
-        lost += facts.state in LIVE and tx.get_bytes("data", key.decode()) is None
+        lost += facts.state in LIVE and not _readable(tx, key.decode())
     plans = [plan for _, plan in tx.items("plans")]
     planned = Counter(name for plan in plans for name in plan["ids"])
     lags = [plan["version"] - Facts.of(tx, name).oldest for plan in plans for name in plan["ids"]]
@@ -89,3 +91,10 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
         "planned": len(planned),
         "largest_lag": max(lags, default=0),
     }
+
+
+def _readable(tx: Transaction, trajectory: str) -> bool:
+    try:
+        return tx.get_bytes("data", trajectory) is not None
+    except StoreError:
+        return False

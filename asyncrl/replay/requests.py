@@ -13,7 +13,7 @@ from asyncrl.errors import WireError
 from asyncrl.replay.store import MAX_KEY_BYTES
 
 MAX_VERSION = (1 << 31) - 1
-MAX_IDS = 256
+MAX_FETCH = 16
 MAX_HOLDING = 1 << 16
 MAX_KINDS = 64
 
@@ -56,7 +56,7 @@ REQUESTS: dict[str, dict[str, Field]] = {
     "labels": {**WHO, "id": NAME},
     "scoring-failed": {**WHO, "id": NAME, "reason": TEXT},
     "plan": {"step": whole()},
-    "fetch": {"table": TEXT, "ids": names(MAX_IDS)},
+    "fetch": {"table": TEXT, "ids": names(MAX_FETCH)},
     "published": {"version": whole(MAX_VERSION)},
     "checkpointed": {"steps": whole()},
     "evaluate": {"version": whole(MAX_VERSION)},

@@ -26,7 +26,9 @@ class Rules:
     `batch_size` is this shard's part of a batch, in trajectories; `publish_every` is in learner steps. A store of more
     than `high_water_bytes` stops new groups until some of it is released. With `greedy_sibling` the first member of
     every group is sampled greedily. `needs` gives the kinds of scores that a task of a data source passes through.
-    `keep_steps` is for how many trained steps trajectories are kept; infinity keeps them all.
+    `keep_steps` is for how many trained steps trajectories are kept; infinity keeps them all. Above `full_bytes` of
+    trajectories none is taken, so that labels, plans and releases still find room. An actor may hold a ticket for
+    `longest_episode_s`.
     """
 
     admission: Admission
@@ -44,6 +46,8 @@ class Rules:
     sampler: Sampler = field(default_factory=Fifo)
     reissue_evicted: bool = False
     keep_steps: float = 0
+    full_bytes: float = math.inf
+    longest_episode_s: float = math.inf
     seed: int = 0
     shard: int = 0
     shards: int = 1

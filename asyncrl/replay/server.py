@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import lmdb
 import zmq
 
-from asyncrl.errors import AsyncrlError, StoreError
+from asyncrl.errors import AsyncrlError, BusyError, StoreError
 from asyncrl.network.throttle import MAX_REASON, Throttled
+from asyncrl.observe.metrics import Metrics
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store, Transaction
 from asyncrl.wire import Buffer, Message, decode, encode
@@ -25,61 +27,123 @@ from asyncrl.wire import Buffer, Message, decode, encode
 log = logging.getLogger(__name__)
 
 BATCH = 256
+REPLIES_BYTES = 32 << 20
+"""Replies that are collected before they are sent; what is asked for beyond them waits for the next turn."""
 TICK_S = 0.25
+REPORT_S = 5.0
 PATIENCE_S = 1.0
 
+Received = tuple[bytes, list[Buffer]]
+Reply = tuple[bytes, Message]
+Place = tuple[tuple[str, ...], bytes]
+"""Where a waiting request stands: its queue and its client."""
 
-@dataclass(slots=True)
+WAITS_FOR = ("serves", "step", "version")
+"""What tells apart requests of one kind that wait for different things."""
+
+
+class _UndoError(Exception):
+    """A request was refused after it had changed something."""
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """A request that has no answer yet, and until when its requester waits."""
 
-    client: bytes
     request: Message
     until: float
 
 
 class Server:
-    """Serves a bound ROUTER socket until `stop` is set. `clock` gives monotonic seconds."""
+    """Serves a bound ROUTER socket until `stop` is set, and tells `metrics` now and then what the service reports.
+    `clock` gives monotonic seconds."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], store: Store, service: Service, clock: Callable[[], float] = time.monotonic
+        self,
+        socket: zmq.Socket[bytes],
+        store: Store,
+        service: Service,
+        clock: Callable[[], float] = time.monotonic,
+        metrics: Metrics | None = None,
     ) -> None:
         self._socket = socket
         self._store = store
         self._service = service
         self._clock = clock
-        self._waiting: dict[tuple[bytes, str], Waiting] = {}
-        self._next_tick = clock()
+        self._waiting: defaultdict[tuple[str, ...], dict[bytes, Waiting]] = defaultdict(dict)
+        self._backlog: list[Received] = []
+        self._metrics = metrics
+        self._next_tick = self._next_report = clock()
         self._refusals = Throttled(log, "refused a request")
-        self._undelivered = Throttled(log, "a requester has gone before its answer", logging.INFO)
+        self._delays = Throttled(log, "a request must wait")
+        self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set."""
+        """Serve until `stop` is set. Raises StoreError: the store is damaged, where nothing can be answered for."""
         with self._store.transaction() as tx:
             self._service.start(tx)
         while not stop.is_set():
-            if self._socket.poll(int(TICK_S * 1000)) or self._clock() >= self._next_tick:
-                self._turn()
+            if self._backlog or self._socket.poll(int(TICK_S * 1000)) or self._clock() >= self._next_tick:
+                self.turn()
 
-    def _turn(self) -> None:
-        requests = self._receive()
-        replies: list[tuple[bytes, Message]] = []
+    def turn(self) -> None:
+        """Take what requests are there, apply them, commit, and answer."""
+        requests, self._backlog = self._backlog or self._receive(), []
         try:
-            with self._store.transaction() as tx:
-                if self._clock() >= self._next_tick:
-                    self._next_tick = self._clock() + TICK_S
-                    self._service.tick(tx)
-                for client, frames in requests:
-                    replies += self._answer(tx, client, frames)
-                replies += self._retry_waiting(tx)
+            if self._clock() >= self._next_tick:
+                self._tick()
+            taken, answered, replies = self._transact(requests)
         except lmdb.Error as error:
             self._recover(StoreError(f"the store cannot commit: {error}; is the disk full?"), requests)
             return
+        self._backlog = requests[taken:]
+        self._forget(answered)
         for client, reply in replies:
             self._send(client, reply)
 
-    def _receive(self) -> list[tuple[bytes, list[Buffer]]]:
-        requests: list[tuple[bytes, list[Buffer]]] = []
+    def _tick(self) -> None:
+        self._next_tick = self._clock() + TICK_S
+        with self._store.transaction() as tx:
+            self._service.tick(tx)
+            if self._metrics is not None and self._clock() >= self._next_report:
+                self._next_report = self._clock() + REPORT_S
+                values = self._service.report(tx)
+                self._metrics.log(int(values["version"]), values)
+
+    def _transact(self, requests: list[Received]) -> tuple[int, list[Place], list[Reply]]:
+        """Apply all requests in one transaction. Where one must be undone, all are, and each is tried again within a
+        transaction of its own inside: that is rare, and costs far more."""
+        try:
+            return self._apply(requests, nested=False)
+        except _UndoError:
+            return self._apply(requests, nested=True)
+
+    def _apply(self, requests: list[Received], nested: bool) -> tuple[int, list[Place], list[Reply]]:
+        """How many requests were taken before the replies were too large, who of those waiting is answered, and all
+        replies. Until all is final, nobody is forgotten."""
+        replies: list[Reply] = []
+        taken = size = 0
+        with self._store.transaction() as tx:
+            for client, frames in requests:
+                taken += 1
+                try:
+                    request = decode(frames)
+                except AsyncrlError as error:
+                    replies.append((client, self._refuse(tx, Message("unreadable"), error)))
+                    continue
+                reply = self._answer(tx, request, nested)
+                if reply is None:
+                    self._let_wait(client, request)
+                    continue
+                replies.append((client, reply))
+                size += sum(array.nbytes for array in reply.arrays.values())
+                if size > REPLIES_BYTES:
+                    break
+            answered = self._retry_waiting(tx, nested, replies)
+        return taken, answered, replies
+
+    def _receive(self) -> list[Received]:
+        requests: list[Received] = []
         while len(requests) < BATCH:
             try:
                 client, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -88,53 +152,63 @@ class Server:
             requests.append((client.bytes, [frame.buffer for frame in frames]))
         return requests
 
-    def _answer(self, tx: Transaction, client: bytes, frames: list[Buffer]) -> list[tuple[bytes, Message]]:
-        request = Message("unreadable")
+    def _answer(self, tx: Transaction, request: Message, nested: bool) -> Message | None:
         try:
-            request = decode(frames)
-            with tx.nested() as nested:
-                reply = self._service.handle(nested, request)
-        except lmdb.MapFullError:
-            return [
-                (client, Message("busy", request.sequence, {"reason": "the store is full; see replay.max_store_gb"}))
-            ]
+            return self._handle(tx, request, nested)
+        except (lmdb.MapFullError, BusyError) as error:
+            reason = str(error) if isinstance(error, BusyError) else "the store is full; see replay.max_store_gb"
+            self._delays.say(f"{request.kind}: {reason}")
+            return Message("busy", request.sequence, {"reason": reason})
+        except StoreError:
+            raise
         except (AsyncrlError, lmdb.BadValsizeError) as error:
-            return [(client, self._refuse(tx, request, error))]
-        if reply is None:
-            self._waiting[client, request.kind] = Waiting(client, request, self._clock() + PATIENCE_S)
-            return []
-        return [(client, reply)]
-
-    def _retry_waiting(self, tx: Transaction) -> list[tuple[bytes, Message]]:
-        """Answer those waiting, oldest first, who can be answered now or whose patience is over."""
-        replies = []
-        empty: set[str] = set()
-        for key, waiting in list(self._waiting.items()):
-            reply = None
-            if waiting.request.kind not in empty:
-                reply = self._try(tx, waiting.request)
-                if reply is None and waiting.request.kind == "tickets":
-                    empty.add("tickets")
-            if reply is None and self._clock() >= waiting.until:
-                reply = Message("nothing", waiting.request.sequence)
-            if reply is not None:
-                del self._waiting[key]
-                replies.append((waiting.client, reply))
-        return replies
-
-    def _try(self, tx: Transaction, request: Message) -> Message | None:
-        try:
-            with tx.nested() as nested:
-                return self._service.handle(nested, request)
-        except AsyncrlError as error:
             return self._refuse(tx, request, error)
+
+    def _handle(self, tx: Transaction, request: Message, nested: bool) -> Message | None:
+        if nested:
+            with tx.nested() as inner:
+                return self._service.handle(inner, request)
+        writes = tx.writes
+        try:
+            return self._service.handle(tx, request)
+        except (AsyncrlError, lmdb.Error) as error:
+            if tx.writes > writes:
+                raise _UndoError from error
+            raise
 
     def _refuse(self, tx: Transaction, request: Message, error: Exception) -> Message:
         tx.add("refused")
         self._refusals.say(f"{request.kind:.50}: {error}")
         return Message("refused", request.sequence, {"reason": str(error)[:MAX_REASON]})
 
-    def _recover(self, error: StoreError, requests: list[tuple[bytes, list[Buffer]]]) -> None:
+    def _let_wait(self, client: bytes, request: Message) -> None:
+        queue = self._waiting[request.kind, *(str(request.body.get(name)) for name in WAITS_FOR)]
+        queue.pop(client, None)
+        queue[client] = Waiting(request, self._clock() + PATIENCE_S)
+
+    def _retry_waiting(self, tx: Transaction, nested: bool, replies: list[Reply]) -> list[Place]:
+        """Answer those waiting, oldest first, who can be answered now or whose patience is over. Where there is nothing
+        for the first of a queue, there is nothing for the others."""
+        answered: list[Place] = []
+        now = self._clock()
+        for name, queue in self._waiting.items():
+            empty = False
+            for client, waiting in queue.items():
+                reply = None if empty else self._answer(tx, waiting.request, nested)
+                empty = reply is None
+                if empty and now < waiting.until:
+                    break
+                replies.append((client, reply or Message("nothing", waiting.request.sequence)))
+                answered.append((name, client))
+        return answered
+
+    def _forget(self, answered: list[Place]) -> None:
+        for name, client in answered:
+            del self._waiting[name][client]
+            if not self._waiting[name]:
+                del self._waiting[name]
+
+    def _recover(self, error: StoreError, requests: list[Received]) -> None:
         """Nothing of this turn was stored: say so to everyone, and take up the leases as the store has them."""
         log.error("%s", error)
         with self._store.transaction(write=False) as tx:

@@ -6,7 +6,7 @@ again when the state has changed, until the requester's patience is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,10 @@ from asyncrl.replay.planning import Planning
 from asyncrl.replay.requests import check
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
+from asyncrl.replay.waits import Waits
 from asyncrl.replay.workers import Workers
 from asyncrl.wire import (
+    Buffer,
     Message,
     encode,
     join,
@@ -53,9 +55,10 @@ class Service:
         self._actors = Workers("actors", lease_s, clock)
         self._scorers = Workers("scorers", lease_s, clock)
         self.labelling = Labelling(rules, groups, self._scorers)
-        self.episodes = Episodes(rules, groups, self.labelling, self._actors)
+        self.episodes = Episodes(rules, groups, self.labelling, self._actors, clock)
         self.letters = Letters(groups, self.labelling)
         self.planning = Planning(rules, groups)
+        self._waits = Waits(clock)
         self._handlers: dict[str, Handler] = {
             "tickets": self._tickets,
             "trajectory": self._trajectory,
@@ -85,13 +88,20 @@ class Service:
             raise StoreError(
                 "this store was imported: read it, or train from it by replay.source=; it cannot be served"
             )
-        self._actors.adopt(tx)
+        self.episodes.adopt(tx)
         self._scorers.adopt(tx)
 
     def tick(self, tx: Transaction) -> None:
-        """What time alone brings about: leases that end."""
+        """What time alone brings about: leases that end, and the learner's waiting."""
         self.episodes.expire(tx)
         self.labelling.expire(tx)
+        self._waits.look(lambda: self.planning.missing(tx))
+
+    def report(self, tx: Transaction) -> dict[str, float]:
+        """Every number there is: counters, depths, bytes, who is at work, and what the learner has waited for."""
+        waits = {f"learner_waited_for_{cause}_s": seconds for cause, seconds in self._waits.seconds.items()}
+        workers = {"actors": self._actors.count, "scorers": self._scorers.count, "strangers": self._strangers()}
+        return {**report.status(tx, self._rules), **workers, **waits}
 
     def handle(self, tx: Transaction, request: Message) -> Message | None:
         """The reply to a request; None where there is nothing to answer yet.
@@ -118,7 +128,7 @@ class Service:
 
     def _trajectory(self, tx: Transaction, request: Message) -> Message:
         trajectory = read_trajectory(request)
-        return _reply(request, result=self.episodes.put(tx, trajectory, join(encode(request))))
+        return _reply(request, result=self.episodes.put(tx, trajectory, join(request.frames or encode(request))))
 
     def _failed(self, tx: Transaction, request: Message) -> Message:
         self.episodes.fail(tx, str(request.body["ticket"]), str(request.body["reason"]))
@@ -145,10 +155,8 @@ class Service:
         return _reply(request)
 
     def _labels(self, tx: Transaction, request: Message) -> Message:
-        labels = read_labels(request)
-        return _reply(
-            request, stored=self.labelling.label(tx, str(request.body["worker"]), labels, join(encode(request)))
-        )
+        labels, frames = read_labels(request), join(request.frames or encode(request))
+        return _reply(request, stored=self.labelling.label(tx, str(request.body["worker"]), labels, frames))
 
     def _scoring_failed(self, tx: Transaction, request: Message) -> Message:
         body = request.body
@@ -157,6 +165,7 @@ class Service:
 
     def _plan(self, tx: Transaction, request: Message) -> Message | None:
         plan = self.planning.plan(tx, int(request.body["step"]))
+        self._waits.asked(plan is not None, lambda: self.planning.missing(tx))
         return None if plan is None else _reply(request, plan=plan_body(plan))
 
     def _fetch(self, tx: Transaction, request: Message) -> Message:
@@ -184,10 +193,8 @@ class Service:
         return None if result is None and request.body["wait"] else _reply(request, result=result)
 
     def _status(self, tx: Transaction, request: Message) -> Message:
-        status = report.status(tx, self._rules)
-        workers = {"actors": self._actors.count, "scorers": self._scorers.count}
         silence = {"actors": self._actors.silence(), "scorers": self._scorers.silence()}
-        return _reply(request, status={**status, **workers, "silence_s": silence, "strangers": self._strangers()})
+        return _reply(request, status={**self.report(tx), "identity": tx.identity, "silence_s": silence})
 
     def _audit(self, tx: Transaction, request: Message) -> Message:
         return _reply(request, audit=report.audit(tx, self._rules.admission.uses))
@@ -204,6 +211,6 @@ def _reply(request: Message, **body: Any) -> Message:
     return Message("ok", request.sequence, body)
 
 
-def _frames(request: Message, values: list[bytes], **body: Any) -> Message:
+def _frames(request: Message, values: Sequence[Buffer], **body: Any) -> Message:
     arrays = {str(index): np.frombuffer(value, np.uint8) for index, value in enumerate(values)}
     return Message("ok", request.sequence, body, arrays)

@@ -11,7 +11,7 @@ import pytest
 
 from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.requests import MAX_IDS, REQUESTS
+from asyncrl.replay.requests import MAX_FETCH, REQUESTS
 from asyncrl.replay.service import TICKETS_A_REPLY, Service
 from asyncrl.wire import Message, labels_message, trajectory_message
 from tests.helpers import make_labels, make_trajectory
@@ -96,7 +96,7 @@ def test_what_one_reply_holds_is_bounded_whatever_is_wanted(tmp_path: Path) -> N
     assert leased is not None
     assert len(leased.arrays) == TICKETS_A_REPLY
     name = reply.body["tickets"][0]["id"]
-    with pytest.raises(AsyncrlError, match=f"up to {MAX_IDS} ids"):
+    with pytest.raises(AsyncrlError, match=f"up to {MAX_FETCH} ids"):
         handle(core, request_of("fetch", ids=[name] * 100_000))
 
 

@@ -23,12 +23,13 @@ from typing import Any
 
 import zmq
 
-from asyncrl.network.sockets import connect
+from asyncrl.network.sockets import PEER_MESSAGES, connect
 from asyncrl.wire import Message, encode
 from tests.security import honest, targets
 from tests.security.mutator import REPLAY_REQUESTS, WEIGHT_REQUESTS, Mutator
 
-BATCH = 200
+BATCH = PEER_MESSAGES // 2
+"""More at once from one peer are not all answered."""
 CONNECTIONS = 4
 ANSWER_S = 60.0
 MAX_GROWTH_MB = 16.0

@@ -86,7 +86,7 @@ def _put_counters(store: Store, metadata: bytes) -> None:
         raise ValueError(f"its format is {about['format']}, this asyncrl reads {FORMAT}")
     with store.transaction() as tx:
         for name, value in {**about["counters"], "imported": 1}.items():
-            tx.put("meta", name, int(value))
+            tx.set(name, int(value))
 
 
 def _put(tx: Transaction, record: Record) -> None:

@@ -35,7 +35,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
 
 def _title(status: Mapping[str, Any]) -> Text:
     title = Text.assemble(
-        (status["store"], "bold"), f"   version {status['version']}   {status['steps']} steps planned   "
+        (status["store"], "bold"), f"\nversion {status['version']}   {status['steps']} steps planned   "
     )
     if status["problem"] is None:
         return title.append("running", "green")

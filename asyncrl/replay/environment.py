@@ -1,0 +1,70 @@
+"""LMDB's side of the store: opening a file that may have been harmed, and saying what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from asyncrl.errors import StoreError
+
+MOST_UNWRITTEN_BYTES = 1 << 20
+DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)
+ADVICE = "restore the folder from a copy, or start a new run with model.path set to the last export"
+
+
+def open_environment(
+    path: Path, names: Sequence[str], multiple: Collection[str], **options: Any
+) -> tuple[lmdb.Environment, dict[str, Any]]:
+    """The environment in a folder, and its tables by name; those in `multiple` take many values a key.
+
+    Raises StoreError: there is none that can be opened, or its file is truncated.
+    """
+    try:
+        environment = lmdb.open(str(path), max_dbs=len(names), readahead=False, **options)
+        try:
+            _require_whole(environment, path / "data.mdb")
+            create = not options.get("readonly", False)
+            tables = {
+                name: environment.open_db(name.encode(), dupsort=name in multiple, create=create) for name in names
+            }
+        except BaseException:
+            environment.close()
+            raise
+    except lmdb.Error as error:
+        raise StoreError(
+            f"cannot open the store {path}: {error}; if it is damaged, {ADVICE}; if it is from another version of "
+            "asyncrl, use that one"
+        ) from error
+    return environment, tables
+
+
+def _require_whole(environment: lmdb.Environment, file: Path) -> None:
+    """Refuse a truncated file: a read behind its end would kill the process without a word.
+
+    LMDB leaves out pages at the end that were freed in the transaction that took them, so a few may rightly be missing;
+    they are filled up, which harms nobody who writes meanwhile.
+    """
+    whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    missing = whole - file.stat().st_size
+    if missing > MOST_UNWRITTEN_BYTES:
+        raise StoreError(f"{file} is truncated: {missing} of {whole} bytes are missing; {ADVICE}")
+    if missing > 0:
+        try:
+            with file.open("r+b") as raw:
+                os.posix_fallocate(raw.fileno(), whole - 1, 1)
+        except OSError as error:
+            raise StoreError(f"{file} lacks its last {missing} bytes, and cannot be filled up: {error}") from error
+
+
+@contextlib.contextmanager
+def clear_errors(path: Path) -> Iterator[None]:
+    """What LMDB notices of damage in the folder, as StoreError."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise StoreError(f"{path / 'data.mdb'} is damaged: {error}; {ADVICE}") from error

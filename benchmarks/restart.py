@@ -1,0 +1,35 @@
+"""How long does a replay with a large store take from its start to its first answer?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from asyncrl.replay.records import Facts, State
+from asyncrl.replay.store import Store
+from benchmarks.serving import load, replay
+
+
+def measure(folder: Path, facts: int) -> dict[str, Any]:
+    """Seconds with an empty store, and with one that knows `facts` trajectories."""
+    return {"facts": facts, "empty_s": start(folder), "full_s": fill(folder, facts) or start(folder), "load": load()}
+
+
+def start(folder: Path) -> float:
+    """Seconds from the start of the process to its first answer."""
+    started = time.perf_counter()
+    with replay(folder):
+        return time.perf_counter() - started
+
+
+def fill(folder: Path, facts: int) -> None:
+    """Records as trajectories leave them that were trained and released."""
+    store = Store(folder / "run" / "replay", 1 << 32, durable=False)
+    with store.transaction() as tx:
+        for number in range(facts):
+            group, member = f"t{number // 8:09d}", number % 8
+            Facts(group, member, 8192, 4096, 0, State.TRAINED, plans=1, trained=1).save(tx, f"{group}.{member}.0")
+        for name in ("accepted", "labelled", State.TRAINED, "committed"):
+            tx.add(name, facts)
+    store.close()

@@ -1,0 +1,166 @@
+"""Does the replay's memory stay flat, and its store bounded, over a million trajectories?
+
+The real `Server` with its service and store, in this process, and requests handed to it as its socket would: an actor
+takes tickets and delivers small trajectories, a scorer leases and labels them, a learner takes plans, publishes and
+checkpoints, so that everything is released and nothing is kept (`retention: none`). Anonymous resident memory and the
+store's size are sampled on the way. What may grow is the store: about 120 bytes of facts and plans a trajectory, kept
+for good so that no id is ever taken twice.
+
+    python -m benchmarks.soak --trajectories 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import zmq
+
+from asyncrl import process
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.feed import Feed
+from asyncrl.replay.rules import Rules
+from asyncrl.replay.server import Server
+from asyncrl.replay.service import Service
+from asyncrl.replay.store import Store
+from asyncrl.types import Labels, Task, Ticket, Trajectory
+from asyncrl.wire import Message, decode, encode, labels_message, read_ticket, split, trajectory_message
+from benchmarks.record import write_result
+from benchmarks.serving import anonymous_mb, load
+from benchmarks.wire import make_trajectory
+
+BATCH, GROUP = 256, 8
+TOKENS = 10
+WHO = {"worker": "w", "incarnation": "1"}
+
+
+class Requests:
+    """What the server takes for its socket: requests go in, replies come out, in this process."""
+
+    def __init__(self) -> None:
+        self._requests: deque[list[zmq.Frame]] = deque()
+        self._replies: list[Message] = []
+
+    def ask(self, server: Server, messages: list[Message]) -> list[Message]:
+        """The replies to `messages`, which the server takes in one turn. Raises RuntimeError: one was refused."""
+        self._replies.clear()
+        self._requests += [[zmq.Frame(b"client"), *map(zmq.Frame, encode(message))] for message in messages]
+        server.turn()
+        refused = [reply.body for reply in self._replies if reply.kind != "ok"]
+        if refused or len(self._replies) < len(messages):
+            raise RuntimeError(f"{len(self._replies)} of {len(messages)} answered, refused: {refused}")
+        return list(self._replies)
+
+    def recv_multipart(self, flags: int, copy: bool) -> list[zmq.Frame]:
+        if not self._requests:
+            raise zmq.Again
+        return self._requests.popleft()
+
+    def send_multipart(self, frames: list[Any], flags: int, copy: bool) -> None:
+        self._replies.append(decode([bytes(frame) for frame in frames[1:]]))
+
+
+class Soak:
+    """A replay in `folder` and all who use it, a batch at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        tasks = [Task(f"task-{i}", [{"role": "user", "content": "?"}], "1", "soak") for i in range(100)]
+        rules = Rules(
+            admission=Admission(1, BATCH),
+            feed=Feed(tasks, 0, True),
+            held_out=(),
+            group_size=GROUP,
+            batch_size=BATCH,
+            publish_every=1,
+            max_attempts=3,
+            temperature=1.0,
+            high_water_bytes=1 << 40,
+        )
+        self._requests = Requests()
+        self._store = Store(folder, 1 << 34, durable=False)
+        socket = cast("zmq.Socket[bytes]", self._requests)
+        self._server = Server(socket, self._store, Service(rules, 30.0, time.monotonic))
+        self._step = 0
+
+    def round(self) -> int:
+        """One learner step, from tickets to release; returns its trajectories."""
+        bodies = self._ask(Message("tickets", 1, {**WHO, "holding": [], "want": BATCH}))[0].body["tickets"]
+        made = make_trajectory(TOKENS, version=self._step)
+        self._ask(*(_delivery(made, read_ticket(body), number) for number, body in enumerate(bodies, 1)))
+        lease = {**WHO, "serves": ["rules"], "trajectories": BATCH, "tokens": 1 << 20}
+        names = [
+            decode(split(array.data)).body["id"] for array in self._ask(Message("lease", 1, lease))[0].arrays.values()
+        ]
+        labels = [labels_message(Labels(name, 1.0, 1.0, "soak"), number) for number, name in enumerate(names, 1)]
+        self._ask(*(Message(each.kind, each.sequence, {**each.body, **WHO}, each.arrays) for each in labels))
+        self._ask(Message("plan", 1, {"step": self._step}))
+        self._step += 1
+        self._ask(Message("published", 1, {"version": self._step}))
+        self._ask(Message("checkpointed", 1, {"steps": self._step}))
+        return len(names)
+
+    def _ask(self, *messages: Message) -> list[Message]:
+        return self._requests.ask(self._server, list(messages))
+
+    def audit(self) -> dict[str, Any]:
+        return dict(self._ask(Message("audit", 1))[0].body["audit"])
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _delivery(made: Trajectory, ticket: Ticket, sequence: int) -> Message:
+    named = replace(made, id=ticket.id, task_id=ticket.task.id, group_id=ticket.group_id, member=ticket.member)
+    return trajectory_message(named, sequence)
+
+
+def samples(soak: Soak, folder: Path, count: int, every: int) -> Iterator[dict[str, Any]]:
+    """Memory, store and rate after each `every` trajectories, up to `count`."""
+    done, started, cpu = 0, time.perf_counter(), time.process_time()
+    while done < count:
+        target = min(count, done + every)
+        before = done
+        while done < target:
+            done += soak.round()
+        seconds, spent = time.perf_counter() - started, time.process_time() - cpu
+        started, cpu = started + seconds, cpu + spent
+        yield {
+            "trajectories": done,
+            "anonymous_mb": anonymous_mb(os.getpid()),
+            "store_mb": (folder / "data.mdb").stat().st_blocks * 512 / 1e6,
+            "per_s": (done - before) / seconds,
+            "cpu_us": spent / (done - before) * 1e6,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trajectories", type=int, default=1_000_000)
+    parser.add_argument("--every", type=int, default=50_000, help="trajectories between two samples")
+    parser.add_argument("--dir", type=Path, default=Path("runs/benchmarks"))
+    options = parser.parse_args()
+    process.keep_freed_memory()
+    options.dir.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with tempfile.TemporaryDirectory(dir=options.dir) as name:
+        soak = Soak(Path(name))
+        for row in samples(soak, Path(name), options.trajectories, options.every):
+            rows.append(row)
+            print("  ".join(f"{key} {value:,.1f}" for key, value in row.items()), flush=True)
+        audit = soak.audit()
+        soak.close()
+    growth = rows[-1]["anonymous_mb"] - rows[0]["anonymous_mb"]
+    result = {"growth_mb": growth, "audit": audit, "load": load(), "rows": rows}
+    print(f"memory grew by {growth:.1f} MB after the first sample; audit {audit}")
+    print(f"written to {write_result('soak', result)}")
+
+
+if __name__ == "__main__":
+    main()

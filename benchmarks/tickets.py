@@ -1,0 +1,80 @@
+"""How long does an actor wait for its ticket when a thousand are connected?"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from asyncrl.wire import Message, decode, encode
+from benchmarks.serving import load, replay
+
+ACTORS = 1000
+RATE = 400
+SECONDS = 10.0
+WARM_UP = ACTORS
+
+
+def measure(folder: Path, durability: str) -> dict[str, Any]:
+    """Round trips of `ACTORS` connections that ask in turn, `RATE` times a second in all: the first time and then every
+    second time for a new ticket, between them to renew what they hold."""
+    with replay(folder, settings=[f"replay.durability={durability}"]) as served, zmq.Context() as context:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        context.max_sockets = 2 * ACTORS
+        sockets = [context.socket(zmq.DEALER) for _ in range(ACTORS)]
+        for socket in sockets:
+            socket.linger = 0
+            socket.connect(served.endpoints[0])
+        before = served.cpu()
+        waits = ask(sockets, round(RATE * SECONDS) + WARM_UP)
+        cpu = served.cpu() - before
+        context.destroy()
+    waits["both"] = [*waits["ticket"], *waits["renewal"]]
+    figures: dict[str, Any] = {"durability": durability, "actors": ACTORS, "rate_per_s": RATE}
+    figures["replay_cpu_us"] = cpu / (round(RATE * SECONDS) + WARM_UP) * 1e6
+    for kind, values in waits.items():
+        for percent in (50, 90, 99):
+            figures[f"{kind}_p{percent}_ms"] = float(np.percentile(values, percent)) * 1e3
+    return {**figures, "load": load()}
+
+
+def ask(sockets: list[zmq.Socket[bytes]], count: int) -> dict[str, list[float]]:
+    """Seconds from request to reply, of new tickets and of renewals; the first round, in which all connect, left out.
+
+    Requests leave on time, whether or not earlier ones are answered.
+    """
+    held: dict[int, list[str]] = defaultdict(list)
+    sent: dict[int, tuple[float, str]] = {}
+    waits: dict[str, list[float]] = {"ticket": [], "renewal": []}
+    poller, started, asked, answered = zmq.Poller(), time.perf_counter(), 0, 0
+    while answered < count:
+        due = started + asked / RATE
+        left = due - time.perf_counter() if asked < count else 0.1
+        for socket, _ in poller.poll(max(0, left * 1e3)) if sent else _sleep(left):
+            actor = sockets.index(socket)
+            reply = decode(socket.recv_multipart())
+            when, kind = sent.pop(actor)
+            poller.unregister(socket)
+            answered += 1
+            held[actor] += [ticket["id"] for ticket in reply.body["tickets"]]
+            if reply.sequence >= WARM_UP:
+                waits[kind].append(time.perf_counter() - when)
+        if asked < count and time.perf_counter() >= due and (actor := asked % len(sockets)) not in sent:
+            want = 1 - asked // len(sockets) % 2
+            body = {"worker": f"actor-{actor}", "incarnation": "1", "holding": held[actor], "want": want}
+            sockets[actor].send_multipart(encode(Message("tickets", asked, body)))
+            sent[actor] = (time.perf_counter(), "ticket" if want else "renewal")
+            poller.register(sockets[actor], zmq.POLLIN)
+            asked += 1
+    return waits
+
+
+def _sleep(seconds: float) -> list[tuple[zmq.Socket[bytes], int]]:
+    time.sleep(max(0.0, seconds))
+    return []

@@ -1,0 +1,24 @@
+"""The verifier of chaos runs: light, since every start of a scorer imports it."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+from asyncrl.errors import ScoringError
+from asyncrl.types import Task, Trajectory
+
+WITNESS_VARIABLE = "ASYNCRL_TEST_WITNESS"
+
+
+def coin(task: Task, answer: str, trajectory: Trajectory) -> float:
+    """A reward that depends on the trajectory's id alone; one in fifty cannot be judged. Whatever is judged was
+    accepted, so its id is written down where the monkey looks."""
+    if witness := os.environ.get(WITNESS_VARIABLE):
+        with Path(witness).open("a") as file:
+            file.write(f"{trajectory.id}\n")
+    fate = zlib.crc32(trajectory.id.encode())
+    if fate % 50 == 0:
+        raise ScoringError("this one cannot be judged")
+    return float(fate // 50 % 2)

@@ -1,0 +1,112 @@
+"""What a run must have kept to, read from its store and held against what others saw of it.
+
+Every accepted trajectory is trained, or thrown away and counted, or still there; none is in two plans; none was too old
+when it was planned; steps that were done twice did the same; and the weights are those of an undisturbed training.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from asyncrl.replay.records import State
+from asyncrl.replay.stored import StoredRun
+from tests.chaos.witness import Witness
+from tests.chaos.world import MAX_LAG
+from tests.end_to_end.support import Run
+
+WAITING = (State.WAITING, State.LEASED, State.LABELLED, State.PLANNED)
+COUNTED = (State.TRAINED, State.EVICTED, State.FILTERED, State.DROPPED, State.DEAD)
+
+
+def judge(run: Run, again: Path, witnesses: Sequence[Witness], judged: Collection[str]) -> dict[str, Any]:
+    """The figures of a run in `run.dir` whose plans were trained once more in `again`; `broken` says what is wrong."""
+    with closing(StoredRun(run.dir / "replay")) as stored:
+        counters, audit = stored.counters(), stored.audit(uses=1)
+        known = {name for name in {*judged, *_acknowledged(witnesses)} if stored.facts(name) is None}
+        over_bound = _over_bound(stored)
+    states = Counter(audit["states"])
+    waiting = sum(states[state] for state in WAITING)
+    ended = {state.value: counters[state] for state in COUNTED}
+    figures = {
+        "acknowledged": counters["accepted"],
+        "trained": ended.pop("trained"),
+        **ended,
+        "waiting": waiting,
+        "acknowledged_to_witnesses": len(_acknowledged(witnesses)),
+        "lost": audit["lost"] + len(known),
+        "trained_twice": audit["trained_twice"],
+        "over_bound": over_bound,
+        "weights_equal": _weights(run.dir) == _weights(again),
+    }
+    broken = {
+        "lost": figures["lost"] > 0,
+        "trained twice": figures["trained_twice"] > 0,
+        "over the bound": over_bound > 0,
+        "weights differ": not figures["weights_equal"],
+        "planned, but not trained": audit["planned"] != figures["trained"],
+        "the equation": figures["acknowledged"] != figures["trained"] + sum(ended.values()) + waiting,
+        "counters and states differ": any(states[state] != counters[state] for state in COUNTED),
+        "a step did otherwise the second time": bool(_inconstant(run)),
+        "promises to witnesses": any(witness.broken_promises for witness in witnesses),
+    }
+    return {**figures, "steps_repeated": _repeated(run), "broken": [name for name, yes in broken.items() if yes]}
+
+
+def _acknowledged(witnesses: Sequence[Witness]) -> set[str]:
+    return set().union(*(witness.acknowledged for witness in witnesses))
+
+
+def _over_bound(stored: StoredRun) -> int:
+    """Trajectories that were planned with a token older than the bound, by the tokens themselves."""
+    too_old = 0
+    for step in range(stored.steps()):
+        plan = stored.plan(step)
+        assert plan is not None
+        for name in plan.ids:
+            trajectory = stored.trajectory(name)
+            assert trajectory is not None, name
+            too_old += plan.version - trajectory.oldest_version > MAX_LAG
+    return too_old
+
+
+def _metrics(run: Run) -> dict[int, list[tuple[float, ...]]]:
+    by_step: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+    for line in run.steps():
+        by_step[line["step"]].append((line["loss"], line["grad_norm"], line["tokens"], line["outcome/mean"]))
+    return by_step
+
+
+def _inconstant(run: Run) -> list[int]:
+    return [step for step, values in _metrics(run).items() if len(set(values)) > 1]
+
+
+def _repeated(run: Run) -> int:
+    return sum(len(values) - 1 for values in _metrics(run).values())
+
+
+def _weights(run_dir: Path) -> dict[str, bytes]:
+    """The exported weights, and weights and moments of the last checkpoint, as bytes by name."""
+    newest = max(mark.parent for mark in (run_dir / "checkpoints").glob("step-*/complete"))
+    whole = run_dir / "checkpoint.pt"
+    dcp_to_torch_save(newest, whole)
+    tensors = _flatten(torch.load(whole, weights_only=True), newest.name)
+    tensors |= _flatten(load_file(run_dir / "model" / "model.safetensors"), "export")
+    return {name: value.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name, value in tensors.items()}
+
+
+def _flatten(values: dict[str, Any], prefix: str) -> dict[str, torch.Tensor]:
+    flat: dict[str, torch.Tensor] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}.{name}")
+        elif isinstance(value, torch.Tensor):
+            flat[f"{prefix}.{name}"] = value
+    return flat

@@ -1,0 +1,70 @@
+"""The store by itself: values are sealed to their place, and a store that is gone is not begun anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.errors import StoreError
+from asyncrl.replay.store import Store, StoreReader
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path, 1 << 24, durable=False)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 5000, 100_000])
+def test_bytes_come_back_as_they_were(store: Store, size: int) -> None:
+    value = bytes(range(256)) * (size // 256 + 1)
+    with store.transaction() as tx:
+        tx.put_bytes("data", "a", value[:size])
+    with store.transaction(write=False) as tx:
+        assert tx.get_bytes("data", "a") == value[:size]
+
+
+def test_a_value_under_anothers_key_is_damage(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.put("facts", "a", [1, 2, 3])
+        raw = tx._raw.get(b"a", db=tx._tables["facts"])
+        tx._raw.put(b"b", raw, db=tx._tables["facts"])
+        assert tx.get("facts", "a") == [1, 2, 3]
+        for read in (lambda: tx.get("facts", "b"), lambda: list(tx.items("facts"))):
+            with pytest.raises(
+                StoreError, match=r"data\.mdb is damaged: facts of b'b' is not what was written; restore"
+            ):
+                read()
+
+
+def test_what_others_refer_to_and_is_gone_is_damage(store: Store) -> None:
+    with store.transaction() as tx, pytest.raises(StoreError, match="facts of 'a' is gone"):
+        tx.present(tx.get("facts", "a"), "facts", "a")
+
+
+def test_pages_that_were_freed_unwritten_at_the_end_are_no_truncation(store: Store, tmp_path: Path) -> None:
+    with store.transaction() as tx:
+        tx.put_bytes("data", "kept", b"k" * 10_000)
+        for index in range(20):
+            tx.put_bytes("data", f"{index}", b"x" * 20_000)
+        for index in range(20):
+            tx.delete("data", f"{index}")
+    store.close()
+    reader = StoreReader(tmp_path)
+    with reader.transaction() as tx:
+        assert tx.get_bytes("data", "kept") == b"k" * 10_000
+    reader.close()
+    Store(tmp_path, 1 << 24, durable=False).close()
+
+
+def test_a_store_whose_file_is_gone_is_not_begun_anew(store: Store, tmp_path: Path) -> None:
+    store.close()
+    (tmp_path / "data.mdb").unlink()
+    with pytest.raises(StoreError, match="gone or empty"):
+        Store(tmp_path, 1 << 24, durable=False)
+
+
+def test_a_first_start_that_was_killed_before_it_wrote_anything_is_no_loss(tmp_path: Path) -> None:
+    (tmp_path / "in-use").touch()
+    (tmp_path / "data.mdb").touch()
+    Store(tmp_path, 1 << 24, durable=False).close()
