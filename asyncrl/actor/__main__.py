@@ -24,8 +24,6 @@ def run(config: TrainConfig) -> None:
 
 
 async def _run(config: TrainConfig, stop: threading.Event) -> None:
-    import zmq.asyncio
-
     from asyncrl.actor.engine.opening import open_engine
     from asyncrl.actor.episodes import open_episodes
     from asyncrl.actor.report import Report
@@ -34,7 +32,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.actor.worker import Worker
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.sinks import open_metrics
-    from asyncrl.weights.channels.zmq import ZmqChannel
+    from asyncrl.weights.channels.opening import open_channels
     from asyncrl.weights.receiver import Receiver
 
     actor, network = config.actor, config.network
@@ -51,7 +49,8 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         stack.push_async_callback(engine.close)
         metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), name)))
         episodes = await stack.enter_async_context(open_episodes(config, engine, tools))
-        report = Report(engine, tools.counts, metrics, door=episodes.door_counts)
+        receiver = Receiver(open_channels(config, keys), opened.expected)
+        report = Report(engine, tools.counts, metrics, door=episodes.door_counts, others=receiver.counters)
 
         def connect(endpoint: str) -> ReplayClient:
             return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys)))
@@ -62,11 +61,10 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
             Worker(episodes.run, connect(each), connect(each), share, report, actor.episode_timeout_s)
             for each in endpoints
         ]
-        channel = ZmqChannel(process.weights_endpoint(network), zmq.asyncio.Context.instance(), keys=keys)
         await _first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
             report.run(lambda: sum(worker.active for worker in workers)),
-            Receiver(channel, opened.expected).run(engine),
+            receiver.run(engine),
             *(keep() for keep in opened.keepers),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from asyncrl.actor.door.counts import DoorCounts
@@ -16,7 +16,8 @@ INTERVAL_S = 5.0
 
 
 class Report:
-    """Counts what a worker delivers and logs it, with the engine's and the tools' counters, at the served version."""
+    """Counts what a worker delivers and logs it, with the engine's, the tools' and `others`' counters, at the served
+    version."""
 
     def __init__(
         self,
@@ -25,11 +26,13 @@ class Report:
         metrics: Metrics,
         interval_s: float = INTERVAL_S,
         door: DoorCounts | None = None,
+        others: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._engine = engine
         self._tools = tools
         self._door = door
         self._metrics = metrics
+        self._others = others
         self._interval_s = interval_s
         self._last = engine.stats()
         self._new: list[Trajectory] = []
@@ -63,6 +66,7 @@ class Report:
         values: dict[str, Value] = {
             **self._totals,
             **{f"tool_{name}": count for name, count in asdict(self._tools).items()},
+            **self._others(),
             "running": running,
             "version": self._engine.version,
             "tokens": now.tokens,

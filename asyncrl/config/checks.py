@@ -21,6 +21,8 @@ CHOICES: dict[str, Sequence[str]] = {
     "model.attention": ("sdpa", "flash_attention_2", "flex_attention"),
     "engine.kind": ("embedded", "sglang", "vllm"),
     "engine.prefix_cache": ("flush", "salt"),
+    "weights.channel": ("zmq", "disk", "distributed"),
+    "weights.fallback": ("none", "zmq", "disk"),
     "weights.mode": ("in_place", "retract", "abort", "drain"),
     "replay.durability": ("fsync", "os"),
     "scoring.prm.dtype": _DTYPES,
@@ -51,6 +53,7 @@ POSITIVE = (
     "actor.tool_timeout_s",
     "actor.max_tool_chars",
     "engine.slots",
+    "weights.timeout_s",
     "engine.max_length",
     "engine.attempts",
     "engine.wait_s",
@@ -116,6 +119,7 @@ NOT_NEGATIVE = (
     "scoring.shaping.prm_acc_bonus_weight",
     "actor.temperature",
     "actor.tool_retries",
+    "weights.history",
     "replay.max_lag",
     "replay.sampler.alpha",
     "replay.sampler.beta",
@@ -130,6 +134,10 @@ NOT_NEGATIVE = (
 KEYS_FIX = (
     "set network.keys to a folder that `asyncrl keys` made, or network.insecure=true on a network where you trust "
     "everyone"
+)
+GROUP_FIX = (
+    "gloo and NCCL know no keys; set weights.channel to zmq or disk, or network.insecure=true on a network where you "
+    "trust everyone"
 )
 DOOR_FIX = "agents are answered over plain HTTP; use 127.0.0.1, or network.insecure=true on a network that you trust"
 
@@ -152,6 +160,7 @@ def check(config: TrainConfig) -> None:
     _require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
     check_bind(network.host, network.insecure, secured=network.keys is not None)
     check_bind(config.actor.door_host, network.insecure, key="actor.door_host", fix=DOOR_FIX)
+    _check_weights(config)
 
 
 def value(config: TrainConfig, key: str) -> Any:
@@ -300,6 +309,21 @@ def _check_files(config: TrainConfig) -> None:
         _require(
             path is None or Path(path).is_file(), config, key, "there is no such file; see docs/quick_start.md for data"
         )
+
+
+def _check_weights(config: TrainConfig) -> None:
+    weights, network = config.weights, config.network
+    _require(
+        weights.fallback != weights.channel, config, "weights.fallback", "it must be another one than weights.channel"
+    )
+    _require(
+        weights.channel != "distributed" or weights.fallback != "none",
+        config,
+        "weights.fallback",
+        "an engine that joins between two broadcasts needs one: zmq or disk",
+    )
+    if weights.channel == "distributed":
+        check_bind(network.host, network.insecure, fix=GROUP_FIX)
 
 
 def check_bind(

@@ -112,12 +112,17 @@ class EngineConfig:
 
 @dataclass
 class WeightsConfig:
-    """How new weights get into servers. The embedded engine needs none of this."""
+    """How new weights travel from the learner to the engines (docs/weights.md), and how they get into servers."""
 
-    mode: str = option("retract", "requests under way at an update: in_place | retract | abort | drain")
+    channel: str = option("zmq", "how they travel: zmq (pull) | disk (shared folder) | distributed (gloo or NCCL)")
+    fallback: str = option("none", "channel of engines that the first does not reach: none | zmq | disk")
+    history: int = option(4, "deltas kept for engines that are behind, zmq only; 0 sends whole versions only")
+    timeout_s: float = option(30.0, "seconds that learner and engine wait for a silent other side")
+    dir: str | None = option(None, "folder of the disk channel; none is pushed/ in the run's folder")
+    bucket_mb: int = option(64, "megabytes of weights that are gathered, broadcast, or put into a server at a time")
+    mode: str = option("retract", "requests under way at an update of servers: in_place | retract | abort | drain")
     drain_s: float = option(60.0, "seconds after which a drain becomes an abort")
     transports: list[str] = option(["tensor"], "ways into a server, the first that it takes: tensor | disk")
-    bucket_mb: int = option(64, "megabytes of tensors that one call carries")
     load_s: float = option(300.0, "seconds that one call of an update may take before the server counts as lost")
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.attention import PACKED
+from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
+from asyncrl.weights.buckets import on_host
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -98,15 +99,18 @@ def _layers(model: Any) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """What engines expect of the model that `config` names: its parameters' names, tied ones once, and shapes."""
+    described = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described, trust_remote_code=config.trust_remote_code)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
 def full_tensors(model: nn.Module, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
     """The whole parameters by name, tied ones once, as copies on rank 0's CPU; empty elsewhere. All ranks take part."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        sharded = parameter.detach().to(dtype)
-        whole = sharded.full_tensor() if isinstance(sharded, DTensor) else sharded
-        if ranks.rank == 0:
-            copy = torch.empty_like(whole, device="cpu", pin_memory=whole.is_cuda)
-            tensors[name] = copy.copy_(whole, non_blocking=True)
-    if ranks.device.type == "cuda":
-        torch.cuda.synchronize()
+    tensors: dict[str, Tensor] = {}
+    parameters = dict(model.named_parameters())
+    for filled in gather(parameters, plan_gather(parameters, dtype), ranks):
+        tensors |= on_host(filled)
     return tensors

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.backbone import DTYPES, full_tensors
@@ -25,3 +26,16 @@ def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks) -> N
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
     ranks.barrier()
+
+
+def described(config: ModelConfig) -> Callable[[Path], None]:
+    """What writes the files of a Hugging Face folder other than its weights, which are in the compute dtype."""
+    model = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    model.dtype = config.dtype
+    tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return write

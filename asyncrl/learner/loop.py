@@ -8,19 +8,20 @@ handed the recorded plans again, repeats what the lost one did.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
-from asyncrl.learner.backbone import DTYPES, full_tensors
+from asyncrl.learner.backbone import DTYPES
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.evaluation import Evaluations
+from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.packing import Passes, schedule
 from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks
@@ -29,6 +30,7 @@ from asyncrl.learner.share import Share, build_episodes, build_share
 from asyncrl.learner.trainer import Minibatch, Result, Trainer
 from asyncrl.observe.metrics import Metrics
 from asyncrl.types import BatchPlan
+from asyncrl.weights.buckets import Bucket, Filled
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,13 +127,16 @@ class Learner:
         )
 
     def _publish(self, version: int) -> None:
-        dtype = DTYPES[self._config.model.dtype]
-        tensors = full_tensors(self._trainer.policy.module.model, dtype, self._ranks)
-        self._together(self._offer, version, tensors)
+        parameters = dict(self._trainer.policy.module.model.named_parameters())
+        plan = plan_gather(parameters, DTYPES[self._config.model.dtype], self._config.weights.bucket_mb << 20)
+        self._together(self._offer, version, plan, gather(parameters, plan, self._ranks))
 
-    def _offer(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        if self._publisher is not None:
-            self._publisher.publish(version, tensors)
+    def _offer(self, version: int, plan: Sequence[Bucket], buckets: Iterator[Filled]) -> None:
+        if self._publisher is None:
+            # Every rank has its part in gathering.
+            deque(buckets, maxlen=0)
+        else:
+            self._publisher.publish(version, plan, buckets)
             self._replay.published(version)
 
     def _checkpoint(self, step: int) -> None:
@@ -159,6 +164,8 @@ class Learner:
         lags = self._ranks.sum(lag_counts(share.tokens, plan.version, self._config.replay.max_lag))
         if self._ranks.rank == 0:
             values = step_values(plan, episodes, lags, result, self._progress)
+            pushed = self._publisher.measured if self._publisher is not None else {}
+            values |= {f"weights/{name}": value for name, value in pushed.items()}
             self._metrics.log(plan.step, {**values, "lr": self._trainer.policy.learning_rate(plan.step), **seconds})
 
 

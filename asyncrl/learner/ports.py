@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens, Totals
 from asyncrl.types import BatchPlan, Labels, Trajectory
+from asyncrl.weights.buckets import Bucket, Filled
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -33,9 +34,12 @@ class Replay(Protocol):
 
 
 class Publisher(Protocol):
-    """Where weights go; `asyncrl.weights.publisher.Publisher` is one."""
+    """Where weights go; `asyncrl.weights.push.Push` is one."""
 
-    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None: ...
+    @property
+    def measured(self) -> Mapping[str, float]: ...
+
+    def publish(self, version: int, plan: Sequence[Bucket], buckets: Iterable[Filled]) -> None: ...
 
 
 class Algorithm(Protocol):

@@ -13,10 +13,11 @@ import zmq
 
 from asyncrl import process
 from asyncrl.algorithms.compose import Algorithm
-from asyncrl.config.schema import NetworkConfig, TrainConfig
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.backbone import parameter_shapes
 from asyncrl.learner.checkpoint import Checkpoints
 from asyncrl.learner.critic import load_critic
-from asyncrl.learner.export import export
+from asyncrl.learner.export import described, export
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.policy import Policy, load_policy
@@ -29,7 +30,11 @@ from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.shards import ShardedReplay
+from asyncrl.weights.broadcast import Broadcaster
+from asyncrl.weights.channels.opening import weights_dir
+from asyncrl.weights.folders import FolderWriter
 from asyncrl.weights.publisher import Publisher as WeightPublisher
+from asyncrl.weights.push import Push
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +52,12 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         ranks = stack.enter_context(joined())
         context = stack.enter_context(zmq.Context())
         replay = stack.enter_context(closing(_replay(config, ranks, context, stop)))
-        publisher: WeightPublisher | None = None
+        publisher: Push | None = None
         metrics: Metrics = Fanout([])
         if ranks.rank == 0:
             metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), "learner")))
             if not recorded:
-                publisher = stack.enter_context(closing(_publisher(config.network, context)))
+                publisher = stack.enter_context(closing(_push(config, ranks, context)))
         train(config, ranks, replay, publisher, metrics, stop)
 
 
@@ -75,9 +80,26 @@ def _replay(
     return ShardedReplay([ReplayClient(each, worker, life, stop, context=context, keys=keys) for each in endpoints])
 
 
-def _publisher(network: NetworkConfig, context: zmq.Context[Any]) -> WeightPublisher:
-    keys, insecure = server_keys(network), network.insecure
-    return WeightPublisher(network.host, network.weights_port, context, keys=keys, insecure=insecure)
+def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
+    network, weights = config.network, config.weights
+    expected, ways = parameter_shapes(config.model), (weights.channel, weights.fallback)
+    with ExitStack() as stack:
+        publisher = WeightPublisher(
+            network.host,
+            network.weights_port,
+            context,
+            keys=server_keys(network),
+            insecure=network.insecure,
+            history=weights.history,
+        )
+        stack.callback(publisher.close)
+        broadcaster = folders = None
+        if "distributed" in ways:
+            broadcaster = Broadcaster(publisher, network.host, ranks.device, weights.timeout_s)
+        if "disk" in ways:
+            folders = FolderWriter(weights_dir(config), described(config.model))
+        stack.pop_all()
+    return Push(expected, publisher, broadcaster, folders)
 
 
 def train(

@@ -1,19 +1,20 @@
 """What one version of the weights consists of, and the checks that make an update all or nothing.
 
 Tensors travel as raw bytes under the name of their dtype; a tensor is cut into chunks of at most `chunk_bytes`. The
-checksum of a tensor is the CRC-32 of its bytes: it guards against damage, not against an adversary.
+checksum of a tensor is the XXH3-64 of its bytes: it guards against damage, not against an adversary.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 
 from asyncrl.errors import WeightsError, WireError
@@ -36,7 +37,7 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a version: `dtype` is a key of DTYPES, `checksum` the CRC-32 of its bytes."""
+    """One tensor of a version: `dtype` is a key of DTYPES, `checksum` that of its bytes."""
 
     name: str
     dtype: str
@@ -50,9 +51,9 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The bytes [start, stop) of the tensor with that index in the manifest."""
+    """The bytes [start, stop) of the part with that index: of a tensor, or of a delta's payload."""
 
-    tensor: int
+    part: int
     start: int
     stop: int
 
@@ -69,31 +70,42 @@ class Manifest:
     def nbytes(self) -> int:
         return sum(spec.nbytes for spec in self.tensors)
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Every chunk, tensor after tensor and in the order of their bytes."""
-        for index, spec in enumerate(self.tensors):
-            for start in range(0, spec.nbytes, self.chunk_bytes):
-                yield Chunk(index, start, min(start + self.chunk_bytes, spec.nbytes))
+    @property
+    def digest(self) -> str:
+        """A name for the contents: names, dtypes, shapes and checksums, whatever the version."""
+        rows = repr([(spec.name, spec.dtype, spec.shape, spec.checksum) for spec in self.tensors])
+        return hashlib.blake2b(rows.encode(), digest_size=16).hexdigest()
 
     def check_covers(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Raises WeightsError unless names and shapes are exactly those in `expected`."""
-        offered = {spec.name: spec.shape for spec in self.tensors}
-        faults = {
-            "missing": expected.keys() - offered.keys(),
-            "unknown": offered.keys() - expected.keys(),
-            "misshapen": {n for n in offered.keys() & expected.keys() if offered[n] != tuple(expected[n])},
-        }
-        told = [f"{len(names)} {fault} ({', '.join(sorted(names)[:3])})" for fault, names in faults.items() if names]
-        if told:
-            raise WeightsError(
-                f"version {self.version} does not fit the engine's model: {'; '.join(told)}. "
-                "Learner and engine must load the same model"
-            )
+        check_covers(self.version, {spec.name: spec.shape for spec in self.tensors}, expected)
 
     def body(self) -> dict[str, Any]:
         """As plain values for a message."""
         tensors = [[spec.name, spec.dtype, list(spec.shape), spec.checksum] for spec in self.tensors]
         return {"version": self.version, "chunk_bytes": self.chunk_bytes, "tensors": tensors}
+
+
+def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises WeightsError unless the tensors of `version` have exactly the names and shapes in `expected`."""
+    faults = {
+        "missing": expected.keys() - offered.keys(),
+        "unknown": offered.keys() - expected.keys(),
+        "misshapen": {name for name in offered.keys() & expected.keys() if offered[name] != tuple(expected[name])},
+    }
+    told = [f"{len(names)} {fault} ({', '.join(sorted(names)[:3])})" for fault, names in faults.items() if names]
+    if told:
+        raise WeightsError(
+            f"version {version} does not fit the engine's model: {'; '.join(told)}. "
+            "Learner and engine must load the same model"
+        )
+
+
+def chunks(sizes: Iterable[int], chunk_bytes: int) -> Iterator[Chunk]:
+    """Every chunk of parts of `sizes` bytes, part after part and in the order of their bytes."""
+    for index, size in enumerate(sizes):
+        for start in range(0, size, chunk_bytes):
+            yield Chunk(index, start, min(start + chunk_bytes, size))
 
 
 def read_manifest(body: Mapping[str, Any]) -> Manifest:
@@ -122,6 +134,25 @@ def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
     return view
 
 
+def as_tensor(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor whose bytes are `data`, uint8[n], which it shares."""
+    # A view of no bytes cannot change its dtype.
+    whole = data.view(DTYPES[dtype]) if len(data) else data.new_empty(0, dtype=DTYPES[dtype])
+    return whole.view(shape)
+
+
+def new_bytes(nbytes: int, device: torch.device | None = None) -> torch.Tensor:
+    """Fresh memory uint8[nbytes]. On the CPU NumPy asks for huge pages from 4 MB on, which torch does not: without
+    them, faults of single pages take longer than a transfer."""
+    if device is not None and device.type != "cpu":
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return torch.from_numpy(np.empty(nbytes, np.uint8))
+
+
+def checksum(data: NDArray[np.uint8]) -> int:
+    return xxhash.xxh3_64_intdigest(data.data)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """One version in memory: its manifest, and each tensor's bytes in the manifest's order."""
@@ -130,11 +161,15 @@ class Snapshot:
     buffers: tuple[NDArray[np.uint8], ...]
 
 
-def take_snapshot(version: int, tensors: Mapping[str, torch.Tensor], chunk_bytes: int) -> Snapshot:
-    """A snapshot that shares the memory of contiguous tensors; the checksums are computed here."""
+Map = Callable[..., Iterator[Any]]
+"""What the built-in `map` does, or a pool's: the work over tensors frees the GIL."""
+
+
+def take_snapshot(version: int, tensors: Mapping[str, torch.Tensor], chunk_bytes: int, each: Map = map) -> Snapshot:
+    """A snapshot that shares the memory of contiguous tensors; the checksums are computed here, mapped by `each`."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
     specs = tuple(
-        TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), zlib.crc32(buffer.data))
-        for (name, tensor), buffer in zip(tensors.items(), buffers, strict=True)
+        TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)
+        for (name, tensor), own in zip(tensors.items(), each(checksum, buffers), strict=True)
     )
     return Snapshot(Manifest(version, chunk_bytes, specs), buffers)

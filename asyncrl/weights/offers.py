@@ -1,47 +1,65 @@
 """Who waits for weights and who is in transfer: the publisher's whole protocol without a socket or a clock.
 
-A receiver asks for `manifest` with the version it `holds`, and is answered as soon as there is a newer one, or with
-`nothing` after `POLL_S`. Then it asks for each `chunk` by version, tensor and byte range. What holds:
+A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
+(empty for none). It is answered as soon as there is a newer version, or with `nothing` after `POLL_S`. Then it asks for
+each `chunk` by version, part and byte range: the parts are the payloads of the deltas that the manifest came with, or
+without deltas the tensors.
+
+A receiver that would rather take part in a broadcast asks to `join` with the version it `holds` and its `backend`. It
+is answered with `broadcast` when one begins, with `missed` where a newer version is on offer, or with `nothing`.
+
+What holds:
 
 - A transfer is served to its end from the version that it began with, whatever is offered meanwhile. Memory holds the
-  newest version and those in transfer; a receiver silent for `forget_s` counts as dead.
+  newest version, deltas between the last few, and what is in transfer; a receiver silent for `forget_s` counts as dead.
 - An offered version is only ever followed by a newer one.
+- Deltas lead from the receiver's own base to the offered version, and are fewer bytes than the version.
 - What is malformed or not there raises WireError, and changes nothing for anybody else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from asyncrl.errors import WireError
+from asyncrl.weights.delta import Bytes, Delta
 from asyncrl.weights.manifest import Snapshot
 from asyncrl.wire import Message
 
 POLL_S = 1.0
+JOINED_S = 2 * POLL_S
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     sequence: int
     holds: int
+    base: str
+    joins: str
     deadline: float
 
 
 @dataclass(slots=True)
 class _Transfer:
     snapshot: Snapshot
+    parts: Sequence[Bytes]
     heard: float
 
 
 class Offers:
-    """The newest snapshot, and what every receiver is doing. `now` is a monotonic time in seconds."""
+    """The newest snapshot, the last `history` deltas, and what every receiver is doing. `now` is a monotonic time in
+    seconds."""
 
-    def __init__(self, forget_s: float) -> None:
+    def __init__(self, forget_s: float, history: int = 0) -> None:
         self._forget_s = forget_s
+        self._deltas: deque[Delta] = deque(maxlen=history)
         self._newest: Snapshot | None = None
         self._waiting: dict[bytes, _Waiting] = {}
         self._transfers: dict[bytes, _Transfer] = {}
+        self._joined: dict[bytes, tuple[str, float]] = {}
 
     @property
     def newest(self) -> int:
@@ -54,25 +72,35 @@ class Offers:
         versions = {transfer.snapshot.manifest.version for transfer in self._transfers.values()}
         return versions | {self.newest} if self._newest else versions
 
-    def offer(self, snapshot: Snapshot) -> None:
-        """Make `snapshot` the newest; one that is not newer is ignored."""
+    def offer(self, snapshot: Snapshot, delta: Delta | None = None) -> None:
+        """Make `snapshot` the newest; one that is not newer is ignored. `delta` leads to it from the one before."""
         if snapshot.manifest.version > self.newest:
             self._newest = snapshot
+            if delta is None:
+                self._deltas.clear()
+            else:
+                self._deltas.append(delta)
 
     def handle(self, receiver: bytes, request: Message, now: float) -> Message | None:
         """The reply to a request, or None where it comes later from `due`. Raises WireError."""
         match request.kind, request.body:
-            case "manifest", {"holds": int(holds)}:
+            case "manifest", {"holds": int(holds), "base": str(base)}:
                 self._transfers.pop(receiver, None)
-                self._waiting[receiver] = _Waiting(request.sequence, holds, now + POLL_S)
+                self._waiting[receiver] = _Waiting(request.sequence, holds, base, "", now + POLL_S)
                 return None
-            case "chunk", {"version": int(version), "tensor": int(tensor), "start": int(start), "stop": int(stop)}:
+            case "join", {"holds": int(holds), "backend": str(backend)} if backend:
+                self._waiting[receiver] = _Waiting(request.sequence, holds, "", backend, now + POLL_S)
+                self._joined[receiver] = (backend, now)
+                return None
+            case "chunk", {"version": int(version), "part": int(part), "start": int(start), "stop": int(stop)}:
                 transfer = self._transfers.get(receiver)
                 if transfer is None or transfer.snapshot.manifest.version != version:
                     raise WireError(f"version {version} is not in transfer to this receiver; ask for the manifest")
                 transfer.heard = now
-                return _chunk(transfer.snapshot, tensor, start, stop, request.sequence)
-        raise WireError(f"a receiver may ask for `manifest` or `chunk`, not {request.kind!r:.50} with that body")
+                return _chunk(transfer, part, start, stop, request.sequence)
+        raise WireError(
+            f"a receiver may ask for `manifest`, `chunk` or `join`, not {request.kind!r:.50} with that body"
+        )
 
     def due(self, now: float) -> Iterator[tuple[bytes, Message]]:
         """The replies for which waiting is over; also forgets the receivers that fell silent."""
@@ -81,8 +109,8 @@ class Offers:
             del self._transfers[receiver]
         for receiver, waiting in list(self._waiting.items()):
             if self._newest and self.newest > waiting.holds:
-                self._transfers[receiver] = _Transfer(self._newest, now)
-                reply = Message("manifest", waiting.sequence, self._newest.manifest.body())
+                missed = Message("missed", waiting.sequence)
+                reply = missed if waiting.joins else self._begin(receiver, self._newest, waiting, now)
             elif now >= waiting.deadline:
                 reply = Message("nothing", waiting.sequence)
             else:
@@ -90,13 +118,43 @@ class Offers:
             del self._waiting[receiver]
             yield receiver, reply
 
+    def joining(self, backend: str) -> tuple[bytes, ...]:
+        """Who waits for a broadcast over `backend`, in a fixed order."""
+        return tuple(sorted(receiver for receiver, waiting in self._waiting.items() if waiting.joins == backend))
 
-def _chunk(snapshot: Snapshot, tensor: int, start: int, stop: int, sequence: int) -> Message:
-    manifest = snapshot.manifest
+    def absent(self, backend: str, now: float) -> bool:
+        """Whether somebody who asked to join over `backend` a moment ago is not asking just now."""
+        self._joined = {receiver: last for receiver, last in self._joined.items() if now - last[1] < JOINED_S}
+        lately = {receiver for receiver, (own, _) in self._joined.items() if own == backend}
+        return bool(lately - set(self.joining(backend)))
+
+    def summon(self, receivers: Sequence[bytes], body: Mapping[str, Any]) -> Iterator[tuple[bytes, Message]]:
+        """The calls of joining `receivers` to a broadcast; each gets `body` with its rank and their number."""
+        for index, receiver in enumerate(receivers):
+            place = {"rank": index + 1, "size": len(receivers) + 1}
+            yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, {**body, **place})
+
+    def _begin(self, receiver: bytes, newest: Snapshot, waiting: _Waiting, now: float) -> Message:
+        chain = self._chain(waiting.base)
+        if sum(len(delta.payload) for delta in chain) >= newest.manifest.nbytes:
+            chain = []
+        parts = [delta.payload for delta in chain] or newest.buffers
+        self._transfers[receiver] = _Transfer(newest, parts, now)
+        steps = [delta.step.body() for delta in chain]
+        return Message("manifest", waiting.sequence, {**newest.manifest.body(), "deltas": steps})
+
+    def _chain(self, base: str) -> list[Delta]:
+        """The deltas from `base` to the newest version, or none."""
+        bases = [delta.step.base for delta in self._deltas]
+        return list(self._deltas)[bases.index(base) :] if base in bases else []
+
+
+def _chunk(transfer: _Transfer, part: int, start: int, stop: int, sequence: int) -> Message:
+    manifest = transfer.snapshot.manifest
     if not (
-        0 <= tensor < len(snapshot.buffers)
-        and 0 <= start < stop <= len(snapshot.buffers[tensor])
+        0 <= part < len(transfer.parts)
+        and 0 <= start < stop <= len(transfer.parts[part])
         and stop - start <= manifest.chunk_bytes
     ):
-        raise WireError(f"version {manifest.version} has no chunk [{start}, {stop}) of tensor {tensor}")
-    return Message("chunk", sequence, {}, {"bytes": snapshot.buffers[tensor][start:stop]})
+        raise WireError(f"version {manifest.version} has no chunk [{start}, {stop}) of part {part}")
+    return Message("chunk", sequence, {}, {"bytes": transfer.parts[part][start:stop]})

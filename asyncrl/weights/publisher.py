@@ -3,17 +3,25 @@
 Receivers pull (the protocol is in `offers.py`), each with a bounded number of chunks outstanding, so a slow receiver
 delays nobody but itself, and training waits for none. Chunks are sent from the tensors' own memory, without a copy. A
 malformed request is answered `refused` with the reason, and counted.
+
+Each version is compared with the one before it, once, and the last `history` deltas are kept for receivers that hold
+one of their bases. The host memory held is one version, its deltas, and what is in transfer; a second version while the
+two are compared.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
 
 import torch
 import zmq
@@ -23,6 +31,7 @@ from asyncrl.errors import WeightsError, WireError
 from asyncrl.network.keys import ServerKeys
 from asyncrl.network.sockets import listen
 from asyncrl.network.throttle import MAX_REASON, Throttled
+from asyncrl.weights.delta import Delta, diff, same_layout
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Snapshot, dtype_name, take_snapshot
 from asyncrl.weights.offers import Offers
 from asyncrl.wire import Message, decode, encode
@@ -31,7 +40,17 @@ MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
 """How late an answer `nothing`, or the forgetting of a dead receiver, may come. Weights never wait for it."""
 
+SUMMON_POLL_S = 0.01
+
+Describe = Callable[[Sequence[bytes]], Mapping[str, Any]]
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    receivers: Sequence[bytes]
+    ready: bool
 
 
 class Publisher:
@@ -49,8 +68,10 @@ class Publisher:
         *,
         keys: ServerKeys | None = None,
         insecure: bool = False,
-        chunk_bytes: int = 4 << 20,
+        chunk_bytes: int = 2 << 20,
         forget_s: float = 30.0,
+        history: int = 4,
+        threads: int = 2,
     ) -> None:
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise WeightsError(f"chunk_bytes is {chunk_bytes}; it must be 1 to {MAX_CHUNK_BYTES}")
@@ -62,13 +83,18 @@ class Publisher:
         self._refusals = Throttled(logger, "refused a request for weights")
         self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
         self._chunk_bytes = chunk_bytes
-        self._offers = Offers(forget_s)
+        self._offers = Offers(forget_s, history)
         self._published = -1
-        self._ready: Snapshot | None = None
+        self._with_deltas = history > 0
+        self._last: Snapshot | None = None
+        self._ready: SimpleQueue[tuple[Snapshot, Delta | None]] = SimpleQueue()
+        self._measured: dict[str, float] = {}
+        self._calls: SimpleQueue[tuple[Callable[[], _Present], Future[_Present]]] = SimpleQueue()
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
-        # Checksums have a worker of their own so that they hold up neither training nor a transfer.
-        self._checksums = ThreadPoolExecutor(1, thread_name_prefix="weights-checksums")
+        # Checksums and deltas have workers of their own so that they hold up neither training nor a transfer.
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="weights-preparing")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
         self._thread = threading.Thread(target=self._serve, name="weights-publisher", daemon=True)
         self._thread.start()
 
@@ -76,6 +102,12 @@ class Publisher:
     def offered(self) -> int:
         """The newest version that receivers can get; -1 before the first."""
         return self._offers.newest
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """What the last version that was prepared weighs: its bytes, and those of its delta and the share of elements
+        that it changes; seconds of preparing it; requests refused so far."""
+        return {**self._measured, "refused": float(self.refused)}
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Offer `tensors` (on the CPU, never changed again) as `version`; returns at once.
@@ -90,21 +122,70 @@ class Publisher:
         if not self._thread.is_alive():
             raise WeightsError("the publisher is closed")
         self._published = version
-        self._checksums.submit(self._prepare, version, dict(tensors))
+        self._preparing.submit(self._prepare, version, dict(tensors)).add_done_callback(_log_failure)
+
+    def summon(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
+        """Call those who asked to join a broadcast over `backend`, and say who they are.
+
+        Waits a while for the ones who asked a moment ago. `describe` makes of them what they are told; it runs in the
+        publisher's thread. Raises WeightsError: the publisher is closed.
+        """
+        deadline = time.monotonic() + patience_s
+        while not (present := self._in_thread(lambda: self._summon(backend, describe, deadline))).ready:
+            time.sleep(SUMMON_POLL_S)
+        return present.receivers
 
     def close(self) -> None:
         """Stop serving; transfers under way are cut off, and their receivers wait for the next publisher."""
-        self._checksums.shutdown(cancel_futures=True)
+        self._preparing.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
         self._closing.set()
         self._wake.send(b".")
         self._thread.join()
         self._wake.close()
         self._woken.close()
 
+    def _in_thread(self, call: Callable[[], _Present]) -> _Present:
+        done: Future[_Present] = Future()
+        self._calls.put((call, done))
+        self._wake.send(b".")
+        while True:
+            try:
+                return done.result(TICK_MS / 1000)
+            except TimeoutError:
+                if not self._thread.is_alive():
+                    raise WeightsError("the publisher is closed") from None
+
+    def _summon(self, backend: str, describe: Describe, deadline: float) -> _Present:
+        now = time.monotonic()
+        if self._offers.absent(backend, now) and now < deadline:
+            return _Present((), ready=False)
+        receivers = self._offers.joining(backend)
+        if receivers:
+            for receiver, message in self._offers.summon(receivers, describe(receivers)):
+                self._send(receiver, message)
+        return _Present(receivers, ready=True)
+
     def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        if version == self._published:
-            self._ready = take_snapshot(version, tensors, self._chunk_bytes)
-            self._wake.send(b".")
+        if version != self._published:
+            return
+        started = time.perf_counter()
+        snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._pool.map)
+        delta = self._delta_to(snapshot)
+        self._last = snapshot
+        self._measured = {"bytes": float(snapshot.manifest.nbytes), "prepare_s": time.perf_counter() - started}
+        if delta is not None:
+            elements = sum(math.prod(spec.shape) for spec in snapshot.manifest.tensors)
+            self._measured["delta_bytes"] = float(len(delta.payload))
+            self._measured["density"] = delta.step.changed / max(1, elements)
+        self._ready.put((snapshot, delta))
+        self._wake.send(b".")
+
+    def _delta_to(self, snapshot: Snapshot) -> Delta | None:
+        last = self._last
+        if not self._with_deltas or last is None or not same_layout(last.manifest, snapshot.manifest):
+            return None
+        return diff(last, snapshot, self._pool.map)
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -115,8 +196,11 @@ class Publisher:
                 events = dict(poller.poll(TICK_MS))
                 if self._woken.fileno() in events:
                     self._woken.recv(1)
-                if self._ready:
-                    self._offers.offer(self._ready)
+                while not self._calls.empty():
+                    call, done = self._calls.get()
+                    done.set_result(call())
+                while not self._ready.empty():
+                    self._offers.offer(*self._ready.get())
                 if self._router in events:
                     self._answer(*self._router.recv_multipart())
                 for receiver, reply in self._offers.due(time.monotonic()):
@@ -137,3 +221,8 @@ class Publisher:
             self._router.send_multipart([receiver, *encode(message)], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             self._undelivered.say(error)
+
+
+def _log_failure(done: Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        logger.error("a version was not prepared, receivers stay at the one before", exc_info=error)

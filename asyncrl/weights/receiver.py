@@ -2,14 +2,18 @@
 
 What holds, for any channel: the manifest covers exactly the engine's tensors before the first byte is taken; the engine
 sees only what arrived whole with every checksum right; a version never moves backwards. Whatever fails leaves the
-engine on the version it has, is logged and counted, and is tried again with whatever is newest by then.
+engine on the version it has, is logged and counted, and is tried again with whatever is newest by then: over the next
+channel at once, and where there is none after a while.
+
+The engine goes on generating while weights arrive beside those it uses; it only stops to switch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -25,6 +29,8 @@ class Channel(Protocol):
     """A way for weights to travel. Its methods raise UnavailableError, WireError or WeightsError."""
 
     endpoint: str
+    received: int
+    """Bytes of weights that have come this way."""
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
@@ -40,41 +46,76 @@ class Channel(Protocol):
 
 
 class Receiver:
-    """Follows `channel` for an engine whose tensors have the names and shapes in `expected`."""
+    """Follows the first of `channels` that works, for an engine whose tensors have the names and shapes in `expected`.
 
-    def __init__(self, channel: Channel, expected: Mapping[str, tuple[int, ...]], *, retry_s: float = 5.0) -> None:
-        self._channel = channel
+    `retry_s` is the wait after a version that the last channel could not bring.
+    """
+
+    def __init__(
+        self, channels: Sequence[Channel], expected: Mapping[str, tuple[int, ...]], *, retry_s: float = 5.0
+    ) -> None:
+        self._channels = channels
         self._expected = expected
         self._retry_s = retry_s
         self.updates = 0
         self.refused = 0
+        self.fallbacks = 0
+        self._transfer_s = 0.0
+        self._switch_s = 0.0
+
+    def counters(self) -> dict[str, float]:
+        """Since the start: versions taken and refused, times that a channel gave way to the next, bytes, seconds of
+        transfers (while the engine generates) and seconds until the engine had switched."""
+        return {
+            "weights_updates": self.updates,
+            "weights_refused": self.refused,
+            "weights_fallbacks": self.fallbacks,
+            "weights_bytes": sum(channel.received for channel in self._channels),
+            "weights_transfer_s": self._transfer_s,
+            "weights_switch_s": self._switch_s,
+        }
 
     async def run(self, engine: Engine) -> None:
         """Update `engine` whenever there is a newer version; returns only by cancellation."""
-        logger.info("waiting for weights newer than version %d from %s", engine.version, self._channel.endpoint)
+        endpoints = ", else ".join(channel.endpoint for channel in self._channels)
+        logger.info("waiting for weights newer than version %d from %s", engine.version, endpoints)
         try:
             while True:
                 await self._attempt(engine)
         finally:
-            self._channel.reset()
+            for channel in self._channels:
+                channel.reset()
 
     async def _attempt(self, engine: Engine) -> None:
+        *others, last = self._channels
+        for channel in others:
+            try:
+                return await self._update(engine, channel)
+            except (UnavailableError, WeightsError, WireError) as error:
+                channel.reset()
+                self.fallbacks += 1
+                logger.warning("%s did not bring new weights, trying the next channel: %s", channel.endpoint, error)
         try:
-            await self._update(engine)
+            await self._update(engine, last)
         except UnavailableError as error:
-            self._channel.reset()
+            last.reset()
             logger.warning("waiting for the learner: %s", error)
         except (WeightsError, WireError) as error:
-            self._channel.reset()
+            last.reset()
             self.refused += 1
             logger.error("no new weights, the engine stays at version %d: %s", engine.version, error)
             await asyncio.sleep(self._retry_s)
 
-    async def _update(self, engine: Engine) -> None:
-        manifest = await self._channel.newer_than(engine.version)
+    async def _update(self, engine: Engine, channel: Channel) -> None:
+        manifest = await channel.newer_than(engine.version)
         if manifest is None:
             return
         manifest.check_covers(self._expected)
-        await engine.update_weights(manifest.version, await self._channel.fetch(manifest))
+        begun = time.perf_counter()
+        tensors = await channel.fetch(manifest)
+        arrived = time.perf_counter()
+        await engine.update_weights(manifest.version, tensors)
         self.updates += 1
+        self._transfer_s += arrived - begun
+        self._switch_s += time.perf_counter() - arrived
         logger.info("the engine serves version %d (%.1f MB)", manifest.version, manifest.nbytes / 1e6)

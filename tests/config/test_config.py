@@ -62,6 +62,17 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"engine.sampling": {"top_p": 0.9}}, "leave it at 1"),
         ({"engine.sampling": {"min_q": 0.9}}, "there are top_p"),
         ({"weights.transports": ["carrier pigeon"]}, "tensor, disk"),
+        ({"weights.fallback": "zmq"}, "another one than weights.channel"),
+        ({"weights.channel": "distributed"}, "joins between two broadcasts"),
+        (
+            {
+                "network.host": "0.0.0.0",
+                "network.keys": "k",
+                "weights.channel": "distributed",
+                "weights.fallback": "zmq",
+            },
+            "gloo and NCCL know no keys",
+        ),
         ({"engine.kind": "sglang"}, "set exactly one of engine.urls"),
         ({"engine.kind": "sglang", "engine.launch": True, "engine.router": "http://r"}, "set exactly one of"),
         ({"engine.kind": "sglang", "engine.urls": ["a:30000"]}, "must begin with http"),

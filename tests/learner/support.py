@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from asyncrl.config.schema import AlgorithmConfig, Choice, DataConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.types import BatchPlan, Labels, Trajectory
+from asyncrl.weights.buckets import Bucket, Filled, on_host
 from tests.helpers import make_trajectory
 
 VOCABULARY = 280
@@ -127,10 +128,14 @@ class FakeReplay:
 class FakePublisher:
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Tensor]] = {}
+        self.measured = {"bytes": 5.0}
 
-    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+    def publish(self, version: int, plan: Sequence[Bucket], buckets: Iterable[Filled]) -> None:
         assert version > max(self.weights, default=-1)
-        self.weights[version] = dict(tensors)
+        self.weights[version] = {}
+        for filled in buckets:
+            self.weights[version] |= on_host(filled)
+        assert list(self.weights[version]) == [entry.name for bucket in plan for entry in bucket.entries]
 
 
 class FakeMetrics:

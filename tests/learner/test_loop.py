@@ -55,6 +55,7 @@ def test_every_step_publishes_one_version_and_tells_what_it_measured(model: Path
     assert [steps for kind, steps in run.replay.asked if kind == "checkpointed"] == [2, 4]
     assert run.metrics.of("trajectories_trained") == {0: 8, 1: 16, 2: 24, 3: 32}
     assert run.metrics.of("version") == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert run.metrics.of("weights/bytes") == dict.fromkeys(range(4), 5.0)
     row = run.metrics.rows[-1][1]
     assert {"loss", "grad_norm", "lr", "reward/mean", "outcome/mean", "tokens", "tokens_per_s", "idle"} <= row.keys()
     assert {f"seconds/{name}" for name in ("wait", "fetch", "proximal", "train", "publish", "checkpoint")} <= row.keys()

@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import Trajectory
+from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from tests.helpers import make_labels, make_trajectory, until
 from tests.security import published
@@ -102,7 +103,7 @@ def receive(endpoint: str) -> Honest:
 
     async def run(stopping: threading.Event, count: Callable[[], None]) -> None:
         with zmq.asyncio.Context() as context:
-            channel = ZmqChannel(endpoint, context, timeout_s=ANSWER_S)
+            channel = ZmqChannel(Requests(endpoint, context, timeout_s=ANSWER_S))
             try:
                 while not stopping.wait(PAUSE_S):
                     manifest = await channel.newer_than(-1)

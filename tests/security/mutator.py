@@ -56,8 +56,9 @@ REPLAY_REQUESTS = [
     Message("discard", 19, {"ticket": "nobody"}),
 ]
 WEIGHT_REQUESTS = [
-    Message("manifest", 1, {"holds": 5}),
-    Message("chunk", 2, {"version": 1, "tensor": 0, "start": 0, "stop": 4096}),
+    Message("manifest", 1, {"holds": 5, "base": ""}),
+    Message("join", 1, {"holds": 5, "backend": "gloo"}),
+    Message("chunk", 2, {"version": 1, "part": 0, "start": 0, "stop": 4096}),
 ]
 ORDERS = {
     "tickets": "want",

@@ -18,6 +18,7 @@ from asyncrl.errors import UnavailableError, WireError
 from asyncrl.network.keys import ClientKeys, add_client
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.report import COUNTERS
+from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from tests.helpers import make_trajectory, until
 from tests.network.support import client_of, made, peer, strangers
@@ -81,8 +82,8 @@ def test_a_stranger_gets_no_weights_while_a_receiver_is_served(
 ) -> None:
     async def run() -> None:
         context = zmq.asyncio.Context()
-        receiver = ZmqChannel(closed_publisher.endpoint, context, keys=client_of(keys))
-        stranger = ZmqChannel(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=1.0)
+        receiver = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=client_of(keys)))
+        stranger = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=1.0))
         with pytest.raises(UnavailableError, match="allowed" if everyone[who] else "silent"):
             await stranger.newer_than(-1)
         manifest = await receiver.newer_than(-1)

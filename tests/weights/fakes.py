@@ -1,12 +1,20 @@
-"""An engine that only holds weights, and the tensors that the tests send."""
+"""An engine that only holds weights, the tensors that the tests send, and both ends of the ZeroMQ channel."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
 
 import torch
+import zmq
+import zmq.asyncio
 
 from asyncrl.errors import WeightsError
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.receiver import Channel, Receiver
 
 
 class HoldingEngine:
@@ -61,3 +69,41 @@ async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"
         await asyncio.sleep(0.005)
+
+
+@contextlib.contextmanager
+def publisher(context: zmq.Context, port: int = 0, **options: Any) -> Iterator[Publisher]:
+    source = Publisher("127.0.0.1", port, context, **{"chunk_bytes": 64, **options})
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+@contextlib.asynccontextmanager
+async def channel(
+    endpoint: str, timeout_s: float = 10.0, keys: Any = None, **options: Any
+) -> AsyncIterator[ZmqChannel]:
+    context = zmq.asyncio.Context()
+    link = ZmqChannel(Requests(endpoint, context, timeout_s=timeout_s), **options)
+    try:
+        yield link
+    finally:
+        link.reset()
+        context.destroy(linger=0)
+
+
+@contextlib.asynccontextmanager
+async def following(
+    channel: Channel, engine: HoldingEngine, expected: Mapping[str, tuple[int, ...]]
+) -> AsyncIterator[Receiver]:
+    """A receiver at work in the background."""
+    receiver = Receiver([channel], expected, retry_s=0.02)
+    task = asyncio.create_task(receiver.run(engine))
+    try:
+        yield receiver
+        assert not task.done(), "a receiver never ends by itself"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import WeightsError, WireError
-from asyncrl.weights.manifest import DTYPES, Manifest, TensorSpec, read_manifest, take_snapshot
+from asyncrl.weights.manifest import DTYPES, Manifest, TensorSpec, chunks, read_manifest, take_snapshot
 from tests.weights.fakes import shapes, some_tensors
 
 SPECS = st.builds(
@@ -12,7 +12,7 @@ SPECS = st.builds(
     name=st.text(max_size=8),
     dtype=st.sampled_from(sorted(DTYPES)),
     shape=st.lists(st.integers(0, 9), max_size=3).map(tuple),
-    checksum=st.integers(0, 2**32 - 1),
+    checksum=st.integers(0, 2**64 - 1),
 )
 MANIFESTS = st.builds(
     Manifest,
@@ -24,10 +24,10 @@ MANIFESTS = st.builds(
 
 @given(MANIFESTS)
 def test_chunks_cover_every_byte_once_in_order_and_none_is_too_large(manifest):
-    chunks = list(manifest.chunks())
-    covered = [(c.tensor, byte) for c in chunks for byte in range(c.start, c.stop)]
+    found = list(chunks((spec.nbytes for spec in manifest.tensors), manifest.chunk_bytes))
+    covered = [(c.part, byte) for c in found for byte in range(c.start, c.stop)]
     assert covered == [(i, byte) for i, spec in enumerate(manifest.tensors) for byte in range(spec.nbytes)]
-    assert all(0 < c.stop - c.start <= manifest.chunk_bytes for c in chunks)
+    assert all(0 < c.stop - c.start <= manifest.chunk_bytes for c in found)
 
 
 @given(MANIFESTS)

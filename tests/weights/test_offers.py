@@ -44,7 +44,7 @@ class OffersMachine(RuleBasedStateMachine):
 
     @rule(receiver=RECEIVERS, holds=st.integers(-1, 20))
     def ask(self, receiver, holds):
-        assert self.offers.handle(receiver, Message("manifest", 1, {"holds": holds}), self.now) is None
+        assert self.offers.handle(receiver, Message("manifest", 1, {"holds": holds, "base": ""}), self.now) is None
         self.waiting[receiver] = (holds, self.now)
         self.transfers.pop(receiver, None)
         self.deliver()
@@ -54,7 +54,7 @@ class OffersMachine(RuleBasedStateMachine):
     def fetch(self, data):
         receiver = data.draw(st.sampled_from(sorted(self.transfers)))
         version, _ = self.transfers[receiver]
-        body = {"version": version, "tensor": 0, "start": 16, "stop": 32}
+        body = {"version": version, "part": 0, "start": 16, "stop": 32}
         reply = self.offers.handle(receiver, Message("chunk", 7, body), self.now)
         assert reply.sequence == 7
         assert reply.arrays["bytes"].tobytes() == torch.full((4,), float(version)).numpy().tobytes()
@@ -86,8 +86,8 @@ TestOffers = OffersMachine.TestCase
     "change",
     [
         {"version": 0},
-        {"tensor": 1},
-        {"tensor": -1},
+        {"part": 1},
+        {"part": -1},
         {"start": -4},
         {"start": 8, "stop": 8},
         {"start": 0, "stop": 32},
@@ -98,9 +98,9 @@ TestOffers = OffersMachine.TestCase
 def test_a_chunk_that_is_not_there_is_refused(change):
     offers = Offers(FORGET_S)
     offers.offer(take_snapshot(1, {"a": torch.zeros(8)}, 16))
-    offers.handle(b"r", Message("manifest", 1, {"holds": -1}), 0.0)
+    offers.handle(b"r", Message("manifest", 1, {"holds": -1, "base": ""}), 0.0)
     assert [reply.kind for _, reply in offers.due(0.0)] == ["manifest"]
-    body = {"version": 1, "tensor": 0, "start": 0, "stop": 16}
+    body = {"version": 1, "part": 0, "start": 0, "stop": 16}
     assert offers.handle(b"r", Message("chunk", 2, body), 0.0) is not None
     with pytest.raises(WireError):
         offers.handle(b"r", Message("chunk", 3, body | change), 0.0)
@@ -109,9 +109,9 @@ def test_a_chunk_that_is_not_there_is_refused(change):
 def test_a_forgotten_receiver_is_told_to_start_again():
     offers = Offers(FORGET_S)
     offers.offer(take_snapshot(1, {"a": torch.zeros(8)}, 16))
-    offers.handle(b"r", Message("manifest", 1, {"holds": -1}), 0.0)
+    offers.handle(b"r", Message("manifest", 1, {"holds": -1, "base": ""}), 0.0)
     list(offers.due(0.0))
     list(offers.due(FORGET_S + 1))
-    body = {"version": 1, "tensor": 0, "start": 0, "stop": 16}
+    body = {"version": 1, "part": 0, "start": 0, "stop": 16}
     with pytest.raises(WireError, match="ask for the manifest"):
         offers.handle(b"r", Message("chunk", 2, body), FORGET_S + 1)

@@ -1,7 +1,6 @@
 """Publisher, channel and receiver together, over real sockets and where it matters with real processes."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import subprocess
@@ -13,54 +12,13 @@ import zmq
 import zmq.asyncio
 
 from asyncrl.errors import ConfigError, UnavailableError, WeightsError, WireError
+from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.publisher import Publisher
-from asyncrl.weights.receiver import Receiver
 from asyncrl.wire import Message, decode, encode
-from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors, until
+from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors, until
 
 EXPECTED = shapes(some_tensors())
-
-
-@pytest.fixture
-def context():
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
-
-
-@contextlib.contextmanager
-def publisher(context, port=0, **options):
-    publisher = Publisher("127.0.0.1", port, context, **{"chunk_bytes": 64, **options})
-    try:
-        yield publisher
-    finally:
-        publisher.close()
-
-
-@contextlib.asynccontextmanager
-async def channel(endpoint, **options):
-    context = zmq.asyncio.Context()
-    channel = ZmqChannel(endpoint, context, **options)
-    try:
-        yield channel
-    finally:
-        channel.reset()
-        context.destroy(linger=0)
-
-
-@contextlib.asynccontextmanager
-async def following(channel, engine, expected=EXPECTED):
-    """A receiver at work in the background."""
-    receiver = Receiver(channel, expected, retry_s=0.02)
-    task = asyncio.create_task(receiver.run(engine))
-    try:
-        yield receiver
-        assert not task.done(), "a receiver never ends by itself"
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 def free_port():
@@ -74,7 +32,7 @@ def test_weights_arrive_bit_for_bit(context, chunk_bytes):
     async def run():
         engine = HoldingEngine()
         with publisher(context, chunk_bytes=chunk_bytes) as source:
-            async with channel(source.endpoint) as link, following(link, engine):
+            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
                 for version in (0, 1, 5):
                     source.publish(version, some_tensors(version))
                     await until(lambda version=version: engine.version == version)
@@ -90,7 +48,7 @@ def test_a_late_joiner_gets_only_the_newest(context):
             for version in range(4):
                 source.publish(version, some_tensors(version))
             await until(lambda: source.offered == 3)
-            async with channel(source.endpoint) as link, following(link, engine):
+            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
                 await until(lambda: engine.version == 3)
         assert engine.served == [3]
         assert same_bits(engine.tensors, some_tensors(3))
@@ -103,13 +61,13 @@ def test_a_flipped_byte_is_refused_and_the_old_weights_stay_until_whole_ones_com
         engine = HoldingEngine()
         with publisher(context) as source:
             source.publish(0, some_tensors(0))
-            async with channel(source.endpoint) as link, following(link, engine):
+            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
                 await until(lambda: engine.version == 0)
             damaged = some_tensors(1)
             source.publish(1, damaged)
             await until(lambda: source.offered == 1)
             damaged["ids"][3] ^= 1
-            async with channel(source.endpoint) as link, following(link, engine) as receiver:
+            async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
                 await until(lambda: receiver.refused >= 2)
                 assert engine.version == 0
                 assert same_bits(engine.tensors, some_tensors(0))
@@ -131,10 +89,10 @@ def test_weights_that_do_not_fit_the_engine_are_refused_before_a_byte_is_taken(c
             incomplete = some_tensors(0)
             del incomplete["scale"]
             source.publish(0, incomplete)
-            link = NoFetch(source.endpoint, zmq.asyncio.Context.shadow(context))
-            async with following(link, engine) as receiver:
+            link = NoFetch(Requests(source.endpoint, zmq.asyncio.Context.shadow(context)))
+            async with following(link, engine, EXPECTED) as receiver:
                 await until(lambda: receiver.refused >= 1)
-            async with channel(source.endpoint) as link, following(link, engine) as receiver:
+            async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
                 await until(lambda: receiver.refused >= 1)
                 assert engine.version == -1
                 source.publish(1, some_tensors(1))
@@ -151,7 +109,7 @@ def test_a_slow_receiver_finishes_its_version_while_a_fast_one_goes_on(context):
             source.publish(0, some_tensors(0))
             async with channel(source.endpoint, credits=1) as slow, channel(source.endpoint) as fast:
                 begun = await slow.newer_than(-1)
-                async with following(fast, fast_engine):
+                async with following(fast, fast_engine, EXPECTED):
                     await until(lambda: fast_engine.version == 0)
                     source.publish(1, some_tensors(1))
                     source.publish(2, some_tensors(2))
@@ -169,7 +127,7 @@ def test_an_older_version_is_never_taken_and_never_published(context):
             source.publish(3, some_tensors(3))
             with pytest.raises(WeightsError, match="never moves backwards"):
                 source.publish(3, some_tensors(3))
-            async with channel(source.endpoint) as link, following(link, engine):
+            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
                 async with channel(source.endpoint) as other:
                     assert await other.newer_than(7) is None
                 assert engine.version == 7
@@ -201,6 +159,7 @@ def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is
 
         def __init__(self, inner, process):
             self.endpoint, self.inner, self.process, self.cut = inner.endpoint, inner, process, False
+            self.received = 0
 
         async def newer_than(self, version):
             return await self.inner.newer_than(version)
@@ -243,7 +202,7 @@ def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is
 def test_a_receiver_says_whom_it_waits_for(caplog):
     async def run():
         endpoint = f"tcp://127.0.0.1:{free_port()}"
-        async with channel(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine()):
+        async with channel(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine(), EXPECTED):
             await until(lambda: "waiting for the learner: the weight publisher at tcp://127.0.0.1" in caplog.text)
 
     asyncio.run(run())
@@ -255,8 +214,8 @@ def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(cont
         [b"junk", b"more junk"],
         [b"\x00" * 1000],
         encode(Message("launch-missiles")),
-        encode(Message("manifest", 1, {"holds": "everything"})),
-        encode(Message("chunk", 1, {"version": 0, "tensor": 0, "start": 0, "stop": 1 << 60})),
+        encode(Message("manifest", 1, {"holds": "everything", "base": ""})),
+        encode(Message("chunk", 1, {"version": 0, "part": 0, "start": 0, "stop": 1 << 60})),
     ]
 
     async def run():
@@ -272,7 +231,7 @@ def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(cont
                 assert reply.body["reason"]
             assert source.refused == len(nonsense)
             stranger.send(b"x" * (1 << 20))
-            async with channel(source.endpoint) as link, following(link, engine):
+            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
                 await until(lambda: engine.version == 0)
 
     asyncio.run(run())
@@ -283,9 +242,11 @@ def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(cont
     [
         [b"junk"],
         encode(Message("manifest", 1, {"version": 3})),
-        encode(Message("manifest", 99, {"version": 3, "chunk_bytes": 8, "tensors": []})),
-        encode(Message("manifest", 1, {"version": -5, "chunk_bytes": 8, "tensors": []})),
+        encode(Message("manifest", 99, {"version": 3, "chunk_bytes": 8, "tensors": [], "deltas": []})),
+        encode(Message("manifest", 1, {"version": -5, "chunk_bytes": 8, "tensors": [], "deltas": []})),
         encode(Message("refused", 0, {"reason": "no"})),
+        encode(Message("manifest", 1, {"version": 3, "chunk_bytes": 8, "tensors": []})),
+        encode(Message("manifest", 1, {"version": 3, "chunk_bytes": 8, "tensors": [], "deltas": [{"base": "a"}]})),
     ],
 )
 def test_nonsense_from_a_publisher_is_a_wire_error(context, answer):

@@ -127,8 +127,8 @@ class EmbeddedEngine:
         self._commands.put(partial(self._scheduler.release, session))
 
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """As in the protocol: `tensors` are named as in `model.named_parameters()`, tied ones once, and must stay as
-        they are until this returns."""
+        """As in the protocol: `tensors` are named as in `model.named_parameters()`, tied ones once, and must never
+        change again, for the model may use them as they are."""
         staged = await asyncio.to_thread(self._parameters.stage, tensors)
         done: Future[None] = Future()
         self._send(partial(self._switch, version, staged, done))

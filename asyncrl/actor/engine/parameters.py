@@ -20,7 +20,7 @@ class Parameters:
         return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`tensors` on the model's device in its dtype; on the CPU they may be the same tensors.
+        """`tensors` on the model's device in its dtype; where they are so already, the same tensors.
 
         Raises WeightsError: one is missing, unknown, of another shape, or no floating-point tensor.
         """
@@ -32,10 +32,9 @@ class Parameters:
                     f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; "
                     f"the model has {parameter.dtype} {tuple(parameter.shape)}"
                 )
-        return {name: tensors[name].to(parameter) for name, parameter in self._parameters.items()}
+        return {name: tensors[name].to(parameter).contiguous() for name, parameter in self._parameters.items()}
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> None:
-        """Copy what `stage` returned into the model, in place."""
-        with torch.no_grad():
-            for name, tensor in staged.items():
-                self._parameters[name].copy_(tensor)
+        """Put what `stage` returned in the place of the model's own tensors, without a copy."""
+        for name, tensor in staged.items():
+            self._parameters[name].data = tensor

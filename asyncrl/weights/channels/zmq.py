@@ -1,116 +1,131 @@
 """The engine's end of the ZeroMQ channel: pulls manifests and chunks from a publisher.
 
 Replies come in the order of the requests, so one that does not match the oldest request means that the transfer is
-broken. Memory holds one update and the outstanding chunks, and is taken only once the manifest has been checked.
+broken. Memory holds one update, the outstanding chunks, and with deltas the version before; it is taken only once the
+manifest has been checked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Any
 
+import numpy as np
 import torch
-import zmq.asyncio
+import xxhash
 
-from asyncrl.errors import UnavailableError, WeightsError, WireError
-from asyncrl.network.keys import CHECK_KEYS, ClientKeys
-from asyncrl.network.sockets import connect
-from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Chunk, Manifest, bytes_of, read_manifest
-from asyncrl.wire import Message, decode, encode
+from asyncrl.errors import WeightsError, WireError
+from asyncrl.weights.buckets import Entry, plan_buckets
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.delta import Bytes, Delta, Step, apply, read_step
+from asyncrl.weights.manifest import Chunk, Manifest, bytes_of, chunks, new_bytes, read_manifest
+
+APPLY_THREADS = 4
+ARENA_BYTES = 64 << 20
+"""Tensors are received into buffers of this size, since large ones have huge pages."""
 
 
 class ZmqChannel:
-    """A publisher at `endpoint`, with at most `credits` chunks outstanding. `keys` are those of network.keys.
+    """The publisher behind `requests`, with at most `credits` chunks outstanding.
 
-    Every method raises UnavailableError where the publisher is silent for `timeout_s`, and WireError where it answers
+    With `deltas` the last version stays in memory as a base for the next, which then shares what did not change with
+    it. `received` counts bytes of weights.
+
+    Every method raises UnavailableError where the publisher is silent for too long, and WireError where it answers
     nonsense or refuses; then `reset` before the next call.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        context: zmq.asyncio.Context,
-        *,
-        credits: int = 8,
-        timeout_s: float = 10.0,
-        keys: ClientKeys | None = None,
-    ) -> None:
-        self.endpoint = endpoint
-        self._context = context
+    def __init__(self, requests: Requests, *, credits: int = 16, deltas: bool = True) -> None:
+        self.endpoint = requests.endpoint
+        self._requests = requests
         self._credits = credits
-        self._timeout_s = timeout_s
-        self._keys = keys
-        self._sequence = 0
-        self._socket: zmq.asyncio.Socket | None = None
+        self._keep = deltas
+        self._held: tuple[Manifest, Mapping[str, torch.Tensor]] | None = None
+        self._steps: tuple[Step, ...] = ()
+        self.received = 0
 
     def reset(self) -> None:
         """Drop the connection with everything outstanding; the next call makes a new one."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._requests.reset()
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
-        sequence = await self._send("manifest", {"holds": version})
-        reply = await self._receive(sequence)
+        base = self._held[0].digest if self._held else ""
+        reply = await self._requests.ask("manifest", {"holds": version, "base": base})
         if reply.kind == "nothing":
             return None
         manifest = read_manifest(reply.body)
         if manifest.version <= version:
             raise WireError(f"asked for a version newer than {version}, the publisher offers {manifest.version}")
+        self._steps = _read_steps(reply.body.get("deltas"), manifest)
         return manifest
 
     async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         """All tensors of a manifest that `newer_than` gave. Raises WeightsError: a checksum does not match."""
-        tensors = {spec.name: torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) for spec in manifest.tensors}
-        buffers = [bytes_of(tensor) for tensor in tensors.values()]
-        checksums = [0] * len(buffers)
-        outstanding: deque[tuple[int, Chunk]] = deque()
-        remaining = manifest.chunks()
-        while True:
-            for chunk in islice(remaining, self._credits - len(outstanding)):
-                outstanding.append((await self._ask(manifest.version, chunk), chunk))
-            if not outstanding:
-                break
-            sequence, chunk = outstanding.popleft()
-            data = (await self._receive(sequence)).arrays.get("bytes")
-            if data is None or len(data) != chunk.stop - chunk.start:
-                raise WireError(f"the publisher sent no whole {chunk}")
-            buffers[chunk.tensor][chunk.start : chunk.stop] = data
-            checksums[chunk.tensor] = zlib.crc32(data.data, checksums[chunk.tensor])
-        damaged = [spec.name for spec, own in zip(manifest.tensors, checksums, strict=True) if spec.checksum != own]
+        if self._steps and self._held:
+            tensors = await self._fetch_deltas(*self._held, manifest, self._steps)
+        else:
+            tensors = await self._fetch_whole(manifest)
+        if self._keep:
+            self._held = (manifest, tensors)
+        return tensors
+
+    async def _fetch_whole(self, manifest: Manifest) -> dict[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {}
+        entries = [Entry(spec.name, spec.dtype, spec.shape) for spec in manifest.tensors]
+        for bucket in plan_buckets(entries, ARENA_BYTES):
+            tensors |= bucket.views(new_bytes(bucket.nbytes))
+        own = await self._fetch_parts(manifest, [bytes_of(tensor) for tensor in tensors.values()])
+        damaged = [spec.name for spec, each in zip(manifest.tensors, own, strict=True) if spec.checksum != each]
         if damaged:
             raise WeightsError(f"version {manifest.version} arrived damaged: the checksums of {damaged[:3]} differ")
         return tensors
 
-    def _connected(self) -> zmq.asyncio.Socket:
-        if self._socket is None:
-            self._socket = connect(self._context, self.endpoint, self._keys, MAX_CHUNK_BYTES)
-        return self._socket
+    async def _fetch_deltas(
+        self, held: Manifest, base: Mapping[str, torch.Tensor], manifest: Manifest, steps: Sequence[Step]
+    ) -> dict[str, torch.Tensor]:
+        chain = [Delta(step, np.empty(step.nbytes, np.uint8)) for step in steps]
+        await self._fetch_parts(manifest, [delta.payload for delta in chain])
+        try:
+            with ThreadPoolExecutor(APPLY_THREADS) as pool:
+                return await asyncio.to_thread(apply, base, held, manifest, chain, pool.map)
+        except (WeightsError, WireError):
+            # The next manifest comes without deltas.
+            self._held = None
+            raise
+
+    async def _fetch_parts(self, manifest: Manifest, parts: Sequence[Bytes]) -> list[int]:
+        """Fill `parts` with what the publisher sends; their checksums."""
+        sums = [xxhash.xxh3_64() for _ in parts]
+        outstanding: deque[tuple[int, Chunk]] = deque()
+        remaining = chunks((len(part) for part in parts), manifest.chunk_bytes)
+        while True:
+            for chunk in islice(remaining, self._credits - len(outstanding)):
+                outstanding.append((await self._ask(manifest.version, chunk), chunk))
+            if not outstanding:
+                return [each.intdigest() for each in sums]
+            sequence, chunk = outstanding.popleft()
+            data = (await self._requests.receive(sequence)).arrays.get("bytes")
+            if data is None or len(data) != chunk.stop - chunk.start:
+                raise WireError(f"the publisher sent no whole {chunk}")
+            parts[chunk.part][chunk.start : chunk.stop] = data
+            sums[chunk.part].update(data.data)
+            self.received += len(data)
 
     async def _ask(self, version: int, chunk: Chunk) -> int:
-        place = {"tensor": chunk.tensor, "start": chunk.start, "stop": chunk.stop}
-        return await self._send("chunk", {"version": version, **place})
+        place = {"part": chunk.part, "start": chunk.start, "stop": chunk.stop}
+        return await self._requests.send("chunk", {"version": version, **place})
 
-    async def _send(self, kind: str, body: dict[str, int]) -> int:
-        self._sequence += 1
-        await self._connected().send_multipart(encode(Message(kind, self._sequence, body)))
-        return self._sequence
 
-    async def _receive(self, sequence: int) -> Message:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                frames = await self._connected().recv_multipart(copy=False)
-        except TimeoutError:
-            advice = f"; {CHECK_KEYS}" if self._keys else ""
-            raise UnavailableError(
-                f"the weight publisher at {self.endpoint} has been silent for {self._timeout_s:g} s{advice}"
-            ) from None
-        reply = decode([frame.buffer for frame in frames])
-        if reply.kind == "refused":
-            raise WireError(f"the weight publisher refused: {reply.body.get('reason')}")
-        if reply.sequence != sequence:
-            raise WireError(f"the weight publisher answered request {reply.sequence} instead of {sequence}")
-        return reply
+def _read_steps(rows: Any, manifest: Manifest) -> tuple[Step, ...]:
+    """Raises WireError: they are malformed, or no fewer bytes than the version itself."""
+    if not isinstance(rows, list):
+        raise WireError("a manifest must come with a list of deltas, which may be empty")
+    steps = tuple(read_step(row) for row in rows)
+    if sum(step.nbytes for step in steps) > manifest.nbytes:
+        raise WireError("the deltas are larger than the weights")
+    return steps

@@ -1,0 +1,110 @@
+"""The learner's end of the distributed channel: buckets broadcast to the engines that are there when a push begins.
+
+Who is there is decided anew for each push, by the publisher's thread (see `offers.py`): engines ask it to join, and are
+summoned with everything they need to know before the first byte. Whoever is away takes the version by the fallback. One
+engine that fails ends the broadcast for all of them, after `timeout_s` at most, and the push goes on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asyncrl.errors import UnavailableError
+from asyncrl.weights.buckets import Bucket, Filled
+from asyncrl.weights.group import BACKENDS, Group, open_store, sum_of
+from asyncrl.weights.publisher import Publisher
+
+PATIENCE_S = 1.0
+"""How long an engine that has asked to join lately is waited for, if it is not asking just now."""
+
+logger = logging.getLogger(__name__)
+
+
+class Broadcaster:
+    """Summons engines through `publisher` and serves them from `device`; `host` is where they find this learner."""
+
+    def __init__(self, publisher: Publisher, host: str, device: torch.device, timeout_s: float) -> None:
+        self._publisher = publisher
+        self._host = host
+        self._device = device
+        self._timeout_s = timeout_s
+        self._store, self._port = open_store(host, timeout_s)
+        self._members: Sequence[bytes] = ()
+        self._name = ""
+        self._group: Group | None = None
+        self._sums: list[torch.Tensor] = []
+        self._work: dist.Work | None = None
+        self.broadcasts = 0
+        self.failures = 0
+
+    def begin(self, version: int, plan: Sequence[Bucket]) -> None:
+        """Summon who is there for the buckets of `version`; with nobody, what follows does nothing."""
+        backend = BACKENDS[self._device.type]
+        members = self._publisher.summon(backend, lambda present: self._call(version, plan, present), PATIENCE_S)
+        self._sums = []
+        if not members:
+            self._drop()
+        elif self._group is None:
+            try:
+                size = len(members) + 1
+                self._group = Group(self._store, self._name, 0, size, self._device, self._host, self._timeout_s)
+            except UnavailableError as error:
+                self._fail(str(error))
+
+    def start(self, filled: Filled) -> None:
+        """Begin to send a bucket, which must stay as it is until `wait`."""
+        if self._group is not None:
+            self._sums.append(sum_of(filled.flat))
+            self._start(filled.flat)
+
+    def wait(self) -> None:
+        """Return once the bucket is sent, or has failed."""
+        if self._group is None or self._work is None:
+            return
+        try:
+            self._group.finish(self._work)
+        except UnavailableError as error:
+            self._fail(str(error))
+
+    def commit(self) -> None:
+        """After the last bucket: let the engines have the version."""
+        if self._group is not None:
+            self._start(torch.stack(self._sums))
+            self.wait()
+            self.broadcasts += self._group is not None
+
+    def close(self) -> None:
+        self._drop()
+
+    def _start(self, tensor: torch.Tensor) -> None:
+        if self._group is not None:
+            try:
+                self._work = self._group.begin(tensor)
+            except UnavailableError as error:
+                self._fail(str(error))
+
+    def _call(self, version: int, plan: Sequence[Bucket], present: Sequence[bytes]) -> dict[str, Any]:
+        """What the engines are told, in the publisher's thread while `begin` waits for it."""
+        if present != self._members or self._group is None:
+            self._drop()
+            self._members, self._name = present, uuid.uuid4().hex
+        buckets = [[[entry.name, entry.dtype, list(entry.shape)] for entry in bucket.entries] for bucket in plan]
+        place = {"host": self._host, "port": self._port, "group": self._name}
+        return {"version": version, "buckets": buckets, **place}
+
+    def _fail(self, reason: str) -> None:
+        self.failures += 1
+        logger.warning("no broadcast to %d engines, they take the fallback: %s", len(self._members), reason)
+        self._drop()
+
+    def _drop(self) -> None:
+        self._work = None
+        if self._group is not None:
+            self._group.close()
+            self._group = None

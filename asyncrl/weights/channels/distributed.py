@@ -1,0 +1,138 @@
+"""The engine's end of the distributed channel: joins the learner's group and receives broadcast buckets.
+
+The publisher's socket tells when: an engine asks to `join`, and is told of a push before its first byte. What it missed
+is unavailable here, and the fallback has it. The buckets are a second copy of the weights, on `device`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asyncrl.errors import UnavailableError, WeightsError, WireError
+from asyncrl.weights.buckets import Bucket, Entry
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, sum_of
+from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Manifest, TensorSpec, new_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A push that is about to begin, and this engine's place in it."""
+
+    version: int
+    buckets: tuple[Bucket, ...]
+    host: str
+    port: int
+    group: str
+    rank: int
+    size: int
+
+
+class DistributedChannel:
+    """Broadcasts that the publisher behind `requests` announces, received on `device`.
+
+    Every method raises UnavailableError where the learner is silent for `timeout_s`, went on without this engine, or a
+    rank failed; WireError where it answers nonsense.
+    """
+
+    def __init__(self, requests: Requests, device: torch.device, timeout_s: float) -> None:
+        self.endpoint = requests.endpoint
+        self._requests = requests
+        self._device = device
+        self._timeout_s = timeout_s
+        self._call: _Call | None = None
+        self._joined: tuple[str, Group] | None = None
+        self._store: tuple[tuple[str, int], dist.TCPStore] | None = None
+        self.received = 0
+
+    def reset(self) -> None:
+        """Leave the group and drop the connection; the next call begins afresh."""
+        self._requests.reset()
+        if self._joined is not None:
+            self._joined[1].close()
+        self._joined, self._store, self._call = None, None, None
+
+    async def newer_than(self, version: int) -> Manifest | None:
+        """The manifest of a push that is beginning, without checksums, or None after a second or so without one."""
+        reply = await self._requests.ask("join", {"holds": version, "backend": BACKENDS[self._device.type]})
+        if reply.kind == "nothing":
+            return None
+        if reply.kind == "missed":
+            raise UnavailableError("the newest version was broadcast before this engine joined")
+        self._call = _read_call(reply.body)
+        if self._call.version <= version:
+            raise WireError(f"an engine at version {version} was called to a broadcast of {self._call.version}")
+        entries = [entry for bucket in self._call.buckets for entry in bucket.entries]
+        specs = tuple(TensorSpec(entry.name, entry.dtype, entry.shape, 0) for entry in entries)
+        return Manifest(self._call.version, MAX_CHUNK_BYTES, specs)
+
+    async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
+        """All tensors of a manifest that `newer_than` gave. Raises WeightsError: a checksum does not match."""
+        call, self._call = self._call, None
+        if call is None or call.version != manifest.version:
+            raise UnavailableError("this engine was not called to a push")
+        tensors = await asyncio.to_thread(self._receive, call)
+        self.received += manifest.nbytes
+        return tensors
+
+    def _receive(self, call: _Call) -> dict[str, torch.Tensor]:
+        if self._device.type == "cuda":
+            # A thread begins on the first GPU, whichever the engine's is.
+            torch.cuda.set_device(self._device)
+        group = self._group(call)
+        tensors: dict[str, torch.Tensor] = {}
+        own = []
+        for bucket in call.buckets:
+            flat = new_bytes(bucket.nbytes, self._device)
+            group.finish(group.begin(flat))
+            own.append(sum_of(flat))
+            tensors |= bucket.views(flat)
+        theirs = torch.empty(len(own), dtype=torch.int64, device=self._device)
+        group.finish(group.begin(theirs))
+        if not torch.equal(theirs, torch.stack(own)):
+            raise WeightsError(f"version {call.version} arrived damaged: the checksums of its buckets differ")
+        return tensors
+
+    def _group(self, call: _Call) -> Group:
+        if self._joined is not None and self._joined[0] == call.group:
+            return self._joined[1]
+        if self._joined is not None:
+            self._joined[1].close()
+            self._joined = None
+        place = (call.host, call.port)
+        if self._store is None or self._store[0] != place:
+            self._store = (place, join_store(*place, self._timeout_s))
+        address = address_towards(*place)
+        group = Group(self._store[1], call.group, call.rank, call.size, self._device, address, self._timeout_s)
+        self._joined = (call.group, group)
+        return group
+
+
+def _read_call(body: Mapping[str, Any]) -> _Call:
+    match body:
+        case {
+            "version": int(version),
+            "buckets": list(rows),
+            "host": str(host),
+            "port": int(port),
+            "group": str(group),
+            "rank": int(rank),
+            "size": int(size),
+        } if 0 < rank < size:
+            buckets = tuple(Bucket(tuple(_read_entry(row) for row in bucket)) for bucket in rows)
+            return _Call(version, buckets, host, port, group, rank, size)
+    raise WireError(f"the publisher called to no broadcast: {body!r:.200}")
+
+
+def _read_entry(row: Any) -> Entry:
+    match row:
+        case [str(name), str(dtype), list(shape)] if dtype in DTYPES:
+            if all(isinstance(size, int) and size >= 0 for size in shape):
+                return Entry(name, dtype, tuple(shape))
+    raise WireError(f"a tensor must be [name, dtype, shape] with a known dtype, not {row!r:.100}")

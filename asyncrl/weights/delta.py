@@ -1,0 +1,246 @@
+"""What changed between two versions of the weights, bit for bit: far fewer bytes than the weights themselves.
+
+A tensor that changed in few places is patched: the gaps between changed elements in the narrowest unsigned integers,
+and the differences of new and old elements as unsigned integers modulo 2^bits, so that every bit pattern (nan payloads,
+-0.0) comes out as it went in. Both are split into byte planes, most of which are nearly constant, and compressed with
+zstd. A tensor that changed in many places travels whole. Checksums are those of the result, in its manifest.
+
+Deltas make chains: a receiver some versions behind applies several, one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.errors import WeightsError, WireError
+from asyncrl.weights.manifest import (
+    DTYPES,
+    Manifest,
+    Map,
+    Snapshot,
+    TensorSpec,
+    as_tensor,
+    bytes_of,
+    checksum,
+    new_bytes,
+)
+
+MAX_DENSITY = 0.25
+"""A tensor of which a larger share changed travels whole."""
+
+SHARED_BYTES = 1 << 20
+"""Smaller tensors are copied even where nothing changed: they may lie in a buffer with others, and would keep it."""
+
+GAPS = (1, 2, 4)
+"""Widths of a gap in bytes."""
+
+WHOLE = 0
+_BLOCK = 1 << 20
+_CODEC = "zstd"
+
+Bytes = NDArray[np.uint8]
+Elements = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """`count` elements of the tensor with that index change. `gap` is the width of a gap in bytes, or WHOLE; `nbytes`
+    is the patch's share of the payload."""
+
+    tensor: int
+    count: int
+    gap: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What leads from the version with digest `base` to the one with digest `result`: patches in the payload's order,
+    at most one a tensor. Digests are those of manifests."""
+
+    base: str
+    result: str
+    patches: tuple[Patch, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(patch.nbytes for patch in self.patches)
+
+    @property
+    def changed(self) -> int:
+        """Elements that change."""
+        return sum(patch.count for patch in self.patches)
+
+    def body(self) -> dict[str, Any]:
+        """As plain values for a message."""
+        rows = [[patch.tensor, patch.count, patch.gap, patch.nbytes] for patch in self.patches]
+        return {"base": self.base, "result": self.result, "patches": rows}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """A step and its payload uint8[nbytes]."""
+
+    step: Step
+    payload: Bytes
+
+
+def read_step(body: Any) -> Step:
+    """The step in `body`. Raises WireError where it is malformed."""
+    match body:
+        case {"base": str(base), "result": str(result), "patches": list(rows)}:
+            return Step(base, result, tuple(_read_patch(row) for row in rows))
+    raise WireError("a delta must hold base, result and patches")
+
+
+def _read_patch(row: Any) -> Patch:
+    match row:
+        case [int(tensor), int(count), int(gap), int(nbytes)] if min(row) >= 0 and gap in (WHOLE, *GAPS):
+            return Patch(tensor, count, gap, nbytes)
+    raise WireError(f"a patch must be [tensor, count, gap, nbytes], not {row!r:.100}")
+
+
+def same_layout(old: Manifest, new: Manifest) -> bool:
+    """Whether both have the same tensors but for their contents, so that there can be a delta."""
+
+    def layout(manifest: Manifest) -> list[tuple[str, str, tuple[int, ...]]]:
+        return [(spec.name, spec.dtype, spec.shape) for spec in manifest.tensors]
+
+    return layout(old) == layout(new)
+
+
+def diff(old: Snapshot, new: Snapshot, each: Map = map) -> Delta:
+    """The delta from `old` to `new`; the work over tensors is mapped by `each`.
+
+    Raises WeightsError: their tensors differ in more than their contents.
+    """
+    if not same_layout(old.manifest, new.manifest):
+        raise WeightsError("there is no delta between versions of other tensors")
+    specs = new.manifest.tensors
+    changed = [i for i, spec in enumerate(specs) if spec.checksum != old.manifest.tensors[i].checksum]
+
+    def encode(index: int) -> tuple[int, int, Bytes]:
+        size = DTYPES[specs[index].dtype].itemsize
+        return _encode(old.buffers[index].view(f"u{size}"), new.buffers[index].view(f"u{size}"))
+
+    encoded = list(each(encode, changed))
+    patches = tuple(
+        Patch(index, count, gap, len(data)) for index, (count, gap, data) in zip(changed, encoded, strict=True)
+    )
+    payload = np.concatenate([data for *_, data in encoded]) if encoded else np.zeros(0, np.uint8)
+    return Delta(Step(old.manifest.digest, new.manifest.digest, patches), payload)
+
+
+def apply(
+    base: Mapping[str, torch.Tensor], held: Manifest, target: Manifest, chain: Sequence[Delta], each: Map = map
+) -> dict[str, torch.Tensor]:
+    """The tensors of `target`, made from those of `held` by a chain of deltas; the work over tensors is mapped by
+    `each`. Large tensors that do not change are shared with `base`, which stays as it is.
+
+    Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
+    WireError: a delta is malformed.
+    """
+    places = [held.digest, *(delta.step.result for delta in chain)]
+    if [delta.step.base for delta in chain] != places[:-1] or places[-1] != target.digest:
+        raise WeightsError(f"the delta to version {target.version} begins at another base than version {held.version}")
+    if not same_layout(held, target):
+        raise WeightsError(f"version {target.version} has other tensors than version {held.version}")
+    patches = _by_tensor(chain, len(target.tensors))
+
+    def make(index: int) -> torch.Tensor:
+        old, new = held.tensors[index], target.tensors[index]
+        tensor, own = base[new.name], old.checksum
+        if index in patches or new.nbytes < SHARED_BYTES:
+            data = new_bytes(new.nbytes)
+            data.copy_(torch.from_numpy(bytes_of(tensor.contiguous())))
+            for patch, payload in patches.get(index, ()):
+                _patch(data.numpy(), new, patch, payload)
+            tensor, own = as_tensor(data, new.dtype, new.shape), checksum(data.numpy())
+        if own != new.checksum:
+            raise WeightsError(f"a delta to version {target.version} gave a wrong result: the checksum of {new.name}")
+        return tensor
+
+    made = each(make, range(len(target.tensors)))
+    return {spec.name: tensor for spec, tensor in zip(target.tensors, made, strict=True)}
+
+
+def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Patch, Bytes]]]:
+    """The patches of every tensor that changes, in the chain's order."""
+    found: dict[int, list[tuple[Patch, Bytes]]] = {}
+    for delta in chain:
+        for patch, data in _parts(delta):
+            if patch.tensor >= tensors:
+                raise WireError(f"a delta patches tensor {patch.tensor} of {tensors}")
+            found.setdefault(patch.tensor, []).append((patch, data))
+    return found
+
+
+def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
+    """Count, width of gaps and bytes of a patch between unsigned integers of the same width."""
+    blocks = range(0, len(new), _BLOCK)
+    found = [np.flatnonzero(old[i : i + _BLOCK] != new[i : i + _BLOCK]) + i for i in blocks]
+    where = np.concatenate(found)
+    gaps = np.diff(where, prepend=-1) - 1
+    width = next((width for width in GAPS if gaps.max() < 256**width), WHOLE)
+    if len(where) > MAX_DENSITY * len(new) or width == WHOLE:
+        return len(where), WHOLE, new.view(np.uint8)
+    planes = np.concatenate([_planes(gaps.astype(f"u{width}")), _planes(new[where] - old[where])])
+    packed = pa.compress(planes, codec=_CODEC)
+    return len(where), width, np.frombuffer(packed, np.uint8)
+
+
+def _patch(target: Bytes, spec: TensorSpec, patch: Patch, data: Bytes) -> None:
+    """Change `target` in place. Raises WireError: the patch does not fit the tensor."""
+    size = DTYPES[spec.dtype].itemsize
+    elements = math.prod(spec.shape)
+    if patch.gap == WHOLE:
+        if len(data) != len(target):
+            raise WireError(f"{spec.name} travels whole with {len(data)} bytes; it has {len(target)}")
+        target[:] = data
+        return
+    if not 0 < patch.count <= elements:
+        raise WireError(f"a patch changes {patch.count} of the {elements} elements of {spec.name}")
+    planes = _decompress(data, patch.count * (patch.gap + size), spec.name)
+    gaps = _joined(planes[: patch.count * patch.gap], patch.gap)
+    where = np.cumsum(gaps.astype(np.int64) + 1) - 1
+    if where[-1] >= elements:
+        raise WireError(f"a patch reaches element {where[-1]} of {spec.name}, which has {elements}")
+    view = target.view(f"u{size}")
+    view[where] += _joined(planes[patch.count * patch.gap :], size)
+
+
+def _parts(delta: Delta) -> Iterator[tuple[Patch, Bytes]]:
+    if delta.step.nbytes != len(delta.payload):
+        raise WireError(f"a delta announces {delta.step.nbytes} bytes and has {len(delta.payload)}")
+    start = 0
+    for patch in delta.step.patches:
+        yield patch, delta.payload[start : start + patch.nbytes]
+        start += patch.nbytes
+
+
+def _decompress(data: Bytes, size: int, name: str) -> Bytes:
+    try:
+        raw = pa.decompress(data, decompressed_size=size, codec=_CODEC)
+    except (pa.ArrowException, OSError) as error:
+        raise WireError(f"the patch of {name} cannot be decompressed: {error}") from error
+    if len(raw) != size:
+        raise WireError(f"the patch of {name} has {len(raw)} bytes instead of {size}")
+    return np.frombuffer(raw, np.uint8)
+
+
+def _planes(values: Elements) -> Bytes:
+    """First bytes of all values, then second bytes, and so on."""
+    return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T).reshape(-1)
+
+
+def _joined(planes: Bytes, size: int) -> Elements:
+    """The unsigned integers of `size` bytes that `_planes` split."""
+    return np.ascontiguousarray(planes.reshape(size, -1).T).view(f"u{size}")[:, 0]

@@ -1,0 +1,101 @@
+"""A process group of the learner (rank 0) and some engines, apart from torch's default group, with bounded waits.
+
+Neither gloo nor NCCL encrypts, and whoever reaches the store can join: loopback, or a network that is trusted.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asyncrl.errors import UnavailableError
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def open_store(host: str, timeout_s: float) -> tuple[dist.TCPStore, int]:
+    """The learner's store, on a free port of `host` alone, and that port."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.bind((host, 0))
+    listening.listen()
+    port: int = listening.getsockname()[1]
+    wait = timedelta(seconds=timeout_s)
+    store = dist.TCPStore(
+        host, port, None, True, wait, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=True
+    )
+    return store, port
+
+
+def join_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
+    """An engine's connection to it. Raises UnavailableError."""
+    try:
+        return dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
+    except RuntimeError as error:
+        raise UnavailableError(f"the learner's store at {host}:{port} cannot be reached: {error}") from error
+
+
+def address_towards(host: str, port: int) -> str:
+    """This machine's address on the way to `host`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        address: str = probe.getsockname()[0]
+    return address
+
+
+class Group:
+    """Rank `rank` of `size` in the group `name` of a store; `address` is where this machine is reached.
+
+    Every method raises UnavailableError where another rank is silent for `timeout_s` or gone; the group is then dead.
+    """
+
+    def __init__(
+        self, store: dist.Store, name: str, rank: int, size: int, device: torch.device, address: str, timeout_s: float
+    ) -> None:
+        self._wait = timedelta(seconds=timeout_s)
+        try:
+            self._group: Any = _backend(dist.PrefixStore(name, store), rank, size, device, address, self._wait)
+        except RuntimeError as error:
+            raise UnavailableError(f"the weight group did not come together: {error}") from error
+
+    def begin(self, tensor: torch.Tensor) -> dist.Work:
+        """Broadcast `tensor` from rank 0, or receive it elsewhere; it must stay as it is until `finish`."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        try:
+            work: dist.Work = self._group.broadcast([tensor], options)
+        except RuntimeError as error:
+            raise UnavailableError(f"a broadcast could not begin: {error}") from error
+        return work
+
+    def finish(self, work: dist.Work) -> None:
+        try:
+            work.wait(self._wait)
+        except RuntimeError as error:
+            raise UnavailableError(f"a broadcast failed: {error}") from error
+
+    def close(self) -> None:
+        """End what is under way, on the other ranks too; works must have been let go of. Call nothing afterwards."""
+        self._group.abort()
+        # gloo closes its connections, which the other ranks notice, only when its last reference goes.
+        self._group = None
+
+
+def _backend(store: dist.Store, rank: int, size: int, device: torch.device, address: str, wait: timedelta) -> Any:
+    if device.type == "cuda":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = wait
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+    backend: Any = dist.ProcessGroupGloo
+    gloo = backend._Options()
+    gloo._timeout = wait
+    gloo._devices = [backend.create_device(hostname=address)]
+    return backend(store, rank, size, gloo)
+
+
+def sum_of(flat: torch.Tensor) -> torch.Tensor:
+    """The checksum int64[] of a buffer whose size is a multiple of 8, computed on its device."""
+    return flat.view(torch.int64).sum()

@@ -1,0 +1,444 @@
+"""How fast do weights reach an engine, how small is a delta, and for how long does the engine pause?
+
+`python -m benchmarks.weight_push` measures on this machine with the learner's side in a process of its own: the
+bandwidth of a plain socket, of the zmq, distributed (gloo) and disk channels, the size of a delta after one step of
+AdamW, and a push into an embedded engine that generates meanwhile. `--device cuda` pushes models of two real shapes
+from one GPU to another. Results go to benchmarks/results/weight_push.json, or weight_push_cuda.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zmq
+import zmq.asyncio
+
+from asyncrl.config.schema import EngineConfig
+from asyncrl.types import Sampling
+from asyncrl.weights.broadcast import Broadcaster
+from asyncrl.weights.buckets import Bucket, Entry, Filled, plan_buckets
+from asyncrl.weights.channels.disk import DiskChannel
+from asyncrl.weights.channels.distributed import DistributedChannel
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.delta import diff
+from asyncrl.weights.folders import FolderWriter
+from asyncrl.weights.manifest import dtype_name, take_snapshot
+from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.push import Push
+from asyncrl.weights.receiver import Channel, Receiver
+from benchmarks.record import write_result
+
+TIMEOUT_S = 60.0
+BUCKET_BYTES = 64 << 20
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "30M": {
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 6,
+        "vocab_size": 16384,
+        "heads": (8, 4),
+    },
+    "120M": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 10,
+        "vocab_size": 32768,
+        "heads": (12, 4),
+    },
+    "0.6B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "vocab_size": 151936,
+        "heads": (16, 8),
+    },
+    "4B": {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "vocab_size": 151936,
+        "heads": (32, 8),
+    },
+}
+
+
+def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    """A Qwen3 of that shape with transformers' own initialisation; on the meta device, without contents."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    torch.manual_seed(0)
+    values = dict(SHAPES[shape])
+    heads, kv_heads = values.pop("heads")
+    config = Qwen3Config(
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=128 if heads > 12 else 64,
+        tie_word_embeddings=True,
+        **values,
+    )
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[Filled]:
+    """As the learner gathers a model that is not sharded."""
+    device = next(iter(weights.values())).device
+    flat = torch.empty(max(bucket.nbytes for bucket in plan), dtype=torch.uint8, device=device)
+    for bucket in plan:
+        part = flat[: bucket.nbytes]
+        for name, view in bucket.views(part).items():
+            view.copy_(weights[name])
+        yield Filled(bucket, part)
+
+
+class Learner:
+    """The learner's side in a process of its own: it pushes a model's weights in bf16 when told to."""
+
+    def __init__(self, shape: str, device: str, folder: Path, bucket_bytes: int) -> None:
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        self.process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(theirs, shape, device, folder, bucket_bytes), daemon=True
+        )
+        self.process.start()
+        self._pipe = ours
+        self.endpoint, self.port, self.nbytes = ours.recv()
+
+    def push(self, version: int, way: str) -> None:
+        """Begin to push; returns at once."""
+        self._pipe.send((version, way))
+
+    def done(self) -> dict[str, float]:
+        """Wait for the learner's own part; its seconds and what the push measured."""
+        answer: dict[str, float] = self._pipe.recv()
+        return answer
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self.process.join()
+
+
+def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes: int) -> None:
+    """The process behind `Learner`. Its weights change in one element of a hundred from version to version."""
+    torch.set_num_threads(1)
+    model = make_model(shape, torch.bfloat16, device)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    shapes = {name: tuple(each.shape) for name, each in weights.items()}
+    entries = [Entry(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in weights.items()]
+    plan = plan_buckets(entries, bucket_bytes)
+    publisher = Publisher("127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1))
+    broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device(device), TIMEOUT_S)
+    folders = FolderWriter(folder, lambda aside: None)
+    ways = {
+        "zmq": Push(shapes, publisher),
+        "distributed": Push(shapes, publisher, broadcaster),
+        "disk": Push(shapes, publisher, None, folders),
+    }
+    with socket.socket() as plain:
+        plain.bind(("127.0.0.1", 0))
+        plain.listen()
+        threading.Thread(target=pour, args=(plain, sum(each.nbytes for each in weights.values())), daemon=True).start()
+        pipe.send((publisher.endpoint, plain.getsockname()[1], sum(each.nbytes for each in weights.values())))
+        while (told := pipe.recv()) is not None:
+            version, way = told
+            for each in weights.values():
+                each.view(-1)[version::100] += 0.5
+            begun = time.perf_counter()
+            ways[way].publish(version, plan, filled(weights, plan))
+            seconds = time.perf_counter() - begun
+            while publisher.offered < version:
+                time.sleep(0.001)
+            pipe.send({"learner_s": seconds, "offered_s": time.perf_counter() - begun, **ways[way].measured})
+    broadcaster.close()
+    folders.close()
+    publisher.close()
+
+
+def pour(plain: socket.socket, nbytes: int) -> None:
+    """Send so many bytes to whoever connects, as chunks of a buffer of that size."""
+    data = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8).data
+    while True:
+        with plain.accept()[0] as peer:
+            for start in range(0, nbytes, 4 << 20):
+                peer.sendall(data[start : start + (4 << 20)])
+
+
+def plain_seconds(learner: Learner) -> float:
+    """Seconds in which as many bytes as the weights have come through a plain socket into fresh memory."""
+    target = memoryview(np.empty(learner.nbytes, np.uint8))
+    begun = time.perf_counter()
+    with socket.create_connection(("127.0.0.1", learner.port)) as peer:
+        received = 0
+        while received < learner.nbytes:
+            received += peer.recv_into(target[received : received + (4 << 20)])
+    return time.perf_counter() - begun
+
+
+async def transfer_seconds(link: Channel, holds: int) -> float:
+    """Seconds of fetching the newest version, which is on offer already."""
+    while (manifest := await link.newer_than(holds)) is None:
+        pass
+    begun = time.perf_counter()
+    await link.fetch(manifest)
+    return time.perf_counter() - begun
+
+
+async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str, Any]:
+    """GB/s of each way, which take turns."""
+    context = zmq.asyncio.Context()
+    whole = ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False)
+    cast = DistributedChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), torch.device("cpu"), TIMEOUT_S)
+    disk = DiskChannel(directory)
+    seconds: dict[str, list[float]] = {name: [] for name in ("socket", "zmq", "distributed", "disk", "disk_write")}
+    version = -1
+    for _ in range(rounds):
+        seconds["socket"].append(plain_seconds(learner))
+        version += 1
+        learner.push(version, "zmq")
+        learner.done()
+        seconds["zmq"].append(await transfer_seconds(whole, version - 1))
+        version += 1
+        calling = asyncio.create_task(until_called(cast, version - 1))
+        await asyncio.sleep(0.1)
+        learner.push(version, "distributed")
+        manifest = await calling
+        begun = time.perf_counter()
+        await cast.fetch(manifest)
+        seconds["distributed"].append(time.perf_counter() - begun)
+        learner.done()
+        version += 1
+        begun = time.perf_counter()
+        learner.push(version, "disk")
+        await until_called(disk, version - 1)
+        seconds["disk_write"].append(time.perf_counter() - begun)
+        learner.done()
+        seconds["disk"].append(await transfer_seconds(disk, version - 1))
+    cast.reset()
+    whole.reset()
+    rates = {name: [learner.nbytes / each / 1e9 for each in taken] for name, taken in seconds.items()}
+    return {
+        "megabytes": round(learner.nbytes / 1e6, 1),
+        "gigabytes_per_s": {name: round(statistics.median(each), 2) for name, each in rates.items()},
+        "best_gigabytes_per_s": {name: round(max(each), 2) for name, each in rates.items()},
+        "zmq_share_of_socket": share(rates, "zmq"),
+        "distributed_share_of_socket": share(rates, "distributed"),
+    }
+
+
+def share(rates: Mapping[str, Sequence[float]], name: str) -> float:
+    """The median over rounds, since whatever else the machine does harms both sides of a round alike."""
+    return round(statistics.median(own / plain for own, plain in zip(rates[name], rates["socket"], strict=True)), 2)
+
+
+async def until_called(link: Channel, holds: int) -> Any:
+    while (manifest := await link.newer_than(holds)) is None:
+        pass
+    return manifest
+
+
+def delta_after_a_step(shape: str, lr: float) -> dict[str, Any]:
+    """The delta in bf16 after one step of AdamW on float32 master weights, with the gradient of a batch of tokens."""
+    model = make_model(shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+
+    def published(version: int) -> Any:
+        tensors = {name: each.detach().to(torch.bfloat16) for name, each in model.named_parameters()}
+        return take_snapshot(version, tensors, 1 << 22)
+
+    before = published(0)
+    ids = torch.randint(0, model.config.vocab_size, (4, 128))
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    after = published(1)
+    begun = time.perf_counter()
+    delta = diff(before, after)
+    seconds = time.perf_counter() - begun
+    full, elements = after.manifest.nbytes, after.manifest.nbytes // 2
+    return {
+        "lr": lr,
+        "parameters": elements,
+        "density": round(delta.step.changed / elements, 5),
+        "full_bytes": full,
+        "delta_bytes": len(delta.payload),
+        "times_fewer": round(full / len(delta.payload), 1),
+        "bytes_per_change": round(len(delta.payload) / max(1, delta.step.changed), 2),
+        "diff_s": round(seconds, 3),
+    }
+
+
+async def pauses(learner: Learner, shape: str, rounds: int, first: int, deltas: bool) -> dict[str, Any]:
+    """Pushes into an embedded engine that works on 8 requests: the switch as a share of the push."""
+    from asyncrl.actor.engine.embedded import EmbeddedEngine
+
+    engine = EmbeddedEngine(
+        make_model(shape, torch.bfloat16), EngineConfig(slots=8, max_length=2048), initial_version=-1
+    )
+    switches = timed_switches(engine)
+    context = zmq.asyncio.Context()
+    link = ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=deltas)
+    following = asyncio.create_task(Receiver([link], engine.expected).run(engine))
+    generating: list[asyncio.Task[Any]] = []
+    shares, pushes = [], []
+    for version in range(first, first + rounds + 1):
+        begun = time.perf_counter()
+        learner.push(version, "zmq")
+        await engine.wait_for_version(version)
+        pushed = time.perf_counter() - begun
+        await asyncio.to_thread(learner.done)
+        while len(switches) <= version - first:
+            await asyncio.sleep(0.001)
+        if version > first:
+            pushes.append(pushed)
+            shares.append(switches[version - first] / pushed)
+        for task in generating:
+            task.cancel()
+        prompt = np.arange(16, dtype=np.int32)
+        generating = [
+            asyncio.create_task(engine.generate(prompt, Sampling(1.0, 2000), (), f"{version}.{i}")) for i in range(8)
+        ]
+        tokens = engine.stats().tokens
+        while engine.stats().tokens < tokens + 80:
+            await asyncio.sleep(0.01)
+    for task in [*generating, following]:
+        task.cancel()
+    await engine.close()
+    return {
+        "push_s": round(statistics.median(pushes), 4),
+        "pause_s": round(statistics.median(switches[1:]), 5),
+        "pause_share": round(statistics.median(shares), 4),
+        "largest_pause_share": round(max(shares), 4),
+    }
+
+
+def timed_switches(engine: Any) -> list[float]:
+    """Seconds of every switch from now on, in which the engine's thread decodes nothing."""
+    seconds: list[float] = []
+    switch: Callable[..., None] = engine._switch
+
+    def timed(*arguments: Any) -> None:
+        begun = time.perf_counter()
+        switch(*arguments)
+        seconds.append(time.perf_counter() - begun)
+
+    engine._switch = timed
+    return seconds
+
+
+async def on_cpu(rounds: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        large = Learner("120M", "cpu", Path(folder) / "large", BUCKET_BYTES)
+        result: dict[str, Any] = {"bandwidth": await bandwidth(large, rounds, Path(folder) / "large")}
+        large.close()
+        result["delta"] = delta_after_a_step("30M", 1e-6)
+        for name, deltas in (("zmq", False), ("delta", True)):
+            small = Learner("30M", "cpu", Path(folder) / name, BUCKET_BYTES)
+            result[f"pause_{name}"] = await pauses(small, "30M", rounds, 0, deltas)
+            small.close()
+    return result
+
+
+async def on_gpus(rounds: int) -> dict[str, Any]:
+    """From cuda:0 in the learner's process to cuda:1 here, which is what `distributed` needs."""
+    result: dict[str, Any] = {}
+    device = torch.device("cuda", 1)
+    torch.cuda.set_device(device)
+    for shape in ("0.6B", "4B"):
+        with tempfile.TemporaryDirectory() as folder:
+            learner = Learner(shape, "cuda:0", Path(folder) / "w", 512 << 20)
+            result[shape] = await pushed_to_gpu(learner, device, rounds, Path(folder) / "w")
+            learner.close()
+        print(shape, result[shape], flush=True)
+    result["device_copy_gigabytes_per_s"] = link_limit(device)
+    return result
+
+
+async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, directory: Path) -> dict[str, Any]:
+    """Seconds from the push's begin until all tensors are on `device`."""
+    context = zmq.asyncio.Context()
+    cast = DistributedChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), device, TIMEOUT_S)
+    links: dict[str, Channel] = {
+        "distributed": cast,
+        "zmq": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False),
+        "delta": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S)),
+        "disk": DiskChannel(directory),
+    }
+    version, rows = 0, {}
+    for way, link in links.items():
+        taken, broadcasts, answer = [], [], {}
+        for _ in range(rounds + 1):
+            calling = asyncio.create_task(until_called(link, version - 1))
+            await asyncio.sleep(0.2)
+            begun = time.perf_counter()
+            learner.push(version, "zmq" if way == "delta" else way)
+            manifest = await calling
+            called = time.perf_counter()
+            tensors = await link.fetch(manifest)
+            on_device = [each.to(device) for each in tensors.values()]
+            torch.cuda.synchronize(device)
+            taken.append(time.perf_counter() - begun)
+            broadcasts.append(time.perf_counter() - called)
+            del tensors, on_device
+            answer = await asyncio.to_thread(learner.done)
+            version += 1
+        rows[way] = {
+            "push_s": round(statistics.median(taken[1:]), 4),
+            "first_push_s": round(taken[0], 3),
+            "transfer_gigabytes_per_s": round(learner.nbytes / statistics.median(broadcasts[1:]) / 1e9, 2),
+            "learner_s": round(answer["learner_s"], 4),
+            "prepare_s": round(answer["prepare_s"], 4),
+            "pushes_s": [round(each, 3) for each in taken],
+        }
+        if way == "delta":
+            rows[way]["delta_bytes"], rows[way]["density"] = answer["delta_bytes"], round(answer["density"], 4)
+        print(way, rows[way], flush=True)
+    for link in links.values():
+        link.reset()
+    return {"gigabytes": round(learner.nbytes / 1e9, 2), "ways": rows}
+
+
+def link_limit(device: torch.device) -> float:
+    """GB/s of a plain copy of 1 GB from the other GPU."""
+    source = torch.randint(0, 255, (1 << 30,), dtype=torch.uint8, device="cuda:0")
+    target = torch.empty_like(source, device=device)
+    seconds = []
+    for _ in range(6):
+        torch.cuda.synchronize("cuda:0")
+        torch.cuda.synchronize(device)
+        begun = time.perf_counter()
+        target.copy_(source)
+        torch.cuda.synchronize("cuda:0")
+        torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begun)
+    return round((1 << 30) / statistics.median(seconds[1:]) / 1e9, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs two GPUs")
+    parser.add_argument("--rounds", type=int, default=5, help="pushes of which the median is told")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    result = asyncio.run(on_cpu(options.rounds) if options.device == "cpu" else on_gpus(options.rounds))
+    result["load_before"] = round(load, 2)
+    device = f"2 x {torch.cuda.get_device_name(0)}" if options.device == "cuda" else None
+    path = write_result("weight_push" if options.device == "cpu" else "weight_push_cuda", result, device)
+    print(path.read_text())
+
+
+if __name__ == "__main__":
+    main()

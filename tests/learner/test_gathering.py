@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from asyncrl.learner.gathering import gather, plan_gather
+from asyncrl.learner.ranks import Ranks
+from asyncrl.weights.buckets import on_host
+
+
+@pytest.mark.parametrize("ranks", [3])
+def test_shards_of_any_shape_come_out_whole_bucket_by_bucket(ranks: int):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*torchrun, "-m", "tests.learner.gathered_ranks", "256"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_tensors_on_the_host_are_copies_that_later_buckets_and_steps_leave_alone(ranks: Ranks):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    expected = {name: each.detach().clone() for name, each in model.named_parameters()}
+    got = {}
+    parameters = dict(model.named_parameters())
+    for filled in gather(parameters, plan_gather(parameters, torch.float32, 64), ranks):
+        got |= on_host(filled)
+    for each in model.parameters():
+        nn.init.zeros_(each)
+    assert all(torch.equal(got[name], expected[name]) for name in expected)

@@ -1,0 +1,34 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.weights.buckets import Entry, plan_buckets
+from asyncrl.weights.manifest import DTYPES
+
+ENTRIES = st.lists(
+    st.builds(
+        Entry,
+        name=st.text(max_size=3),
+        dtype=st.sampled_from(sorted(DTYPES)),
+        shape=st.lists(st.integers(0, 7), max_size=3).map(tuple),
+    ),
+    max_size=12,
+    unique_by=lambda entry: entry.name,
+)
+
+
+@given(ENTRIES, st.integers(1, 2000))
+def test_buckets_hold_every_tensor_once_in_order_without_overlap_and_within_the_bound(entries, bucket_bytes):
+    buckets = plan_buckets(entries, bucket_bytes)
+    assert [entry for bucket in buckets for entry in bucket.entries] == entries
+    for bucket in buckets:
+        assert bucket.nbytes <= bucket_bytes or len(bucket.entries) == 1
+        flat = torch.zeros(bucket.nbytes, dtype=torch.uint8)
+        views = bucket.views(flat)
+        assert [(n, t.dtype, tuple(t.shape)) for n, t in views.items()] == [
+            (entry.name, DTYPES[entry.dtype], entry.shape) for entry in bucket.entries
+        ]
+        for tensor in views.values():
+            tensor.view(-1).view(torch.uint8).add_(1) if tensor.numel() else None
+        assert int(flat.sum()) == sum(entry.nbytes for entry in bucket.entries)
+        assert int(flat.max() if len(flat) else 0) <= 1

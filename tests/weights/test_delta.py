@@ -1,0 +1,158 @@
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.errors import WeightsError, WireError
+from asyncrl.weights import delta as deltas
+from asyncrl.weights.delta import WHOLE, Delta, apply, diff, read_step
+from asyncrl.weights.manifest import DTYPES, bytes_of, take_snapshot
+from tests.weights.fakes import same_bits, some_tensors
+
+SPECIAL = {"float32": [0x80000000, 0x7FC00001, 0xFFFFFFFF], "bfloat16": [0x8000, 0x7FC1, 0xFFFF]}
+
+
+@st.composite
+def histories(draw):
+    """Some versions of the same tensors of any dtypes: any bits, changed nowhere, here and there, or all over."""
+    layout = draw(st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), st.integers(0, 700)), max_size=4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    versions = [{f"t{i}": _any_bits(rng, dtype, size) for i, (dtype, size) in enumerate(layout)}]
+    for density in draw(st.lists(st.sampled_from([0.0, 0.003, 0.1, 0.3, 1.0]), min_size=1, max_size=3)):
+        versions.append({name: _changed(rng, tensor, density) for name, tensor in versions[-1].items()})
+    return versions
+
+
+def _any_bits(rng, dtype, size):
+    if dtype == "bool":
+        return torch.from_numpy(rng.random(size) < 0.5)
+    raw = rng.integers(0, 256, size * DTYPES[dtype].itemsize, dtype=np.uint8)
+    words = raw.view(f"u{DTYPES[dtype].itemsize}")
+    for special in SPECIAL.get(dtype, []):
+        words[rng.random(size) < 0.1] = special
+    tensor = torch.empty(size, dtype=DTYPES[dtype])
+    bytes_of(tensor)[:] = raw
+    return tensor
+
+
+def _changed(rng, tensor, density):
+    other = _any_bits(rng, str(tensor.dtype).removeprefix("torch."), len(tensor))
+    return torch.where(torch.from_numpy(rng.random(len(tensor)) < density), _bits(other), _bits(tensor)).view(
+        tensor.dtype
+    )
+
+
+def _bits(tensor):
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
+
+
+@given(histories())
+def test_any_two_states_round_trip_bit_for_bit_in_one_step_or_in_a_chain(versions):
+    before = {name: tensor.clone() for name, tensor in versions[0].items()}
+    snapshots = [take_snapshot(i, tensors, 64) for i, tensors in enumerate(versions)]
+    first, last = snapshots[0].manifest, snapshots[-1].manifest
+    direct = diff(snapshots[0], snapshots[-1])
+    assert read_step(direct.step.body()) == direct.step
+    assert same_bits(apply(versions[0], first, last, [direct]), versions[-1])
+    chain = [diff(old, new) for old, new in itertools.pairwise(snapshots)]
+    assert same_bits(apply(versions[0], first, last, chain), versions[-1])
+    assert same_bits(versions[0], before), "the base stays as it is"
+
+
+def two_versions(density=0.01):
+    rng = np.random.default_rng(0)
+    old = {**some_tensors(0), "big": _any_bits(rng, "bfloat16", 100_000)}
+    new = {**old, "big": _changed(rng, old["big"], density)}
+    return old, take_snapshot(0, old, 64), new, take_snapshot(1, new, 64)
+
+
+def test_few_changes_are_few_bytes_and_the_rest_is_shared(monkeypatch):
+    monkeypatch.setattr(deltas, "SHARED_BYTES", 1000)
+    old, first, new, second = two_versions()
+    step = diff(first, second)
+    assert len(step.payload) < 0.05 * first.manifest.nbytes
+    got = apply(old, first.manifest, second.manifest, [step])
+    assert got["embed"] is old["embed"]
+    assert got["scale"] is not old["scale"]
+    assert same_bits(got, new)
+
+
+def test_many_changes_travel_as_they_are():
+    old, first, new, second = two_versions(density=0.5)
+    step = diff(first, second)
+    assert [patch.gap for patch in step.step.patches] == [WHOLE]
+    assert len(step.payload) == 200_000
+    assert same_bits(apply(old, first.manifest, second.manifest, [step]), new)
+
+
+def test_a_gap_wider_than_a_block_or_a_byte_is_kept(monkeypatch):
+    monkeypatch.setattr(deltas, "_BLOCK", 1000)
+    old = {"a": torch.zeros(200_000, dtype=torch.int64)}
+    for places in ([199_999], [0, 70_000, 199_999], [999, 1000, 1255, 1511, 199_998]):
+        new = {"a": old["a"].clone()}
+        new["a"][places] = torch.arange(1, len(places) + 1) - 2
+        first, second = take_snapshot(0, old, 64), take_snapshot(1, new, 64)
+        assert same_bits(apply(old, first.manifest, second.manifest, [diff(first, second)]), new)
+
+
+def test_a_wrong_base_is_refused():
+    old, first, _, second = two_versions()
+    step = diff(first, second)
+    other = {**old, "scale": old["scale"] + 1}
+    with pytest.raises(WeightsError, match="another base"):
+        apply(other, take_snapshot(0, other, 64).manifest, second.manifest, [step])
+    with pytest.raises(WeightsError, match="another base"):
+        apply(old, first.manifest, second.manifest, [])
+
+
+def test_a_base_that_changed_since_is_found_out_by_the_result():
+    old, first, _, second = two_versions()
+    step = diff(first, second)
+    old["big"].view(torch.int16)[5] ^= 1
+    with pytest.raises(WeightsError, match="checksum of big"):
+        apply(old, first.manifest, second.manifest, [step])
+
+
+def test_there_is_no_delta_between_other_tensors():
+    _, first, new, _ = two_versions()
+    del new["scale"]
+    with pytest.raises(WeightsError, match="other tensors"):
+        diff(first, take_snapshot(1, new, 64))
+
+
+@given(st.data())
+def test_damage_is_an_error_and_never_a_wrong_result(data):
+    old, first, new, second = two_versions()
+    step = diff(first, second)
+    payload, patch = step.payload.copy(), step.step.patches[0]
+    fault = data.draw(st.sampled_from(["flip", "count", "gap", "tensor", "nbytes"]))
+    if fault == "flip":
+        payload[data.draw(st.integers(0, len(payload) - 1))] ^= data.draw(st.integers(1, 255))
+    else:
+        patch = replace(patch, **{fault: data.draw(st.sampled_from([0, 1, 2, 4, 7, 10**6, 10**12]))})
+    damaged = Delta(replace(step.step, patches=(patch,)), payload)
+    try:
+        got = apply(old, first.manifest, second.manifest, [damaged])
+    except (WeightsError, WireError):
+        return
+    assert same_bits(got, new), "what is let through is right"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        {"base": "a", "result": "b"},
+        {"base": "a", "result": "b", "patches": [[0, 1, 3, 5]]},
+        {"base": "a", "result": "b", "patches": [[0, -1, 1, 5]]},
+        {"base": "a", "result": "b", "patches": [["0", 1, 1, 5]]},
+        {"base": 1, "result": "b", "patches": []},
+    ],
+)
+def test_a_malformed_step_is_a_wire_error(body):
+    with pytest.raises(WireError):
+        read_step(body)

@@ -1,0 +1,207 @@
+"""The distributed channel over gloo: with engines as threads of this process, and with real ones that die."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import zmq.asyncio
+
+from asyncrl.errors import UnavailableError, WeightsError
+from asyncrl.weights.broadcast import Broadcaster
+from asyncrl.weights.buckets import Entry, Filled, plan_buckets
+from asyncrl.weights.channels.distributed import DistributedChannel
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.manifest import dtype_name
+from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.push import Push
+from asyncrl.weights.receiver import Receiver
+from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors, until
+
+CPU = torch.device("cpu")
+EXPECTED = shapes(some_tensors())
+
+
+def plan_of(tensors, bucket_bytes=512):
+    entries = [Entry(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in tensors.items()]
+    return plan_buckets(entries, bucket_bytes)
+
+
+def filled(tensors, plan):
+    """As the learner gathers them: every bucket in the same buffer."""
+    flat = torch.empty(max(bucket.nbytes for bucket in plan), dtype=torch.uint8)
+    for bucket in plan:
+        for name, view in bucket.views(flat[: bucket.nbytes]).items():
+            view.copy_(tensors[name])
+        yield Filled(bucket, flat[: bucket.nbytes])
+
+
+class Learner:
+    """What pushes, with its parts in sight."""
+
+    def __init__(self, context, timeout_s=20.0):
+        self.publisher = Publisher("127.0.0.1", 0, context)
+        self.broadcaster = Broadcaster(self.publisher, "127.0.0.1", CPU, timeout_s)
+        self.push = Push(EXPECTED, self.publisher, self.broadcaster)
+
+    async def publish(self, version, tensors=None):
+        tensors = tensors or some_tensors(version)
+        plan = plan_of(tensors)
+        await asyncio.to_thread(self.push.publish, version, plan, filled(tensors, plan))
+
+
+@contextlib.asynccontextmanager
+async def learning(context, **options):
+    learner = Learner(context, **options)
+    try:
+        yield learner
+    finally:
+        await asyncio.to_thread(learner.push.close)
+
+
+@contextlib.asynccontextmanager
+async def engine_of(endpoint, timeout_s=20.0):
+    """An engine that follows broadcasts, else pulls."""
+    context, engine = zmq.asyncio.Context(), HoldingEngine()
+    links = [
+        DistributedChannel(Requests(endpoint, context, timeout_s=timeout_s), CPU, timeout_s),
+        ZmqChannel(Requests(endpoint, context, timeout_s=timeout_s)),
+    ]
+    receiver = Receiver(links, EXPECTED, retry_s=0.02)
+    task = asyncio.create_task(receiver.run(engine))
+    try:
+        yield engine, receiver
+        assert not task.done(), "a receiver never ends by itself"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        context.destroy(linger=0)
+
+
+async def joined(learner, count):
+    await until(lambda: len(learner.publisher._offers.joining("gloo")) == count)
+
+
+def test_broadcasts_arrive_bit_for_bit_and_a_late_joiner_pulls_before_it_takes_part(context):
+    async def run():
+        async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (one, first):
+            await joined(learner, 1)
+            await learner.publish(0)
+            await until(lambda: one.version == 0)
+            async with engine_of(learner.publisher.endpoint) as (two, second):
+                await until(lambda: two.version == 0)
+                assert (first.fallbacks, second.fallbacks) == (0, 1)
+                for version in (1, 2):
+                    await joined(learner, 2)
+                    await learner.publish(version)
+                    await until(lambda version=version: one.version == two.version == version)
+                    assert same_bits(one.tensors, some_tensors(version))
+                    assert same_bits(two.tensors, some_tensors(version))
+                assert (first.fallbacks, second.fallbacks) == (0, 1)
+            assert learner.push.measured["broadcasts"] == 3
+            assert learner.push.measured["broadcast_failures"] == 0
+
+    asyncio.run(run())
+
+
+def test_without_engines_a_push_waits_for_nobody(context):
+    async def run():
+        async with learning(context) as learner:
+            begun = time.monotonic()
+            await learner.publish(0)
+            assert time.monotonic() - begun < 10
+            await until(lambda: learner.publisher.offered == 0)
+            assert learner.push.measured["broadcasts"] == 0
+
+    asyncio.run(run())
+
+
+def test_an_engine_whose_model_differs_refuses_before_the_first_byte_and_the_push_goes_on(context):
+    async def run():
+        async with learning(context, timeout_s=2.0) as learner:
+            requests = Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context))
+            link = DistributedChannel(requests, CPU, 2.0)
+            calling = asyncio.create_task(link.newer_than(-1))
+            await joined(learner, 1)
+            await learner.publish(0)
+            with pytest.raises(WeightsError, match="1 missing"):
+                (await calling).check_covers({**EXPECTED, "another": (1,)})
+            assert learner.push.measured["broadcast_failures"] == 1
+            await until(lambda: learner.publisher.offered == 0)
+            link.reset()
+            with pytest.raises(UnavailableError, match="before this engine joined"):
+                await link.newer_than(-1)
+            link.reset()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "misshapen"])
+def test_tensors_that_engines_do_not_expect_refuse_the_push_before_the_first_bucket(context, fault):
+    async def run():
+        tensors = some_tensors()
+        match fault:
+            case "missing":
+                del tensors["scale"]
+            case "unknown":
+                tensors["another"] = torch.zeros(2)
+            case "misshapen":
+                tensors["layer.weight"] = torch.zeros(7, 13)
+        async with learning(context) as learner:
+            plan = plan_of(tensors)
+            taken = filled(tensors, plan)
+            with pytest.raises(WeightsError, match=f"1 {fault}"):
+                await asyncio.to_thread(learner.push.publish, 0, plan, taken)
+            assert next(taken).bucket == plan[0], "no bucket was taken"
+
+    asyncio.run(run())
+
+
+DYING = """
+import asyncio, os, sys, torch, zmq.asyncio
+from asyncrl.weights.channels.distributed import DistributedChannel
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.group import Group
+
+class Dying(Group):
+    def finish(self, work):
+        super().finish(work)
+        os.kill(os.getpid(), 9)
+
+async def main():
+    import asyncrl.weights.channels.distributed as module
+    module.Group = Dying
+    link = DistributedChannel(Requests(sys.argv[1], zmq.asyncio.Context()), torch.device("cpu"), 20.0)
+    while (manifest := await link.newer_than(0)) is None:
+        pass
+    await link.fetch(manifest)
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_others_fall_back(context):
+    async def run():
+        async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
+            await joined(learner, 1)
+            await learner.publish(0)
+            await until(lambda: engine.version == 0)
+            dying = subprocess.Popen([sys.executable, "-c", DYING, learner.publisher.endpoint])
+            await until(lambda: len(learner.publisher._offers.joining("gloo")) == 2, 60)
+            await learner.publish(1)
+            await asyncio.to_thread(dying.wait)
+            await until(lambda: engine.version == 1)
+            assert same_bits(engine.tensors, some_tensors(1))
+            assert (learner.push.measured["broadcast_failures"], receiver.fallbacks) == (1, 1)
+            await until(lambda: learner.publisher._offers.joining("gloo"))
+            await learner.publish(2)
+            await until(lambda: engine.version == 2)
+            assert receiver.fallbacks == 1
+            assert same_bits(engine.tensors, some_tensors(2))
+
+    asyncio.run(run())
