@@ -13,6 +13,7 @@ TOOLS: list[Any] = [{"type": "function", "function": StepCalculator.schema}]
 
 Message = dict[str, Any]
 
+_LEANING = {"+": 1.75, "*": 1.4, "-": 1.0}
 _CARELESS = 0.05
 """How often a step is careless: about as often as the warm-started policy is."""
 
@@ -24,10 +25,14 @@ def call(operator: str, expression: str) -> Message:
 
 
 def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
-    """Well-formed calls and exact copying, but the operations in random order, as if any order were right."""
+    """Well-formed calls and exact copying, but the operations in random order, as if any order were right.
+
+    Sums come a little sooner than products, so that where operators are as frequent greedy decoding does not tip over
+    into the right order by chance of the seed: its accuracy is 0.3 to 0.55 with any.
+    """
     messages: list[Message] = [*opening(expression)]
     while expression.operators:
-        operator = rng.choice(expression.operators)
+        (operator,) = rng.choices(expression.operators, [_LEANING[each] for each in expression.operators])
         messages.append(call(operator, str(expression)))
         expression = expression.reduced(operator)
         messages.append({"role": "tool", "content": str(expression)})
