@@ -2,7 +2,7 @@
 
 It keeps nothing through a crash, knows no tickets and checks nothing. 8 producers with 8 calls of each under way pickle
 samples of four arrays; one consumer takes 16 at a time and unpickles them. It runs under a Python that has Ray
-(`pip install ray==2.60.0 numpy`), without asyncrl:
+(`pip install ray==2.60.0 numpy cloudpickle`), without asyncrl:
 
     PYTHON benchmarks/ray_deque.py 8192 4000
 """

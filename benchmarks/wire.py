@@ -125,6 +125,8 @@ def measure(length: int, turns: int, runs: int) -> dict[str, float]:
         "encode_cold": median_us(to_frames, many, runs),
         "decode_hot": median_us(from_frames, frames[:1], runs),
         "decode_cold": median_us(from_frames, frames, runs),
+        "unframe_hot": median_us(decode, frames[:1], runs),
+        "unframe_cold": median_us(decode, frames, runs),
         "join_hot": median_us(join, frames[:1], runs),
         "split_hot": median_us(split, [join(frames[0])], runs),
         "copy_hot": median_us(copy, pairs[:1], runs),
@@ -134,8 +136,11 @@ def measure(length: int, turns: int, runs: int) -> dict[str, float]:
         "lists_unpack_to_arrays": median_us(lists_to_arrays, [lists], max(5, runs // 20)),
     }
     hot, cold = (figures[f"encode_{how}"] + figures[f"decode_{how}"] for how in ("hot", "cold"))
+    framed_hot, framed_cold = (figures[f"encode_{how}"] + figures[f"unframe_{how}"] for how in ("hot", "cold"))
     return {
         **figures,
+        "unchecked_times_faster_than_lists": (figures["lists_pack"] + figures["lists_unpack"]) / framed_hot,
+        "unchecked_times_a_cold_copy": framed_cold / figures["copy_cold"],
         "times_faster_than_lists": (figures["lists_pack"] + figures["lists_unpack"]) / hot,
         "times_faster_than_lists_of_arrays": (figures["lists_pack"] + figures["lists_unpack_to_arrays"]) / hot,
         "times_a_hot_copy": hot / figures["copy_hot"],

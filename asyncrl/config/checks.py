@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.scoring_checks import check_scoring
+from asyncrl.config.values import require, value
 from asyncrl.errors import ConfigError
-from asyncrl.scoring.needs import configured
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _LONG_INPUTS = ("refuse", "drop_oldest")
@@ -145,85 +144,71 @@ DOOR_FIX = "agents are answered over plain HTTP; use 127.0.0.1, or network.insec
 def check(config: TrainConfig) -> None:
     """Refuse impossible values and combinations before anything starts. Raises ConfigError."""
     for key, allowed in CHOICES.items():
-        _require(value(config, key) in allowed, config, key, f"use one of {', '.join(allowed)}")
+        require(value(config, key) in allowed, config, key, f"use one of {', '.join(allowed)}")
     for key in POSITIVE:
-        _require(value(config, key) > 0, config, key, "it must be positive")
+        require(value(config, key) > 0, config, key, "it must be positive")
     for key in NOT_NEGATIVE:
-        _require(value(config, key) >= 0, config, key, "it must be 0 or more")
+        require(value(config, key) >= 0, config, key, "it must be 0 or more")
     _check_combinations(config)
     check_engine(config)
-    _check_scoring(config)
-    _check_shaping(config)
+    check_scoring(config)
     _check_replay(config)
     _check_files(config)
     network = config.network
-    _require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
+    require(network.max_message_mb <= MAX_FRAME_MB, config, "network.max_message_mb", f"at most {MAX_FRAME_MB} fit")
     check_bind(network.host, network.insecure, secured=network.keys is not None)
     check_bind(config.actor.door_host, network.insecure, key="actor.door_host", fix=DOOR_FIX)
     _check_weights(config)
-
-
-def value(config: TrainConfig, key: str) -> Any:
-    """The value at a dotted key."""
-    node: Any = config
-    for part in key.split("."):
-        node = getattr(node, part)
-    return node
-
-
-def _require(condition: bool, config: TrainConfig, key: str, fix: str) -> None:
-    if not condition:
-        raise ConfigError(f"{key}={value(config, key)}: {fix}")
 
 
 def _check_combinations(config: TrainConfig) -> None:
     learner, actor = config.learner, config.actor
     batch, group = learner.batch_size, learner.group_size
     next_multiple = -(-batch // group) * group
-    _require(
+    require(
         batch % group == 0,
         config,
         "learner.batch_size",
         f"groups are whole, so it must be a multiple of learner.group_size={group}, such as {next_multiple}",
     )
-    _require(
+    require(
         batch % learner.minibatches == 0,
         config,
         "learner.minibatches",
         f"it must divide learner.batch_size={batch}",
     )
-    _require(
+    require(
         config.engine.kind != "embedded" or actor.max_tokens <= config.engine.max_length,
         config,
         "actor.max_tokens",
         f"a slot of the engine holds engine.max_length={config.engine.max_length} tokens; raise that or lower this",
     )
-    _require(
+    require(
         learner.steps % learner.publish_every == 0,
         config,
         "learner.steps",
         f"the last weights must be published: make it a multiple of learner.publish_every={learner.publish_every}",
     )
-    _require(
+    require(
         learner.checkpoint_every % learner.publish_every == 0,
         config,
         "learner.checkpoint_every",
         f"a resumed learner publishes its version anew: make it a multiple of publish_every={learner.publish_every}",
     )
-    _require(
+    require(
         config.scoring.timeout_s < config.scoring.stall_s,
         config,
         "scoring.timeout_s",
         f"a scorer that gives nothing for longer counts as hung: stay under scoring.stall_s={config.scoring.stall_s}",
     )
-    _require(
+    require(
         not config.implicit.train or config.algorithm.advantage.name == "prime",
         config,
         "implicit.train",
         f"algorithm.advantage={config.algorithm.advantage.name} does not read it; use algorithm=prime",
     )
-    _require(actor.temperature > 0, config, "actor.temperature", "training samples; 0 (greedy) has no exploration")
-    _require(
+    require(actor.temperature > 0, config, "actor.temperature", "training samples; 0 (greedy) has no exploration")
+    require(
         learner.eval_every == 0 or config.data.eval is not None,
         config,
         "learner.eval_every",
@@ -231,71 +216,25 @@ def _check_combinations(config: TrainConfig) -> None:
     )
 
 
-def _check_scoring(config: TrainConfig) -> None:
-    scoring, known = config.scoring, configured(config.scoring)
-    named = ", ".join(known)
-    for source, kinds in scoring.needs.items():
-        fix = f"{source} must name some of the kinds that are configured: {named}"
-        _require(bool(kinds) and set(kinds) <= set(known), config, "scoring.needs", fix)
-        fix = f"nothing would be left to train {source} on: let it need rules"
-        _require(not scoring.shadow or "rules" in kinds, config, "scoring.shadow", fix)
-    fix = f"name some of the kinds that are configured: {named}"
-    _require(set(scoring.serve) <= set(known), config, "scoring.serve", fix)
-    split = config.actor.step_split
-    fix = "use turn, paragraph or line, or the dotted path of a function"
-    _require(split in ("turn", "paragraph", "line") or "." in split, config, "actor.step_split", fix)
-
-
-def _check_shaping(config: TrainConfig) -> None:
-    shaping, key = config.scoring.shaping, "scoring.shaping."
-    fix = "step scores need scoring.prm.path, the folder or hub name of a process reward model"
-    _require(shaping.process_weight == 0 or config.scoring.prm.path is not None, config, key + "process_weight", fix)
-    fix = "nothing else would be left to train on: give a weight to the outcome"
-    rewarded = bool(shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight)
-    _require(not config.scoring.shadow or rewarded, config, "scoring.shadow", fix)
-    fix = "a product of negative scores means nothing; use min, or the model's probabilities"
-    signed = shaping.use_logit_tanh and shaping.prm_aggregation == "product"
-    _require(not signed, config, key + "prm_aggregation", fix)
-    fix = "the members of a group are compared by the learner: add {name: best_of_n} to algorithm.reward"
-    compared = any(choice.name == "best_of_n" for choice in config.algorithm.reward)
-    _require(shaping.prm_aggregation != "best_of_n" or compared, config, key + "prm_aggregation", fix)
-    fix = "it must be a list of clip and delta"
-    _require(set(shaping.step_transforms) <= {"clip", "delta"}, config, key + "step_transforms", fix)
-    fix = "it is a penalty: make it 0 or less"
-    _require(shaping.incorrect_answer_penalty <= 0, config, key + "incorrect_answer_penalty", fix)
-    fix = f"with overlong_penalty set it must be at least overlong_buffer={shaping.overlong_buffer}"
-    bounded = not shaping.overlong_penalty or shaping.overlong_buffer <= shaping.overlong_max_length
-    _require(bounded, config, key + "overlong_max_length", fix)
-    _require(_compiles(shaping.answer_pattern), config, key + "answer_pattern", "it is no regular expression of Python")
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True
-
-
 def _check_replay(config: TrainConfig) -> None:
     replay, data = config.replay, config.data
     groups = config.learner.batch_size // config.learner.group_size
-    _require(replay.oversample >= 1, config, "replay.oversample", "1 starts as many episodes as are trained")
-    _require(
+    require(replay.oversample >= 1, config, "replay.oversample", "1 starts as many episodes as are trained")
+    require(
         replay.shards <= groups,
         config,
         "replay.shards",
         f"every shard gives some of the {groups} groups of a batch; use at most so many",
     )
-    _require(replay.shard < replay.shards, config, "replay.shard", f"shards count from 0 to {replay.shards - 1}")
-    _require(
+    require(replay.shard < replay.shards, config, "replay.shard", f"shards count from 0 to {replay.shards - 1}")
+    require(
         len(data.band) in (0, 2) and sorted(data.band) == list(data.band),
         config,
         "data.band",
         "give the lowest and the highest success rate, such as [0.1,0.9]",
     )
-    _require(all(weight > 0 for weight in data.weights.values()), config, "data.weights", "weights must be positive")
-    _require(
+    require(all(weight > 0 for weight in data.weights.values()), config, "data.weights", "weights must be positive")
+    require(
         replay.source is None or Path(replay.source).is_dir(),
         config,
         "replay.source",
@@ -306,17 +245,17 @@ def _check_replay(config: TrainConfig) -> None:
 def _check_files(config: TrainConfig) -> None:
     for key in ("data.train", "data.eval"):
         path = value(config, key)
-        _require(
+        require(
             path is None or Path(path).is_file(), config, key, "there is no such file; see docs/quick_start.md for data"
         )
 
 
 def _check_weights(config: TrainConfig) -> None:
     weights, network = config.weights, config.network
-    _require(
+    require(
         weights.fallback != weights.channel, config, "weights.fallback", "it must be another one than weights.channel"
     )
-    _require(
+    require(
         weights.channel != "distributed" or weights.fallback != "none",
         config,
         "weights.fallback",

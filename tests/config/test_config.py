@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.checks import CHOICES, NOT_NEGATIVE, POSITIVE, check, check_bind, value
+from asyncrl.config.checks import CHOICES, NOT_NEGATIVE, POSITIVE, check, check_bind
 from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.values import value
 from asyncrl.errors import ConfigError
 
 

@@ -1,25 +1,9 @@
-"""The engine that the configuration names, with what keeps it going."""
+"""The engine that the configuration names."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
+from asyncrl.actor.engine.opened import OpenedEngine
 from asyncrl.config.schema import TrainConfig
-
-if TYPE_CHECKING:
-    from asyncrl.actor.engine.base import Engine
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedEngine:
-    """`expected` has names and shapes of the tensors of an update. Each of `keepers` must run as long as the engine is
-    used; it returns only by cancellation, or raises what ends the actor."""
-
-    engine: Engine
-    expected: Mapping[str, tuple[int, ...]]
-    keepers: Sequence[Callable[[], Awaitable[None]]] = ()
 
 
 def open_engine(config: TrainConfig) -> OpenedEngine:

@@ -17,7 +17,7 @@ from asyncrl.actor.engine.fleet.server import Server
 from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.actor.engine.fleet.update import Folders
-from asyncrl.actor.engine.opening import OpenedEngine
+from asyncrl.actor.engine.opened import OpenedEngine
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
