@@ -70,6 +70,9 @@ class Learner:
         """
         config, progress = self._config.learner, self._progress
         self._publish(self._version(progress.step))
+        if progress.step:
+            # Again, since the one before may have ended between its checkpoint and telling of it.
+            self._together(self._release, progress.step)
         for step in range(progress.step, config.steps):
             self._together(self._evaluate, step)
             phases = Phases()

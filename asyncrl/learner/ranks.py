@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -72,4 +73,6 @@ def joined() -> Iterator[Ranks]:
         device = torch.device(kind, torch.cuda.current_device()) if cuda else torch.device(kind)
         yield Ranks(dist.get_rank(), size, device, init_device_mesh(kind, (size,)))
     finally:
+        # What still refers to a gloo group keeps its threads, and those abort a process that exits.
+        gc.collect()
         dist.destroy_process_group()

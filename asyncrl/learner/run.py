@@ -14,6 +14,7 @@ import zmq
 from asyncrl import process
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
 from asyncrl.learner.backbone import parameter_shapes
 from asyncrl.learner.checkpoint import Checkpoints
 from asyncrl.learner.critic import load_critic
@@ -73,7 +74,10 @@ def _replay(
     config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], stop: threading.Event
 ) -> RecordedReplay | ShardedReplay:
     if config.replay.source is not None:
-        return RecordedReplay(Path(config.replay.source), config.learner.steps)
+        source = Path(config.replay.source)
+        if source.resolve().is_relative_to(process.run_dir(config.run).resolve()):
+            raise ConfigError(f"replay.source={source} is this run's own store; give the new training another run.name")
+        return RecordedReplay(source, config.learner.steps)
     worker, life = process.worker_name(f"learner-{ranks.rank}"), process.incarnation()
     endpoints = process.replay_endpoints(config.network, config.replay.shards)
     keys = client_keys(config.network)

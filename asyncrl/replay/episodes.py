@@ -46,8 +46,8 @@ class Episodes:
         """
         if self._actors.seen(tx, worker, incarnation):
             self._take_back(tx, worker)
-        lost = set(tx.members("held", worker)).difference(holding)
-        issued = [self._ticket(tx, name) for name in sorted(lost)[: max(want, 0)]]
+        lost = sorted(set(tx.members("held", worker)).difference(holding))
+        issued = [self._ticket(tx, name) for name in lost[: max(want, 0)]]
         while len(issued) < want:
             ticket = self._issue(tx, worker)
             if ticket is None:
@@ -65,7 +65,8 @@ class Episodes:
             order, name = first
             tx.delete("pending", order)
             entry = tx.get("tickets", name)
-            if entry is not None:
+            # A ticket that was withdrawn and offered anew stands in the queue twice: the second time somebody holds it.
+            if entry is not None and not entry[2]:
                 tx.put("tickets", name, [entry[0], entry[1], worker])
                 tx.add_member("held", worker, name)
                 self._given[name] = self._clock()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from asyncrl.network.throttle import Throttled
 from asyncrl.replay.records import THROWN_AWAY, Evaluation, Facts, Group, Letter, State
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
@@ -20,6 +21,7 @@ class Groups:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
+        self._full = Throttled(log, "no tickets: the store is above its high-water mark")
 
     def open_if_admitted(self, tx: Transaction) -> bool:
         """Open the next training group where admission allows; False where it does not. Tasks that were put back come
@@ -28,6 +30,7 @@ class Groups:
         if not admission.admits(size, tx.counter("committed"), tx.counter("version")):
             return False
         if tx.live_bytes() > self._rules.high_water_bytes:
+            self._full.say("raise replay.max_store_gb, or have less kept (replay.retention, learner.checkpoint_every)")
             return False
         name, row = self._next(tx)
         tx.add("committed", size * admission.uses)

@@ -63,8 +63,8 @@ class Labelling:
         incarnation) is given out again. What was leased before in vain comes alone, so that an episode that kills its
         scorer takes no other's attempts along.
         """
-        self._scorers.seen(tx, worker, incarnation)
-        self._take_back(tx, worker)
+        died = self._scorers.seen(tx, worker, incarnation)
+        self._take_back(tx, worker, died)
         leased: list[Leased] = []
         # Later kinds first: what is begun is finished before something new is begun.
         for kind in reversed(serves):
@@ -101,18 +101,21 @@ class Labelling:
         tx.add_member("leased", worker, name)
         return [Leased(self._rules.task(group), data, partial, kinds, facts.scored + len(kinds) == len(needs))]
 
-    def _take_back(self, tx: Transaction, worker: str) -> None:
+    def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
+        """Let others have what a scorer holds; it is an attempt only where the scorer died, not where its reply was
+        lost on the way."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             facts = Facts.load(tx, name)
             if facts is not None and facts.state == State.LEASED:
+                facts.attempts -= not died
                 self.offer(tx, name, facts, Group.of(tx, facts.group), urgent=True)
                 tx.add("leases_redelivered")
 
     def expire(self, tx: Transaction) -> None:
         """Give the leases of silent scorers to others."""
         for worker in self._scorers.expire(tx):
-            self._take_back(tx, worker)
+            self._take_back(tx, worker, died=True)
 
     def label(self, tx: Transaction, worker: str, labels: Labels, frames: bytes) -> bool:
         """Take labels; `frames` is their joined encoding. False: they came too late, and were counted."""

@@ -45,13 +45,16 @@ class Planning:
         return self._record(tx, step, self._rules.sampler.choose(ready, self._wanted, rng))
 
     def missing(self, tx: Transaction) -> str:
-        """Why there is no plan now: "labels", if all that was delivered made one once it is scored; else "episodes"."""
+        """Why there is no plan now: "labels", if all that was delivered made one once it is scored; "store", if that is
+        too full for new tickets; else "episodes"."""
         delivered = tx.count("ready")
         for name, value in tx.items("groups"):
             group = Group(*value)
             open_group = group.training and not all(group.labelled)
             delivered += open_group and all(Facts.load(tx, each) for each in group.ids(name.decode()))
-        return "labels" if delivered >= self._wanted else "episodes"
+        if delivered >= self._wanted:
+            return "labels"
+        return "store" if tx.live_bytes() > self._rules.high_water_bytes else "episodes"
 
     def published(self, tx: Transaction, version: int) -> None:
         """The learner has published `version`: what is too old for it goes at once. Versions never go back."""

@@ -52,6 +52,11 @@ class Rules:
     shard: int = 0
     shards: int = 1
 
+    def pinned(self) -> dict[str, int]:
+        """What may not change while a store lasts: its rows, groups and ids are told by these."""
+        counts = {"tasks": len(self.feed.tasks), "held_out": len(self.held_out)}
+        return {**counts, "group_size": self.group_size, "shard": self.shard, "shards": self.shards}
+
     def task(self, group: Group) -> Task:
         return self.feed.tasks[group.row] if group.training else self.held_out[group.row]
 

@@ -88,8 +88,20 @@ class Service:
             raise StoreError(
                 "this store was imported: read it, or train from it by replay.source=; it cannot be served"
             )
+        self._pin(tx)
         self.episodes.adopt(tx)
         self._scorers.adopt(tx)
+
+    def _pin(self, tx: Transaction) -> None:
+        """Write down what the store's records rest on, or compare it with what an earlier process wrote."""
+        before, now = tx.get("meta", "pinned"), self._rules.pinned()
+        if before is None:
+            tx.put("meta", "pinned", now)
+        elif before != now:
+            changed = ", ".join(
+                f"{name} was {before.get(name)} and is {now[name]}" for name in now if before.get(name) != now[name]
+            )
+            raise StoreError(f"this store belongs to a run with another configuration: {changed}; set it back")
 
     def tick(self, tx: Transaction) -> None:
         """What time alone brings about: leases that end, and the learner's waiting."""
@@ -114,7 +126,7 @@ class Service:
             raise RefusedError(f"unknown request {request.kind!r:.50}; known are {', '.join(self._handlers)}")
         try:
             return handler(tx, request)
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise RefusedError(f"malformed request {request.kind!r}: {type(error).__name__}: {error}") from error
 
     def _tickets(self, tx: Transaction, request: Message) -> Message | None:

@@ -125,7 +125,7 @@ def shard_paths(folder: Path) -> list[Path]:
     """The stores in a run's replay folder, shard by shard. Raises StoreError: one is missing."""
     if (folder / "data.mdb").is_file():
         return [folder]
-    numbers = sorted(int(path.name) for path in folder.glob("[0-9]*") if path.is_dir())
+    numbers = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
     if not numbers or numbers != list(range(len(numbers))):
         raise StoreError(f"{folder} holds no store, or not all shards of one: name the replay folder of a run")
     return [folder / str(number) for number in numbers]

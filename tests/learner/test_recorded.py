@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import StoreError
+from asyncrl.errors import ConfigError, StoreError
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.recorded import RecordedReplay
-from asyncrl.learner.run import train
+from asyncrl.learner.run import run, train
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.samplers import Prioritised
 from asyncrl.types import BatchPlan, Labels, Trajectory
@@ -101,3 +101,12 @@ def test_more_steps_than_there_are_plans_are_refused(model: Path, ranks: Ranks, 
 def test_a_folder_without_a_store_is_refused_with_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="replay folder of a run"):
         RecordedReplay(tmp_path, 1)
+
+
+def test_training_a_run_from_its_own_store_is_refused(model: Path, tmp_path: Path) -> None:
+    config = make_config(model, tmp_path)
+    store = tmp_path / "run" / "replay"
+    store.mkdir(parents=True)
+    config.replay.source = str(store)
+    with pytest.raises(ConfigError, match=r"another run\.name"):
+        run(config, threading.Event())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.errors import RefusedError
+from asyncrl.errors import RefusedError, StoreError
 from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_rules
 
@@ -117,3 +117,28 @@ def test_a_discarded_letter_gives_its_room_back(core: Core) -> None:
         core.service.letters.discard(tx, name)
     assert core.status()["depth_data"] == before - 1
     assert core.audit()["lost"] == 0
+
+
+def test_a_ticket_that_stands_in_the_queue_twice_is_held_by_one_actor(core: Core) -> None:
+    name = buried(core)
+    assert requeue(core, name) == "scoring"
+    for _ in range(2):
+        core.lease(serves=["rules"])
+        core.scoring_failed(name)
+    first = {ticket.id for ticket in core.tickets(10, worker="a")}
+    assert not first & {ticket.id for ticket in core.tickets(10, worker="b")}
+    core.tick(11)
+    assert core.audit()["lost"] == 0
+
+
+def test_lost_replies_to_leases_are_no_attempts(core: Core) -> None:
+    (name, _) = put(core)
+    for _ in range(10):
+        assert name in [each.id for each in core.lease(serves=["rules"])]
+    assert core.status()["dead"] == 0
+
+
+def test_a_store_is_not_served_under_other_groups_or_shards(tmp_path: Path) -> None:
+    Core(tmp_path, make_rules()).store.close()
+    with pytest.raises(StoreError, match="group_size was 2 and is 4"):
+        Core(tmp_path, make_rules(group_size=4))
