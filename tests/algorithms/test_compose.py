@@ -114,7 +114,7 @@ def close(one, other, tolerance: float) -> None:
 @each_composition
 @given(seed=SEEDS, ranks=st.integers(1, 3), data=st.data())
 @settings(max_examples=6, deadline=None)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_metrics(
     composition, dtype, tolerance, seed, ranks, data
 ):
