@@ -114,7 +114,7 @@ def close(one, other, tolerance: float) -> None:
 @each_composition
 @given(seed=SEEDS, ranks=st.integers(1, 3), data=st.data())
 @settings(max_examples=6, deadline=None)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_metrics(
     composition, dtype, tolerance, seed, ranks, data
 ):
@@ -139,6 +139,8 @@ def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_metrics(
     results = on_ranks(ranks, work)
     # Terms of either sign may cancel to far less than their rounding: a sum is as exact as its terms are many.
     terms = totals.tokens if composition.get("aggregation") == "token-sum" else 1
+    if composition.get("loss") == "dro":
+        terms *= 10  # its terms are squares, which reach that size
     close(sum(loss for _, _, (loss, _, _) in results), expected[0], tolerance * max(terms, abs(expected[0])))
     for kind in range(2):
         gradient = torch.zeros_like(logprobs)
