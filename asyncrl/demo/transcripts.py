@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 _LEANING = {"+": 1.75, "*": 1.4, "-": 1.0}
 _CARELESS = 0.05
-"""How often a step is careless: about as often as the warm-started policy is."""
+"""How often a step is careless: seldom, so that the order of operations is what the scorer learns."""
 
 
 def call(operator: str, expression: str) -> Message:
