@@ -19,7 +19,7 @@ Every role reads the same configuration. Three levels, the later wins: the defau
 `+scoring.rules={my_data: gsm8k}`. `--cfg job` prints what would run, `--help` lists the groups. Unknown keys, bad
 values and impossible combinations end the command with a message that names the fix, before anything starts.
 
-This page is generated from `asyncrl/config/schema.py`; `make docs` writes it anew.
+This page is generated from `asyncrl/config/schema/`; `make docs` writes it anew.
 """
 
 

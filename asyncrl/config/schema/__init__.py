@@ -1,0 +1,68 @@
+"""The schema of the whole configuration, read by every role: one frozen-by-habit dataclass a section.
+
+Every field carries its meaning, from which docs/configuration.md is generated. Values are checked in `checks.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from asyncrl.config.schema.generation import ActorConfig, EngineConfig, ServerConfig, WeightsConfig
+from asyncrl.config.schema.learner import AlgorithmConfig, Choice, CriticConfig, ImplicitConfig, LearnerConfig
+from asyncrl.config.schema.replay import FilterConfig, ReplayConfig, SamplerConfig
+from asyncrl.config.schema.run import ClusterConfig, DataConfig, ModelConfig, NetworkConfig, ObserveConfig, RunConfig
+from asyncrl.config.schema.scoring import (
+    GuardConfig,
+    OutcomeModelConfig,
+    ScoringConfig,
+    ScoringModelConfig,
+    ShapingConfig,
+)
+
+__all__ = [
+    "ActorConfig",
+    "AlgorithmConfig",
+    "Choice",
+    "ClusterConfig",
+    "CriticConfig",
+    "DataConfig",
+    "EngineConfig",
+    "FilterConfig",
+    "GuardConfig",
+    "ImplicitConfig",
+    "LearnerConfig",
+    "ModelConfig",
+    "NetworkConfig",
+    "ObserveConfig",
+    "OutcomeModelConfig",
+    "ReplayConfig",
+    "RunConfig",
+    "SamplerConfig",
+    "ScoringConfig",
+    "ScoringModelConfig",
+    "ServerConfig",
+    "ShapingConfig",
+    "TrainConfig",
+    "WeightsConfig",
+]
+
+
+@dataclass
+class TrainConfig:
+    """Everything."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    implicit: ImplicitConfig = field(default_factory=ImplicitConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)

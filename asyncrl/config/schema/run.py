@@ -1,0 +1,75 @@
+"""Who the run is, what it trains on, and where its processes are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from asyncrl.config.schema.option import option
+
+
+@dataclass
+class RunConfig:
+    """Who this run is."""
+
+    name: str = option("train", "the run's name; a second run with the same name resumes it")
+    dir: str = option("runs", "folder under which every run has a folder of its name")
+    seed: int = option(0, "seed of everything that is random")
+
+
+@dataclass
+class ModelConfig:
+    """The policy."""
+
+    path: str = option(MISSING, "Hugging Face folder or hub name of the policy, with its tokenizer")
+    dtype: str = option("float32", "compute dtype of learner and embedded engine: float32 | bfloat16")
+    attention: str = option("sdpa", "attention kernel of the learner: sdpa | flash_attention_2 | flex_attention")
+    recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
+    trust_remote_code: bool = option(False, "run code that comes with the model")
+
+
+@dataclass
+class DataConfig:
+    """The tasks, as Parquet in verl's layout."""
+
+    train: str = option(MISSING, "Parquet file of training tasks")
+    eval: str | None = option(None, "Parquet file of held-out tasks")
+    shuffle: bool = option(True, "shuffle every epoch by the run's seed")
+    weights: dict[str, float] = option({}, "chance of each data source in a draw; empty draws from all rows alike")
+    band: list[float] = option([], "running success rates [low, high] of the tasks that are drawn; empty is any")
+    band_revisit: int = option(4, "epochs after which a task outside the band is tried again")
+
+
+@dataclass
+class ClusterConfig:
+    """How many processes of each role, and their threads."""
+
+    actors: int = option(1, "actor processes")
+    scorers: int = option(1, "scoring processes")
+    learner_ranks: int = option(1, "ranks of the learner")
+    actor_threads: int = option(1, "torch threads of one actor")
+    scorer_threads: int = option(1, "torch threads of one scorer")
+    learner_threads: int = option(1, "torch threads of one learner rank")
+    max_restarts: int = option(20, "times that the supervisor restarts one role before it gives up")
+
+
+@dataclass
+class NetworkConfig:
+    """Where the roles meet."""
+
+    host: str = option("127.0.0.1", "address that replay and publisher bind, and that others connect to")
+    replay_port: int = option(5755, "port of the replay, its shards on those that follow; 0 chooses free ones")
+    weights_port: int = option(5756, "port of the weight publisher; 0 lets `asyncrl train` choose one")
+    keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md")
+    insecure: bool = option(False, "allow an address that others can reach without keys, open to everyone there")
+    max_message_mb: int = option(256, "largest frame of a message that is taken; more ends its sender's connection")
+
+
+@dataclass
+class ObserveConfig:
+    """Where metrics go; each role always writes JSON lines under the run's folder."""
+
+    console: bool = option(True, "log one line a step")
+    wandb: bool = option(False, "log to Weights & Biases (needs the extra asyncrl[wandb]; offline without a key)")
+    wandb_project: str = option("asyncrl", "project name there")

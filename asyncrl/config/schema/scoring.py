@@ -1,0 +1,99 @@
+"""The pool of scorers, its models, and how their scores become rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.config.schema.option import option
+
+
+@dataclass
+class ShapingConfig:
+    """How scores become the reward that baselines compare, and the step scores that algorithms read.
+
+    docs/scoring.md says in which order; `scoring=NAME` chooses a preset.
+    """
+
+    outcome_weight: float = option(1.0, "weight of the rules' weighted sum in the reward")
+    outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward")
+    process_weight: float = option(0.0, "weight of the aggregated step scores in the reward")
+    environment_weight: float = option(0.0, "weight of the sum of the tools' own rewards in the reward")
+    prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
+    use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau); before the sigmoid")
+    tanh_tau: float = option(2.0, "logit at which tanh bends; with 2 and tanh_rmax 1 it is 2 * sigmoid - 1")
+    tanh_rmax: float = option(1.0, "largest score that tanh gives")
+    prm_aggregation: str = option(
+        "mean_response",
+        "step scores to one number: mean_response | pooled_last | min | product | per_step (none: the algorithm reads "
+        "the steps) | best_of_n (mean_response; needs the part best_of_n in algorithm.reward)",
+    )
+    step_transforms: list[str] = option([], "what algorithms read of a step score r_k, in order: clip | delta")
+    clip_eta: float = option(0.5, "clip makes it min(r_k - clip_eta, 0); delta makes it r_k - r_{k+1}")
+    enable_anti_hack: bool = option(True, "turns on the five keys below, and leaves out repeated steps")
+    stop_at_answer: bool = option(True, "steps behind the first final answer are not scored")
+    answer_pattern: str = option(
+        r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression that a step with a final answer matches"
+    )
+    incorrect_answer_penalty: float = option(0.0, "added to the reward of a wrong answer; a negative number")
+    max_step_tokens: int = option(512, "policy tokens over which a step earns nothing")
+    max_resp_len: int = option(1024, "policy tokens over which an episode earns no process score")
+    prm_acc_bonus_weight: float = option(0.0, "added to the reward of a right answer")
+    length_bonus_weight: float = option(0.0, "the most that a right answer of the right length gets on top")
+    target_response_length: int = option(400, "policy tokens of the right length; 0 or twice as many get no bonus")
+    overlong_penalty: float = option(0.0, "taken from the reward at overlong_max_length policy tokens or more")
+    overlong_max_length: int = option(0, "policy tokens at which the whole penalty is due")
+    overlong_buffer: int = option(512, "policy tokens before that at which it begins, growing linearly")
+
+
+@dataclass
+class ScoringModelConfig:
+    """A process reward model: docs/scoring.md says what each family expects."""
+
+    family: str = option("value_head", "how it reads and scores: a built-in family, or the dotted path of a class")
+    path: str | None = option(None, "local folder or hub name of the model, the URL of a remote one, or none")
+    dtype: str = option("float32", "compute dtype: float32 | bfloat16 | float16")
+    device: str = option("cpu", "where it runs: cpu | cuda | cuda:N | auto (a GPU where there is one)")
+    micro_tokens: int = option(16384, "tokens of one forward pass, padding included")
+    long_inputs: str = option("refuse", "inputs that are too long: refuse | drop_oldest (tool results, never steps)")
+    trust_remote_code: bool = option(False, "run code that comes with the model")
+    params: dict[str, Any] = option({}, "what this family alone takes, where it differs from its defaults")
+
+
+@dataclass
+class OutcomeModelConfig(ScoringModelConfig):
+    """A model that scores whole episodes: docs/scoring.md says what each family expects."""
+
+    family: str = option("sequence_classifier", "how it reads and scores: a built-in family, or a class's dotted path")
+
+
+@dataclass
+class GuardConfig:
+    """When a scorer warns that rewards rise while its process model and the outcomes disagree more and more."""
+
+    window_s: float = option(900.0, "seconds over which both trends are taken")
+    reward_rise: float = option(0.05, "rise of the mean reward over the window")
+    agreement_fall: float = option(0.05, "fall of the agreement over the window")
+
+
+@dataclass
+class ScoringConfig:
+    """The pool of scorers."""
+
+    rule: str = option("exact_number", "verifier: a built-in name, or the dotted path of a function or verl manager")
+    rules: dict[str, Any] = option(
+        {}, "verifier by data source, where it differs from `rule`: a name, or a list of {name, weight, params}"
+    )
+    rule_processes: int = option(1, "processes in which the rules of one scorer run at once")
+    rule_memory_mb: int = option(4096, "memory that a verification may take")
+    timeout_s: float = option(10.0, "seconds that one verification may take")
+    needs: dict[str, list[str]] = option({}, "kinds (rules, outcome_model, prm) by data source; else all configured")
+    serve: list[str] = option([], "kinds that a scoring process does; empty is all configured")
+    batch_trajectories: int = option(32, "trajectories that one lease holds at most")
+    batch_tokens: int = option(65536, "tokens that one lease holds at most")
+    stall_s: float = option(600.0, "seconds without any result after which a scorer counts as hung and ends")
+    shadow: bool = option(False, "record what the models say, and train without it")
+    prm: ScoringModelConfig = field(default_factory=ScoringModelConfig)
+    outcome_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)
+    shaping: ShapingConfig = field(default_factory=ShapingConfig)
+    guards: GuardConfig = field(default_factory=GuardConfig)
