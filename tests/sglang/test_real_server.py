@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -15,34 +14,13 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.types import Sampling
 from tests.actor.engine.support import assert_exact, parameters
-from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy, save_policy
+from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy, prompts, run
 
 PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "10"))
 EPISODES = 32
 Taken = tuple[Any, Generation, int]
 """What was continued, what came, and the version that was served when it was asked for."""
 MODES = ["retract", "abort", "in_place", "drain"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    server = RealServer(model, tmp_path_factory.mktemp("logs") / "server.log")
-    yield server
-    server.kill()
-
-
-def run(scenario: Callable[[], Awaitable[Any]], seconds: float = 600) -> Any:
-    return asyncio.run(asyncio.wait_for(scenario(), seconds))
-
-
-def prompts(count: int, seed: int = 0) -> list[np.ndarray[Any, Any]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 200, int(length)).astype(np.int32) for length in rng.integers(5, 60, count)]
 
 
 @pytest.mark.parametrize("transport", ["tensor", "disk"])

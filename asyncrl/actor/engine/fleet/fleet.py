@@ -1,9 +1,11 @@
 """The fleet: many servers as one `Engine` (see base).
 
 A turn goes on until it is whole, whatever updates, aborts and losses it meets: what it has is kept, except for the
-tokens of a request whose server died, which are sampled anew. So a request asks for no more than a segment. The fleet's `version` is the newest that one of its
-servers has reached, and only servers that have reached it are given requests. An update returns once the first server
-serves it; the others follow at their own pace, and a slow or dead one holds nobody.
+tokens of a request whose server died, which are sampled anew; so a request asks for one segment of the turn at most.
+
+The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it are given
+requests. An update returns once the first server serves it; the others follow at their own pace, and a slow or dead one
+holds nobody.
 """
 
 from __future__ import annotations

@@ -69,9 +69,7 @@ def test_a_server_that_dies_takes_no_more_than_a_segment_of_each_turn() -> None:
         async with serving(*servers), fleet_over(*servers, segment_tokens=segment) as fleet:
             await fleet.update_weights(3, tensors(3))
             await until(lambda: fleet.stats().counters["servers_ready"] == 2)
-            calls = [
-                asyncio.create_task(fleet.generate(ids(), Sampling(1.0, 300), (), f"s{i}")) for i in range(turns)
-            ]
+            calls = [asyncio.create_task(fleet.generate(ids(), Sampling(1.0, 300), (), f"s{i}")) for i in range(turns)]
             await until(lambda: len(servers[0].running) == 4 and servers[0].sampled > 4 * 5 * segment)
             await servers[0].die()
             return await asyncio.gather(*calls), fleet.stats().counters["lost_segments"]
