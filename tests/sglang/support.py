@@ -59,8 +59,9 @@ def save_policy(folder: Path) -> Path:
 class RealServer:
     """A server process that can be killed and started again at the same address."""
 
-    def __init__(self, model: Path, log: Path) -> None:
+    def __init__(self, model: Path, log: Path, *arguments: str) -> None:
         self._model = model
+        self._arguments = arguments
         self._log = log
         self._port = free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
@@ -70,7 +71,7 @@ class RealServer:
         python = os.environ["ASYNCRL_SGLANG_PYTHON"]
         command = [python, "-m", "sglang.launch_server", "--model-path", str(self._model), "--port", str(self._port)]
 
-        return start_guarded([*command, *ARGUMENTS], self._log, ENVIRONMENT)
+        return start_guarded([*command, *ARGUMENTS, *self._arguments], self._log, ENVIRONMENT)
 
     async def ready(self) -> None:
         http = Http(self.url)
