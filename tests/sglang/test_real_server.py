@@ -16,7 +16,7 @@ from asyncrl.types import Sampling
 from tests.actor.engine.support import assert_exact, parameters
 from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy, prompts, run
 
-PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "10"))
+PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "6"))
 EPISODES = 32
 Taken = tuple[Any, Generation, int]
 """What was continued, what came, and the version that was served when it was asked for."""

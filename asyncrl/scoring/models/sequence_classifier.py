@@ -44,7 +44,7 @@ class SequenceClassifier:
     def __init__(self, name: str, model: Any, encode: Encode, label: int, micro_tokens: int, drop_oldest: bool) -> None:
         self._name = name
         self._model = model
-        self._own_filler = model.config.pad_token_id
+        self._own_filler: int | None = model.config.pad_token_id
         self._encode = encode
         self._label = label
         self._micro_tokens = micro_tokens
