@@ -59,8 +59,8 @@ async def episode(fleet: Fleet, name: str, start: np.ndarray[Any, Any], turns: i
     return taken
 
 
-async def load(fleet: Fleet, stop: asyncio.Event) -> AsyncIterator[Taken]:
-    """`EPISODES` at once until `stop`; every one that was begun is finished."""
+async def load(fleet: Fleet, stop: asyncio.Event, episodes: int = EPISODES) -> AsyncIterator[Taken]:
+    """`episodes` at once until `stop`; every one that was begun is finished."""
     taken: list[Taken] = []
 
     async def work(index: int, start: np.ndarray[Any, Any]) -> None:
@@ -69,7 +69,7 @@ async def load(fleet: Fleet, stop: asyncio.Event) -> AsyncIterator[Taken]:
             taken.extend(await episode(fleet, f"e{index}.{count}", start))
             count += 1
 
-    await asyncio.gather(*(work(index, start) for index, start in enumerate(prompts(EPISODES))))
+    await asyncio.gather(*(work(index, start) for index, start in enumerate(prompts(episodes))))
     for each in taken:
         yield each
 
@@ -148,7 +148,7 @@ def test_servers_killed_while_they_generate_and_while_they_are_updated_are_misse
                 stop.set()
 
             working = asyncio.create_task(trouble())
-            taken = [each async for each in load(fleet, stop)]
+            taken = [each async for each in load(fleet, stop, 8)]
             await working
             return taken, dict(fleet.stats().counters)
 
