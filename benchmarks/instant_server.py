@@ -28,6 +28,7 @@ def instant_server() -> Iterator[str]:
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
     process.start()
+    theirs.close()
     try:
         yield f"http://127.0.0.1:{ours.recv()}"
     finally:

@@ -17,8 +17,7 @@ one in the calm time before: it is never seen finer than a step. What a push too
 seconds of generation that are missing some time after it. Each push carries all weights, unchanged: servers load the
 same bytes. Tokens of the fleet carry versions, so that a push that did not happen would fail.
 
-Not measured: whole episodes over a real server, because random weights call no tools. With `--fake` episodes of one
-turn are run as the actor runs them.
+Not measured: whole episodes over a real server, because random weights call no tools.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ from benchmarks.record import write_result
 from benchmarks.throughput import compare, rows
 
 PARTS = ("throughput", "pushes")
+MIN_REQUESTS = 4
 MODES = ("retract", "in_place", "abort")
 
 
@@ -59,7 +59,7 @@ class Plan:
     push: PushLoad
 
 
-SMALL = Plan(32, 64, (1, 8, 32), PushLoad(requests=32, prompt=32, shortest=4, longest=28, pushes=4, calm_s=1.5))
+SMALL = Plan(32, 32, (1, 8, 32), PushLoad(requests=32, prompt=32, shortest=4, longest=28, pushes=3, calm_s=1.5))
 LARGE = Plan(512, 512, (1, 64, 256), PushLoad(requests=256, prompt=128, shortest=16, longest=112, pushes=5, calm_s=2.0))
 
 
@@ -103,7 +103,7 @@ async def throughput(served: Servers, plan: Plan, push: Push, rounds: int) -> li
             "bare, no log-probs": await stack.enter_async_context(bare_client(served.urls, logprobs=False)),
         }
         for concurrency in plan.concurrencies:
-            requests = 2 * concurrency
+            requests = max(MIN_REQUESTS, 2 * concurrency)
             runs = await compare(clients, load, concurrency, requests, rounds)
             for row in rows(runs, requests * plan.output, "bare"):
                 result.append({"concurrency": concurrency, **row})
