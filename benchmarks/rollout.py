@@ -17,7 +17,7 @@ one in the calm time before: it is never seen finer than a step. What a push too
 seconds of generation that are missing some time after it. Each push carries all weights, unchanged: servers load the
 same bytes. Tokens of the fleet carry versions, so that a push that did not happen would fail.
 
-Not measured: whole episodes over a real server, because random weights call no tools.
+Whole episodes, with turns and tool calls, are measured with `--fake` only: random weights call no tools.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,7 @@ async def pushes(served: Servers, plan: Plan, wanted: Sequence[Push]) -> list[di
 
 async def on_servers(options: argparse.Namespace) -> dict[str, Any]:
     plan = LARGE if torch.cuda.is_available() else SMALL
+    plan = replace(plan, push=replace(plan.push, pushes=options.pushes or plan.push.pushes))
     wanted = [Push(mode, (transport,)) for transport in options.transports for mode in options.modes]
     async with servers(options) as served:
         result: dict[str, Any] = {
@@ -159,6 +160,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", default=MODES, help="as in weights.mode")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts of it")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are told")
+    parser.add_argument("--pushes", type=int, help="of each mode and transport, of which medians are told")
     parser.add_argument("--name", help="of the result; otherwise cpu, cuda or fake")
     options = parser.parse_args()
     if options.url and options.model is None:
