@@ -175,9 +175,9 @@ def main() -> None:
     result = asyncio.run(fleet_cost(options.rounds) if options.fake else on_servers(options))
     cuda = torch.cuda.is_available() and not options.fake
     name = options.name or ("fake" if options.fake else "cuda" if cuda else "cpu")
-    path = write_result(
-        f"rollout-{name}", {"load_before": load, **result}, torch.cuda.get_device_name(0) if cuda else None
-    )
+    loads = {"load_before": load, "load_after": round(os.getloadavg()[0], 2)}
+    device = torch.cuda.get_device_name(0) if cuda else None
+    path = write_result(f"rollout-{name}", {**loads, **result}, device)
     print(path)
 
 
