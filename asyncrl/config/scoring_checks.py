@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from asyncrl.config.needs import configured
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.values import require
-from asyncrl.scoring.needs import configured
 
 
 def check_scoring(config: TrainConfig) -> None:
