@@ -14,8 +14,8 @@ Pushes: requests are always under way, a new one for each that ends. The fleet's
 are counted when their answer arrives, and requests are short and of mixed lengths, so that several of a batch end in
 every few decoding steps. A standstill is the longest time around the push in which no answer came, less the longest
 one in the calm time before: it is never seen finer than a step. What a push took in all is told by `lost_s`, the
-seconds of generation that are missing some time after it. Each push carries all weights, unchanged: servers load the
-same bytes. Tokens of the fleet carry versions, so that a push that did not happen would fail.
+seconds of generation that are missing some time after it. Each push carries all weights, whose values stay the same. A
+mode that the servers can only do as `abort` (before 0.5.22) is left out.
 
 Whole episodes, with turns and tool calls, are measured with `--fake` only: random weights call no tools.
 """
