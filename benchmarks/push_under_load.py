@@ -21,6 +21,7 @@ from benchmarks.fleets import Policy, Push, fleet_over
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 300.0
 WINDOWS = 10
 """Windows of the profile in each calm time."""
 
@@ -72,7 +73,7 @@ class Traffic:
         """Wait until every request has been replaced twice; the seconds of the second time."""
         times = []
         for turn in (1, 2):
-            while self.answered < turn * self._load.requests:
+            while self.answered + self.lost < turn * self._load.requests:
                 await asyncio.sleep(0.01)
             times.append(time.perf_counter())
         return times[1] - times[0]
@@ -81,6 +82,10 @@ class Traffic:
         """Wait for what is under way."""
         self._ending = True
         await asyncio.gather(*self._workers)
+
+    def cancel(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
 
 
 async def measure(
@@ -91,22 +96,18 @@ async def measure(
     async with fleet_over(urls, policy, context, push, folder) as opened:
         if push.mode in ("retract", "in_place") and not all(server.spans for server in opened.servers):
             return None
-        fleet = opened.fleet
-        traffic = Traffic(fleet, load, policy.vocabulary)
-        costs, profiles = [], []
-        calm_s = max(load.calm_s, await traffic.settled_s())
-        for version in range(1, load.pushes + 1):
-            await asyncio.sleep(calm_s)
-            begin = time.perf_counter()
-            await fleet.update_weights(version, policy.tensors)
-            end = time.perf_counter()
-            await asyncio.sleep(calm_s)
-            costs.append(cost_of(traffic.arrivals, begin, end, calm_s))
-            width = calm_s / WINDOWS
-            windows = 2 * WINDOWS + int((end - begin) / width)
-            profiles.append(traffic.arrivals.windows(begin - calm_s, width, windows))
-        await traffic.end()
-        counters = fleet.stats().counters
+        traffic = Traffic(opened.fleet, load, policy.vocabulary)
+        try:
+            calm_s = max(load.calm_s, await traffic.settled_s())
+            times = [await _pushed(opened.fleet, version, policy, calm_s) for version in range(1, load.pushes + 1)]
+            await traffic.end()
+        finally:
+            traffic.cancel()
+        counters = opened.fleet.stats().counters
+    costs = [cost_of(traffic.arrivals, begin, end, calm_s) for begin, end in times]
+    begin, end = times[0]
+    width = calm_s / WINDOWS
+    windows = traffic.arrivals.windows(begin - calm_s, width, 2 * WINDOWS + int((end - begin) / width))
     return {
         **asdict(push),
         **_summary(costs, policy.nbytes),
@@ -115,9 +116,19 @@ async def measure(
         "segments_cut": counters["cut_segments"],
         "segments_lost": counters["lost_segments"],
         "each_push": [{name: round(value, 4) for name, value in asdict(cost).items()} for cost in costs],
-        "window_s": round(calm_s / WINDOWS, 3),
-        "tokens_per_s_from_a_calm_time_before_the_first_push": [round(rate) for rate in profiles[0]],
+        "window_s": round(width, 3),
+        "tokens_per_s_from_a_calm_time_before_the_first_push": [round(rate) for rate in windows],
     }
+
+
+async def _pushed(fleet: Fleet, version: int, policy: Policy, calm_s: float) -> tuple[float, float]:
+    """When a push began and ended, between two calm times. Raises TimeoutError: it does not end."""
+    await asyncio.sleep(calm_s)
+    begin = time.perf_counter()
+    await asyncio.wait_for(fleet.update_weights(version, policy.tensors), PATIENCE_S)
+    end = time.perf_counter()
+    await asyncio.sleep(calm_s)
+    return begin, end
 
 
 def _summary(costs: Sequence[PushCost], nbytes: int) -> dict[str, float]:
