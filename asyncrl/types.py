@@ -89,6 +89,11 @@ class Ticket:
     temperature: float
     min_version: int
 
+    @property
+    def pin(self) -> str | None:
+        """The engine's session where it is to be served with exactly `min_version`: in evaluations."""
+        return self.id if self.purpose is Purpose.EVAL else None
+
 
 class ToolCall(NamedTuple):
     """One call of a tool. It, turns and steps are tuples, since an episode has many and tuples are made fast."""

@@ -50,7 +50,7 @@ async def run_episode(
     episode, watch = Episode(limits), Stopwatch(clock)
     try:
         with watch("wait"):
-            await engine.wait_for_version(ticket.min_version)
+            await engine.wait_for_version(ticket.min_version, pin=ticket.pin)
         async with toolbox.open(ticket) as tools:
             episode.start(chat.prompt(ticket.task.messages, tools.shown))
             await _converse(episode, ticket, engine, chat, tools, watch)

@@ -175,7 +175,7 @@ class ScriptedEngine:
     async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         await self.serve(version)
 
-    async def wait_for_version(self, version: int) -> None:
+    async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         async with self._newer:
             await self._newer.wait_for(lambda: self.version >= version)
 

@@ -34,10 +34,13 @@ async def run_agent_episode(
     Raises EpisodeFailed: the agent raised or asked nothing, or the engine failed.
     """
     started = clock()
-    await engine.wait_for_version(ticket.min_version)
-    begun = clock()
-    async with door.open(ticket) as seat:
-        rewards = await _run(agent, seat)
+    try:
+        await engine.wait_for_version(ticket.min_version, pin=ticket.pin)
+        begun = clock()
+        async with door.open(ticket) as seat:
+            rewards = await _run(agent, seat)
+    finally:
+        engine.release(ticket.id)
     timings = {
         "wait": begun - started,
         "generate": seat.generate_s,

@@ -65,8 +65,9 @@ class Engine(Protocol):
         """
         ...
 
-    async def wait_for_version(self, version: int) -> None:
-        """Return once `version` or a newer one is served."""
+    async def wait_for_version(self, version: int, pin: str | None = None) -> None:
+        """Return once `version` or a newer one is served. The session `pin`, and those named `pin`/NAME, are to have
+        exactly this version until `pin` is released, where the engine can: a fleet of several servers does."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -134,8 +134,9 @@ class EmbeddedEngine:
         self._send(partial(self._switch, version, staged, done))
         await asyncio.wrap_future(done)
 
-    async def wait_for_version(self, version: int) -> None:
-        """As in the protocol. Raises EngineError where the engine is closed before."""
+    async def wait_for_version(self, version: int, pin: str | None = None) -> None:
+        """As in the protocol; it has one copy of the weights, so that newer versions reach pinned sessions too. Raises
+        EngineError where the engine is closed before."""
         done: Future[None] = Future()
         self._send(partial(self._wait, version, done))
         await asyncio.wrap_future(done)

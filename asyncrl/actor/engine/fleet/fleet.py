@@ -5,7 +5,7 @@ tokens of a request whose server died, which are sampled anew; so a request asks
 
 The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it are given
 requests. An update returns once the first server serves it; the others follow at their own pace, and a slow or dead one
-holds nobody.
+holds nobody. Evaluations may have a server of their own meanwhile: see pins.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.draft import Draft
 from asyncrl.actor.engine.fleet.idle import IdleClock
 from asyncrl.actor.engine.fleet.member import Member, Switch, label_of
+from asyncrl.actor.engine.fleet.pins import Pins
 from asyncrl.actor.engine.fleet.routing import Routes
 from asyncrl.actor.engine.fleet.server import Server, ServerFaultError
 from asyncrl.actor.engine.fleet.signal import Signal
@@ -93,6 +94,7 @@ class Fleet:
         self._owner = uuid.uuid4().hex
         self._counts: Counter[str] = Counter()
         self._idle = IdleClock(clock)
+        self._pins = Pins(clock)
         self._errands: set[asyncio.Task[None]] = set()
 
     @property
@@ -132,6 +134,7 @@ class Fleet:
 
     def release(self, session: str) -> None:
         self._routes.release(session)
+        self._pins.release(session)
         if (released := self._released.get(session)) and not released.done():
             released.set_result(None)
 
@@ -145,10 +148,13 @@ class Fleet:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
         self._check_tensors(tensors)
         self._target = Update(version, label_of(version, self._owner), tensors, self._folders)
+        self._pins.offer(self._target)
         self._changed.notify()
         await self.wait_for_version(version)
 
-    async def wait_for_version(self, version: int) -> None:
+    async def wait_for_version(self, version: int, pin: str | None = None) -> None:
+        if pin is not None:
+            self._pins.pin(pin, version, self._target)
         await self._changed.wait_for(lambda: self.version >= version)
 
     def stats(self) -> EngineStats:
@@ -157,6 +163,7 @@ class Fleet:
         counters = {
             "servers": len(members),
             "servers_ready": sum(member.ready for member in members),
+            "servers_lent": int(self._lent() is not None),
             "server_faults": self._counts["left_faults"] + sum(member.faults for member in members),
             "server_updates": self._counts["left_updates"] + sum(member.updates for member in members),
             **{name: self._counts[name] for name in ("segments", "cut_segments", "lost_segments")},
@@ -217,7 +224,13 @@ class Fleet:
         found: list[Member] = []
 
         def find() -> bool:
-            member = self._routes.choose(session, self._members.values(), self.version)
+            lent = self._lent()
+            if lent is not None and self._pins.wants(session):
+                member = self._routes.choose(session, [lent], NO_VERSION)
+            else:
+                member = self._routes.choose(
+                    session, [each for each in self._members.values() if each is not lent], self.version
+                )
             found.extend([member] if member else [])
             return member is not None
 
@@ -230,11 +243,15 @@ class Fleet:
             logger.info("%s leaves the fleet", url)
             self._run_errand(self._part_from(url, self._rules.wait_s))
         for url in urls.keys() - self._members.keys():
-            member = Member(
-                self._open_server(url), lambda: self._target, self._switch, self._changed, self._rules.check_s
-            )
+            member = Member(self._open_server(url), self._target_of, self._switch, self._changed, self._rules.check_s)
             self._members[url] = member
             self._keepers[url] = asyncio.create_task(member.keep())
+
+    def _lent(self) -> Member | None:
+        return self._pins.lent(self._members.values())
+
+    def _target_of(self, member: Member) -> Update | None:
+        return self._pins.update if member is self._lent() else self._target
 
     async def _part_from(self, url: str, grace_s: float) -> None:
         """Send the server nothing more; what it is working on may end within `grace_s`, unless an update is cut off."""

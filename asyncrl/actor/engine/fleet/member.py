@@ -44,14 +44,19 @@ Switch = Callable[["Member", Update], Awaitable[None]]
 
 
 class Member:
-    """`target` gives the update that the server should have; `changed` is notified of every change of state.
+    """`target` gives the update that a member should have; `changed` is notified of every change of state.
 
     A server is checked every `check_s`. One that is away is tried again after `RETRY_S`, and after twice the time for
     every further fault of an update, up to `MAX_RETRY_S`.
     """
 
     def __init__(
-        self, server: Server, target: Callable[[], Update | None], switch: Switch, changed: Signal, check_s: float
+        self,
+        server: Server,
+        target: Callable[[Member], Update | None],
+        switch: Switch,
+        changed: Signal,
+        check_s: float,
     ) -> None:
         self.server = server
         self.state = State.AWAY
@@ -126,7 +131,7 @@ class Member:
         self._lost = asyncio.get_running_loop().create_future()
         self._enter(State.BEHIND)
         while True:
-            target = self._target()
+            target = self._target(self)
             if target is not None and target.version > self.version:
                 await self._update(target)
             elif not await self._changed.wait_for(self._something_to_do, self._check_s) or self._suspect:
@@ -135,7 +140,7 @@ class Member:
                 self._changed.notify()
 
     def _something_to_do(self) -> bool:
-        target = self._target()
+        target = self._target(self)
         return self._suspect or (target is not None and target.version > self.version)
 
     async def _update(self, target: Update) -> None:
