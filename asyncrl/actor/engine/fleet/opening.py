@@ -3,64 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from asyncrl import process
 from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_file, listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import Server
 from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
-from asyncrl.actor.engine.fleet.update import Folders
 from asyncrl.actor.engine.opened import OpenedEngine
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
 from asyncrl.launch.local import free_ports
+from asyncrl.model_shapes import model_shapes
+from asyncrl.weights.channels.opening import weights_dir
+from asyncrl.weights.staging import staging_device
 
 SERVERS: Mapping[str, Callable[[TrainConfig, str], Server]] = {"sglang": SglangServer.of, "vllm": VllmServer.of}
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What is known of the model without its weights."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    vocabulary: int
-
-
-def policy_of(model: ModelConfig) -> Policy:
-    """Parameters are named as in `named_parameters()`, tied ones once."""
-    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
-    shapes = {name: tuple(parameter.shape) for name, parameter in empty.named_parameters()}
-    return Policy(shapes, int(config.vocab_size))
-
-
 def open_fleet(config: TrainConfig) -> OpenedEngine:
-    """The fleet, with the servers of its own where `engine.launch` is set."""
+    """The fleet, with the servers of its own where `engine.launch` is set. Raises ConfigError."""
     engine, weights = config.engine, config.weights
     launched = _launched(config) if engine.launch else []
-    policy, changed = policy_of(config.model), Signal()
+    policy, changed = model_shapes(config.model), Signal()
     flush = engine.prefix_cache == "flush"
     fleet = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(config),
         partial(SERVERS[engine.kind], config),
         Switcher(weights.mode, flush, weights.drain_s, changed),
         changed,
-        expected=policy.shapes,
+        expected=policy.parameters,
         vocabulary=policy.vocabulary,
         rules=Rules(engine.attempts, engine.wait_s, engine.check_s, salted=not flush),
         folders=_folders(config) if "disk" in weights.transports else None,
+        staging=staging_device(weights),
     )
-    return OpenedEngine(fleet, policy.shapes, [fleet.keep, *(server.keep for server in launched)])
+    return OpenedEngine(fleet, policy.parameters, [fleet.keep, *(server.keep for server in launched)])
 
 
 def _discovery(config: TrainConfig) -> Discovery:
@@ -73,9 +59,15 @@ def _discovery(config: TrainConfig) -> Discovery:
 
 
 def _folders(config: TrainConfig) -> Folders:
-    model = config.model
+    """On the learner's file system where folders come from it, so that they can be held by links."""
+    model, weights = config.model, config.weights
     policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    return Folders((process.run_dir(config.run) / "weights").absolute(), policy.save_pretrained)
+    shared = "disk" in (weights.channel, weights.fallback)
+    directory = weights_dir(config) / "held" if shared else process.run_dir(config.run) / "weights"
+    try:
+        return Folders((directory / process.worker_name("actor")).absolute(), policy.save_pretrained)
+    except OSError as error:
+        raise ConfigError(f"weights.transports={weights.transports}: {directory} cannot be written: {error}") from error
 
 
 def _launched(config: TrainConfig) -> list[LaunchedServer]:
