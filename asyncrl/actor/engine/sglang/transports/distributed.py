@@ -92,7 +92,8 @@ class DistributedTransport(Transport):
             address = await in_own_thread(partial(address_towards, url.hostname or "", url.port or 80))
             check_bind(address, self._insecure, key="the store's address", fix=FIX)
             store, port = await in_own_thread(partial(open_store, address, self._timeout_s))
-        except (ConfigError, OSError) as error:
+            client = await in_own_thread(partial(join_store, address, port, self._timeout_s))
+        except (ConfigError, OSError, UnavailableError) as error:
             raise ServerRefusedError(f"no group with {self.end.url}: {error}") from error
         name, ranks = f"asyncrl-{uuid.uuid4().hex}", 1 + self.end.ranks
         body = {
@@ -103,11 +104,11 @@ class DistributedTransport(Transport):
             "group_name": name,
             "backend": BACKENDS[device.type],
         }
-        forming = in_own_thread(partial(_form, address, port, name, ranks, device, self._timeout_s))
+        forming = in_own_thread(partial(_form, client, address, name, ranks, device, self._timeout_s))
         try:
             await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)
         except BaseException:
-            # Without it neither side waits any longer for the other.
+            # Nobody waits any longer for the other side once the store has gone, which its clients notice.
             del store
             raise
         return _Joined(name, store, forming.result())
@@ -156,10 +157,10 @@ def broadcast_body(bucket: Bucket, group: str, label: str | None) -> bytes:
     return json.dumps(body if label is None else {**body, "weight_version": label}).encode()
 
 
-def _form(address: str, port: int, name: str, ranks: int, device: torch.device, timeout_s: float) -> Group:
+def _form(client: dist.Store, address: str, name: str, ranks: int, device: torch.device, timeout_s: float) -> Group:
     """Our end of the group: SGLang puts its name before torch's own prefixes, its name again and the kind of device."""
     _use(device)
-    store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, join_store(address, port, timeout_s)))
+    store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, client))
     return Group(store, f"{device.type}/", 0, ranks, device, address, timeout_s)
 
 
