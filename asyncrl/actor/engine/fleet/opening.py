@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,10 @@ def open_fleet(config: TrainConfig) -> OpenedEngine:
     engine, weights = config.engine, config.weights
     launched = _launched(config) if engine.launch else []
     policy, changed = model_shapes(config.model), Signal()
-    flush = engine.prefix_cache == "flush"
+    flush, staging = engine.prefix_cache == "flush", staging_device(weights)
+    if staging.type == "cuda" and "distributed" in weights.transports:
+        # As SGLang does for itself: NCCL brings two processes on one machine together only where they agree on this.
+        os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
     fleet = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(config),
         partial(SERVERS[engine.kind], config),
@@ -44,7 +48,7 @@ def open_fleet(config: TrainConfig) -> OpenedEngine:
         vocabulary=policy.vocabulary,
         rules=Rules(engine.attempts, engine.wait_s, engine.check_s, salted=not flush),
         folders=_folders(config) if "disk" in weights.transports else None,
-        staging=staging_device(weights),
+        staging=staging,
     )
     return OpenedEngine(fleet, policy.parameters, [fleet.keep, *(server.keep for server in launched)])
 
