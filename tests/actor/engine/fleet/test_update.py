@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import TENSORS, Folder, read_folder, write_folder
@@ -143,3 +145,23 @@ def test_a_server_that_cannot_read_the_folder_gets_its_tensors(tmp_path: Path):
             return await fleet.generate(ids(), SHORT, (), "s")
 
     assert_true(run(scenario))
+
+
+@pytest.mark.parametrize("given", ["tensors", "folder"])
+def test_servers_are_given_what_is_staged_on_the_configured_device(tmp_path: Path, monkeypatch, given: str):
+    server, devices = FakeSglang(), set()
+
+    async def load(self: Any, update: Update) -> None:
+        devices.update(each.device.type for each in (await update.tensors()).values())
+        server.label = self._label = update.label
+
+    monkeypatch.setattr(SglangServer, "load", load)
+
+    async def scenario():
+        weights = tensors(1) if given == "tensors" else pushed(tmp_path / "pushed", 1)
+        options = {"folders": Folders(tmp_path / "held", nothing), "staging": torch.device("meta")}
+        async with serving(server), fleet_over(server, **options) as fleet:
+            await fleet.update_weights(1, weights)
+
+    run(scenario)
+    assert devices == {"meta"}
