@@ -95,10 +95,9 @@ def versions_in(directory: Path) -> dict[int, Path]:
     }
 
 
-def start_afresh(directory: Path) -> None:
-    """Make the directory, without the versions of an earlier life, which may not be what they were. Raises OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for stale in versions_in(directory).values():
+def remove_all(directory: Path) -> None:
+    """Remove the versions of an earlier life, which may not be what they were. Raises OSError."""
+    for stale in versions_in(directory).values() if directory.exists() else ():
         _remove(stale)
 
 
@@ -177,7 +176,8 @@ class FolderWriter:
         self._write_config = write_config
         self._newest = -1
         self.failures = 0
-        start_afresh(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        remove_all(directory)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:

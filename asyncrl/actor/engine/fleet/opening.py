@@ -63,15 +63,14 @@ def _discovery(config: TrainConfig) -> Discovery:
 
 
 def _folders(config: TrainConfig) -> Folders:
-    """On the learner's file system where folders come from it, so that they can be held by links."""
-    model, weights = config.model, config.weights
+    model, actor = config.model, process.worker_name("actor")
     policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    shared = "disk" in (weights.channel, weights.fallback)
-    directory = weights_dir(config) / "held" if shared else process.run_dir(config.run) / "weights"
+    written = process.run_dir(config.run) / "weights" / actor
+    held = weights_dir(config) / "held" / actor
     try:
-        return Folders((directory / process.worker_name("actor")).absolute(), policy.save_pretrained)
+        return Folders(written.absolute(), policy.save_pretrained, held.absolute())
     except OSError as error:
-        raise ConfigError(f"weights.transports={weights.transports}: {directory} cannot be written: {error}") from error
+        raise ConfigError(f"what is left in {written} or {held} cannot be removed: {error}; remove it") from error
 
 
 def _launched(config: TrainConfig) -> list[LaunchedServer]:

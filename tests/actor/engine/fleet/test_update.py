@@ -87,9 +87,18 @@ def test_a_folder_that_went_before_it_could_be_held_is_unavailable_and_one_that_
         run(lambda: Update(2, "2-me", folder, folders).tensors())
 
 
+def test_nothing_is_made_where_the_learners_folders_are_before_one_is_held(tmp_path: Path):
+    folders = Folders(tmp_path / "written", nothing, tmp_path / "pushed" / "held")
+    folders.write(1, some_tensors())
+    assert [each.name for each in tmp_path.iterdir()] == ["written"]
+    held = folders.hold(pushed(tmp_path / "pushed", 2))
+    assert held.path == tmp_path / "pushed" / "held" / "v00000002"
+    folders.close()
+    assert sorted(each.name for each in (tmp_path / "pushed").iterdir()) == ["v00000002"]
+
+
 def test_a_directory_that_cannot_hold_folders_is_named(tmp_path: Path):
     folders = Folders(tmp_path / "held", nothing)
-    shutil.rmtree(tmp_path / "held")
     (tmp_path / "held").write_text("in the way")
     with pytest.raises(WeightsError, match="must be writable here"):
         folders.hold(pushed(tmp_path / "pushed", 2))
