@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import torch
 
@@ -34,6 +35,12 @@ class ServerEnd:
     load_s: float
     spans: bool = False
     ranks: int = 1
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port."""
+        url = urlsplit(self.url)
+        return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
 
     async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> None:
         """Raises ServerFaultError and ServerRefusedError."""

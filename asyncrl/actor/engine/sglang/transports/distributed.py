@@ -17,7 +17,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -86,10 +85,10 @@ class DistributedTransport(Transport):
         await self._forget()
 
     async def _join(self, device: torch.device) -> _Joined:
+        """Raises ServerRefusedError and ServerFaultError."""
         await self._forget()
-        url = urlsplit(self.end.url)
         try:
-            address = await in_own_thread(partial(address_towards, url.hostname or "", url.port or 80))
+            address = await in_own_thread(partial(address_towards, *self.end.place))
             check_bind(address, self._insecure, key="the store's address", fix=FIX)
             store, port = await in_own_thread(partial(open_store, address, self._timeout_s))
             client = await in_own_thread(partial(join_store, address, port, self._timeout_s))
@@ -134,7 +133,7 @@ class DistributedTransport(Transport):
         joined, self._joined = self._joined, None
         if joined is not None:
             self._left.append(joined.name)
-            in_own_thread(partial(_close, joined))
+            in_own_thread(joined.group.close)
 
     async def _forget(self) -> None:
         """Have the server forget the groups that were left; one that was started anew knows none of them."""
@@ -167,10 +166,6 @@ def _form(client: dist.Store, address: str, name: str, ranks: int, device: torch
 def _send(group: Group, flat: torch.Tensor, device: torch.device) -> None:
     _use(device)
     group.finish(group.begin(flat))
-
-
-def _close(joined: _Joined) -> None:
-    joined.group.close()
 
 
 def _use(device: torch.device) -> None:

@@ -9,9 +9,11 @@ attributes alone. 0.5.17 and 0.5.23 take both.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import pickle
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
@@ -25,6 +27,7 @@ from asyncrl.actor.engine.fleet.http import ServerRefusedError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import Transport, bucketed
 from asyncrl.weights.buckets import Bucket, flatten
+from asyncrl.weights.group import address_towards
 from asyncrl.weights.manifest import DTYPES
 
 DEVICE = 6
@@ -37,6 +40,9 @@ class IpcTransport(Transport):
     """Posts handles to `/update_weights_from_tensor`."""
 
     async def send(self, update: Update) -> None:
+        # A handle of another machine's memory would end the server.
+        if not await asyncio.to_thread(_is_here, *self.end.place):
+            raise ServerRefusedError(f"{self.end.url} is not on this machine, and cannot use handles of its GPU memory")
         if next(iter((await update.tensors()).values())).device.type != "cuda":
             raise ServerRefusedError("handles are of GPU memory only, and the weights are staged on the CPU")
 
@@ -50,6 +56,14 @@ class IpcTransport(Transport):
             async for body, flat in made:
                 held.append(flat)
                 await self.end.post("/update_weights_from_tensor", body)
+
+
+def _is_here(host: str, port: int) -> bool:
+    """Whether our address on the way to `host` is the host's own."""
+    try:
+        return socket.gethostbyname(host) == address_towards(host, port)
+    except OSError:
+        return False
 
 
 def shared(flat: torch.Tensor) -> Reduced:

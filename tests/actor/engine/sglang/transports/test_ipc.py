@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.multiprocessing import reductions
 
-from asyncrl.actor.engine.fleet.http import ServerRefusedError
+from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports import ipc
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd
@@ -113,9 +113,18 @@ def test_only_the_last_bucket_names_the_weights(bucket, memory):
 
 
 def test_weights_on_the_cpu_are_refused_so_that_the_next_transport_has_them():
-    transport = ipc.IpcTransport(ServerEnd("http://nowhere", None, 1 << 20, 1.0))  # type: ignore[arg-type]
     with pytest.raises(ServerRefusedError, match="staged on the CPU"):
-        asyncio.run(transport.send(Update(1, "1-me", TENSORS)))
+        asyncio.run(transport_to("http://127.0.0.1:1").send(Update(1, "1-me", TENSORS)))
+
+
+def test_a_server_on_another_machine_is_sent_no_handles(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ipc, "address_towards", lambda host, port: "192.0.2.1")
+    with pytest.raises(ServerRefusedError, match="not on this machine"):
+        asyncio.run(transport_to("http://192.0.2.2:30000").send(Update(1, "1-me", TENSORS)))
+
+
+def transport_to(url: str) -> ipc.IpcTransport:
+    return ipc.IpcTransport(ServerEnd(url, Http(url), 1 << 20, 1.0))
 
 
 REAL = """
