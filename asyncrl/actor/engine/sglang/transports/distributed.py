@@ -25,13 +25,16 @@ from asyncrl.actor.engine.fleet.http import ServerRefusedError
 from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
-from asyncrl.actor.engine.sglang.transports.threads import in_own_thread
+from asyncrl.actor.engine.sglang.transports.threads import OwnThreads
 from asyncrl.config.checks import check_bind
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
 from asyncrl.weights.buckets import Bucket, flatten
 from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, open_store
 
 FORGET_S = 5.0
+END_S = 5.0
+"""For what was left to end: at once where the server has gone or has forgotten the group, else by its own limit, with
+NCCL perhaps never."""
 FIX = (
     "gloo and NCCL know no keys; take distributed out of weights.transports, or set network.insecure=true on a network "
     "where you trust everyone"
@@ -59,6 +62,7 @@ class DistributedTransport(Transport):
         self._insecure = insecure
         self._joined: _Joined | None = None
         self._left: list[str] = []
+        self._threads = OwnThreads()
 
     async def send(self, update: Update) -> None:
         device = next(iter((await update.tensors()).values())).device
@@ -74,7 +78,7 @@ class DistributedTransport(Transport):
                 async with aclosing(bucketed(update, self.end.bucket_bytes, make)) as made:
                     async for body, flat in made:
                         post = self.end.post("/update_weights_from_distributed", body)
-                        await self._together(post, in_own_thread(partial(_send, group, flat, device)))
+                        await self._together(post, self._threads.run(partial(_send, group, flat, device)))
             except BaseException:
                 # At once: the server may be waiting for the rest, and would not answer the end of the update.
                 self._leave()
@@ -83,15 +87,16 @@ class DistributedTransport(Transport):
     async def reset(self) -> None:
         self._leave()
         await self._forget()
+        await self._threads.ended(END_S)
 
     async def _join(self, device: torch.device) -> _Joined:
         """Raises ServerRefusedError and ServerFaultError."""
         await self._forget()
         try:
-            address = await in_own_thread(partial(address_towards, *self.end.place))
+            address = await self._threads.run(partial(address_towards, *self.end.place))
             check_bind(address, self._insecure, key="the store's address", fix=FIX)
-            store, port = await in_own_thread(partial(open_store, address, self._timeout_s))
-            client = await in_own_thread(partial(join_store, address, port, self._timeout_s))
+            store, port = await self._threads.run(partial(open_store, address, self._timeout_s))
+            client = await self._threads.run(partial(join_store, address, port, self._timeout_s))
         except (ConfigError, OSError, UnavailableError) as error:
             raise ServerRefusedError(f"no group with {self.end.url}: {error}") from error
         name, ranks = f"asyncrl-{uuid.uuid4().hex}", 1 + self.end.ranks
@@ -103,7 +108,7 @@ class DistributedTransport(Transport):
             "group_name": name,
             "backend": BACKENDS[device.type],
         }
-        forming = in_own_thread(partial(_form, client, address, name, ranks, device, self._timeout_s))
+        forming = self._threads.run(partial(_form, client, address, name, ranks, device, self._timeout_s))
         try:
             await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)
         except BaseException:
@@ -133,7 +138,7 @@ class DistributedTransport(Transport):
         joined, self._joined = self._joined, None
         if joined is not None:
             self._left.append(joined.name)
-            in_own_thread(joined.group.close)
+            self._threads.run(joined.group.close)
 
     async def _forget(self) -> None:
         """Have the server forget the groups that were left; one that was started anew knows none of them."""

@@ -22,6 +22,7 @@ from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports import distributed
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd
 from asyncrl.actor.engine.sglang.transports.distributed import DistributedTransport
+from asyncrl.actor.engine.sglang.transports.threads import NAME
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
 from tests.actor.engine.support import until
@@ -61,6 +62,7 @@ class Ranks(FakeSglang):
     async def _update_weights_from_distributed(self, body: Any) -> Any:
         if not self.open:
             return web.json_response({"message": "needs begin_weight_update"}, status=400)
+        assert (body["load_format"], body["flush_cache"]) == ("flattened_bucket", False)
         self.broadcasts += 1
         if self.broadcasts == self.dies_in_broadcast:
             self.end = asyncio.create_task(self.die())
@@ -96,6 +98,10 @@ def _join(body: Any, rank: int) -> Any:
     name = body["group_name"]
     prefixed = dist.PrefixStore("cpu/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))
     return dist.ProcessGroupGloo(prefixed, rank, body["world_size"], WAIT)
+
+
+def calls_into_torch() -> bool:
+    return NAME in {thread.name for thread in threading.enumerate()}
 
 
 def transport_to(server: FakeSglang, timeout_s: float = 20.0, bucket_bytes: int = 1 << 20) -> DistributedTransport:
@@ -146,13 +152,32 @@ def test_a_server_that_will_not_join_refuses_at_once_and_the_next_transport_brin
     async def scenario():
         async with serving(server), fleet_over(server, transports=("distributed", "tensor")) as fleet:
             await fleet.update_weights(3, tensors(3))
-            await until(lambda: "weights-transport" not in {thread.name for thread in threading.enumerate()})
+            await until(lambda: not calls_into_torch())
             return await fleet.generate(ids(), SHORT, (), "s")
 
     # Less than the 30 s for which a side that comes later would be waited for.
     assert_true(run(scenario, 20))
     assert server.calls.count("init_weights_update_group") == 1
     assert not server.open
+
+
+@pytest.mark.parametrize("hangs", ["init_weights_update_group", "update_weights_from_distributed"])
+def test_an_update_that_is_cut_off_leaves_no_call_into_torch_behind_which_would_abort_the_exit(hangs):
+    server = Ranks()
+    server.hangs.add(hangs)
+
+    async def scenario():
+        async with serving(server):
+            transport = transport_to(server)
+            sending = asyncio.create_task(transport.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)})))
+            await until(lambda: hangs in server.calls and calls_into_torch())
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await transport.reset()
+            assert not calls_into_torch()
+            await transport.end.http.close()
+
+    run(scenario)
 
 
 def test_nobody_waits_for_a_side_that_never_comes():
