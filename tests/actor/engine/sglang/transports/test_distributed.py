@@ -174,7 +174,8 @@ def test_an_update_that_is_cut_off_leaves_no_call_into_torch_behind_which_would_
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             await transport.reset()
-            assert not calls_into_torch()
+            # A thread ends a moment after its call.
+            await until(lambda: not calls_into_torch(), 2)
             await transport.end.http.close()
 
     run(scenario)
