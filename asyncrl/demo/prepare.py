@@ -52,7 +52,7 @@ def _parts(folder: Path) -> Prepared:
 
 def _fingerprint(seed: int) -> str:
     digest = hashlib.sha256(str(seed).encode())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.glob("*.*")):
         if file.stem not in ("command", "report"):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
@@ -72,6 +72,7 @@ def _make(parts: Prepared, seed: int, progress: Callable[[str], None]) -> None:
     policy = warm_start(tokenizer, seed, progress)
     policy.save_pretrained(parts.model)
     tokenizer.save_pretrained(parts.model)
-    scorer, accuracy = train_step_scorer(policy, tokenizer, seed, progress)
-    progress(f"the step scorer is right on {accuracy:.1%} of held-out steps")
-    save_step_scorer(scorer, tokenizer, parts.step_scorer)
+    scorer, judgements = train_step_scorer(policy, tokenizer, seed, progress)
+    for source, found in judgements.items():
+        progress(f"the step scorer judges {found.accuracy:.1%} of {source} steps rightly ({found.right:.1%} are right)")
+    save_step_scorer(scorer, tokenizer, judgements, parts.step_scorer)

@@ -1,12 +1,15 @@
 """The demo's process reward model: the policy's own backbone with a value head, trained on right and wrong steps.
 
-It is saved as `asyncrl/scoring/models/value_head.py` loads it.
+Half of its transcripts work out random expressions, half calculations of GSM8K. It is saved as
+`asyncrl/scoring/models/value_head.py` loads it.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -14,8 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3Model
 
-from asyncrl.demo.arithmetic import random_expression
+from asyncrl.demo.arithmetic import Expression, distinct_expressions
 from asyncrl.demo.batches import batch
+from asyncrl.demo.gsm8k import excerpt
 from asyncrl.demo.transcripts import judged
 from asyncrl.demo.warm_start import descend, make_optimisers, schedule
 from asyncrl.scoring.models.value_head import HEAD_FILE
@@ -23,6 +27,7 @@ from asyncrl.scoring.models.value_head import HEAD_FILE
 STEPS = 150
 BATCH = 24
 HELD_OUT = 200
+JUDGEMENTS_FILE = "held_out.json"
 
 
 class StepScorer(nn.Module):
@@ -37,45 +42,72 @@ class StepScorer(nn.Module):
         return self.head(self.backbone(input_ids=ids).last_hidden_state)[..., 0]  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Of the steps of unseen expressions: how many the scorer judges rightly, and how many are right steps."""
+
+    accuracy: float
+    right: float
+
+
 def train_step_scorer(
     policy: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     seed: int,
     progress: Callable[[str], None],
     steps: int = STEPS,
-) -> tuple[StepScorer, float]:
-    """Train from a copy of the policy's backbone; returns the scorer and its accuracy on held-out steps."""
+) -> tuple[StepScorer, dict[str, HeldOut]]:
+    """Train from a copy of the policy's backbone; returns the scorer and its judgements of steps by their source."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    backbone = Qwen3Model(policy.config)
-    backbone.load_state_dict(policy.model.state_dict())
-    scorer = StepScorer(backbone)
+    scorer = _untrained(policy)
     optimisers = make_optimisers(scorer)
+    noted = excerpt()
+    sources = {"generated": distinct_expressions(HELD_OUT, random.Random(seed + 1)), "GSM8K": noted[:HELD_OUT]}
+    unseen = {each for expressions in sources.values() for each in expressions}
+    known = [each for each in noted if each not in unseen]
     for step in range(steps):
-        values, right = _judge(scorer, tokenizer, rng, BATCH)
+        drawn = distinct_expressions(BATCH // 2, rng, avoid=unseen) + rng.choices(known, k=BATCH // 2)
+        values, right = _judge(scorer, tokenizer, rng, drawn)
         loss = nn.functional.binary_cross_entropy_with_logits(values, right)
         descend(scorer, optimisers, loss, schedule(step, steps))
         if (step + 1) % 20 == 0:
             progress(f"step scorer: step {step + 1}/{steps}, loss {loss.item():.3f}")
+    return scorer.eval(), {name: _held_out(scorer, tokenizer, rng, drawn) for name, drawn in sources.items()}
+
+
+def _untrained(policy: Qwen3ForCausalLM) -> StepScorer:
+    backbone = Qwen3Model(policy.config)
+    backbone.load_state_dict(policy.model.state_dict())
+    return StepScorer(backbone)
+
+
+def _held_out(
+    scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, rng: random.Random, expressions: Sequence[Expression]
+) -> HeldOut:
     with torch.no_grad():
-        values, right = _judge(scorer.eval(), tokenizer, random.Random(seed + 1), HELD_OUT)
-    return scorer, float(((values > 0) == right.bool()).float().mean())
+        values, right = _judge(scorer, tokenizer, rng, expressions)
+    return HeldOut(((values > 0) == right.bool()).float().mean().item(), right.mean().item())
 
 
 def _judge(
-    scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, rng: random.Random, count: int
+    scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, rng: random.Random, expressions: Sequence[Expression]
 ) -> tuple[Tensor, Tensor]:
-    """Values and labels, float32[K], of the K steps of fresh transcripts."""
-    transcripts = [judged(random_expression(rng), rng) for _ in range(count)]
+    """Values and labels, float32[K], of the K steps of a fresh transcript for each of `expressions`."""
+    transcripts = [judged(expression, rng) for expression in expressions]
     ids, mask = batch(tokenizer, [messages for messages, _ in transcripts])
     ends = mask & (ids == tokenizer.eos_token_id)
     labels = [float(right) for _, steps in transcripts for right in steps]
     return scorer(ids)[ends], torch.tensor(labels)
 
 
-def save_step_scorer(scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Backbone, tokenizer and head, each in the file where the scoring pool looks for it."""
+def save_step_scorer(
+    scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, judgements: Mapping[str, HeldOut], folder: Path
+) -> None:
+    """Backbone, tokenizer and head, each in the file where the scoring pool looks for it, and its judgements."""
     scorer.backbone.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     head = {"weight": scorer.head.weight.detach().clone(), "bias": scorer.head.bias.detach().clone()}
     save_file(head, folder / HEAD_FILE)
+    found = {source: asdict(judged) for source, judged in judgements.items()}
+    (folder / JUDGEMENTS_FILE).write_text(json.dumps(found, indent=2) + "\n")

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from asyncrl.algorithms.logprobs import token_logprobs
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.backbone import Packed, hidden_states, load_model, shard
-from asyncrl.learner.logprobs import token_logprobs
 from asyncrl.learner.ranks import Ranks
 
 

@@ -84,3 +84,24 @@ def connect(
         socket.curve_serverkey = keys.server
     socket.connect(endpoint)
     return socket
+
+
+class Watch:
+    """Tells when connections of `socket` break, as they do at once where a process dies and its machine lives on."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    def broke(self) -> bool:
+        """Whether one has broken since this was asked last."""
+        broke = False
+        while self._events.poll(0):
+            self._events.recv_multipart()
+            broke = True
+        return broke
+
+    def close(self) -> None:
+        """Before the socket is closed."""
+        self._socket.disable_monitor()
+        self._events.close(0)

@@ -12,13 +12,14 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any
 
 import zmq
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
-from asyncrl.network.sockets import connect
+from asyncrl.network.sockets import Watch, connect
 from asyncrl.replay.requests import MAX_FETCH
 from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
 from asyncrl.wire import (
@@ -39,6 +40,8 @@ from asyncrl.wire import (
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+BREAK_S = 0.1
+"""The wait after a connection that broke, doubled for every further one without an answer, up to RETRY_S."""
 POLL_MS = 100
 MAX_REPLY_HEADER_BYTES = 256 << 20
 """A reply brings many tasks with their prompts, from a server that is known."""
@@ -47,6 +50,14 @@ CREDIT_BYTES = 2 << 20
 """Requests that one client has under way at once: so many, and of so many bytes, but always one."""
 FETCH_CREDITS = 4
 """The same for requests whose replies are large."""
+
+
+class _Obstacle(Enum):
+    """Why requests must be sent again."""
+
+    BUSY = auto()
+    SILENT = auto()
+    BROKEN = auto()
 
 
 class ReplayClient:
@@ -74,12 +85,15 @@ class ReplayClient:
         self._context = context or zmq.Context.instance()
         self._keys = keys
         self._sequence = 0
-        self._socket = self._connect()
+        self._break_s = BREAK_S
+        self._connect()
 
-    def _connect(self) -> zmq.Socket[bytes]:
-        return connect(self._context, self._endpoint, self._keys)
+    def _connect(self) -> None:
+        self._socket: zmq.Socket[bytes] = connect(self._context, self._endpoint, self._keys)
+        self._watch = Watch(self._socket)
 
     def close(self) -> None:
+        self._watch.close()
         self._socket.close()
 
     def tickets(self, holding: Sequence[str], want: int) -> list[Ticket]:
@@ -198,9 +212,9 @@ class ReplayClient:
         started = time.monotonic()
         while len(replies) < len(messages):
             rest = {number: each for number, each in frames.items() if number not in replies}
-            busy = self._exchange(rest, credits, replies, started)
-            if busy is not None:
-                self._pause(busy, time.monotonic() - started)
+            obstacle = self._exchange(rest, credits, replies, started)
+            if obstacle is not None:
+                self._pause(obstacle, time.monotonic() - started)
         for number, message in zip(frames, messages, strict=True):
             if replies[number].kind == "refused":
                 raise RefusedError(f"the replay refused {message.kind}: {replies[number].body.get('reason')}")
@@ -208,9 +222,10 @@ class ReplayClient:
 
     def _exchange(
         self, requests: Mapping[int, list[Buffer]], credits: int, replies: dict[int, Message], started: float
-    ) -> str | None:
+    ) -> _Obstacle | None:
         """Send requests as credits allow and take replies; what is in the way where the rest must be sent again."""
         unsent, away = deque(requests.items()), dict[int, int]()
+        self._watch.broke()
         deadline = time.monotonic() + RETRY_S
         while unsent or away:
             while unsent and _credit(away, credits):
@@ -218,15 +233,19 @@ class ReplayClient:
                 self._socket.send_multipart(frames, copy=False)
                 away[number] = sum(map(len, frames))
             if time.monotonic() > deadline:
-                return ""
+                return _Obstacle.SILENT
             reply = self._receive(started)
+            if reply is None and self._watch.broke():
+                return _Obstacle.BROKEN
             if reply is None or reply.sequence not in away.keys() | {0}:
                 continue
             if reply.kind == "busy":
-                return str(reply.body.get("reason"))
+                log.warning("the replay is busy: %s; asking again", reply.body.get("reason"))
+                return _Obstacle.BUSY
             if reply.sequence == 0:
                 raise RefusedError(f"the replay refused: {reply.body.get('reason')}")
             deadline = time.monotonic() + RETRY_S
+            self._break_s = BREAK_S
             replies[reply.sequence] = reply
             del away[reply.sequence]
         return None
@@ -241,16 +260,18 @@ class ReplayClient:
             return None
         return decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)], MAX_REPLY_HEADER_BYTES)
 
-    def _pause(self, busy: str, waited: float) -> None:
+    def _pause(self, obstacle: _Obstacle, waited: float) -> None:
         """Before requests are sent again: over a fresh connection, since the old one may lead nowhere."""
-        if busy:
-            log.warning("the replay is busy: %s; asking again", busy)
+        if obstacle is _Obstacle.BUSY:
             self._stop.wait(RETRY_S)
             return
         advice = f"; {CHECK_KEYS}" if self._keys else ""
         log.warning("%s waits for the replay at %s since %.0f s%s", self._worker, self._endpoint, waited, advice)
-        self._socket.close()
-        self._socket = self._connect()
+        if obstacle is _Obstacle.BROKEN:
+            self._stop.wait(self._break_s)
+            self._break_s = min(RETRY_S, 2 * self._break_s)
+        self.close()
+        self._connect()
 
 
 def _messages(reply: Message) -> list[Message]:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from asyncrl import process
+from asyncrl.config.needs import needs
 from asyncrl.config.schema import DataConfig, ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.data.reading import read_tasks
 from asyncrl.replay.admission import Admission
@@ -17,7 +18,6 @@ from asyncrl.replay.filters import Filters
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.samplers import Fifo, Freshest, Prioritised, Sampler
 from asyncrl.replay.store import Store
-from asyncrl.scoring.needs import needs
 from asyncrl.types import Task
 
 HIGH_WATER = 0.8

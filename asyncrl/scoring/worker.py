@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from asyncrl.config.needs import serves
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import RefusedError, ScoringError
 from asyncrl.observe.metrics import Metrics
 from asyncrl.scoring.guards import HackAlarm
-from asyncrl.scoring.needs import serves
 from asyncrl.scoring.scorer import Scored
 from asyncrl.scoring.tally import Tally
 from asyncrl.types import Labels, Lease

@@ -24,6 +24,8 @@ from asyncrl.wire import PROTOCOL, Message, decode, encode
 from tests.helpers import make_labels, make_task, make_trajectory, until
 from tests.replay.support import make_rules
 
+FOREVER_S = 1e6
+
 
 class Running:
     """A replay in a thread, on a port of its own; `kill` ends it without a farewell."""
@@ -127,7 +129,7 @@ def test_nothing_is_an_answer_when_patience_is_over(replay: Running, context: zm
 def test_a_replay_that_is_killed_between_two_requests_goes_on_where_it_was(
     tmp_path: Path, context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.replay.client.RETRY_S", 0.2)
+    monkeypatch.setattr("asyncrl.replay.client.RETRY_S", FOREVER_S)
     first = Running(tmp_path, context)
     worker = client(first, context)
     tickets = worker.tickets([], 2)
@@ -142,6 +144,26 @@ def test_a_replay_that_is_killed_between_two_requests_goes_on_where_it_was(
     assert worker.audit()["lost"] == 0
     worker.close()
     second.kill()
+
+
+def test_a_request_under_way_at_a_replay_that_dies_is_sent_again_as_soon_as_the_connection_breaks(
+    tmp_path: Path, context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.replay.client.RETRY_S", FOREVER_S)
+    silent = context.socket(zmq.ROUTER)
+    silent.linger = 0
+    port = silent.bind_to_random_port("tcp://127.0.0.1")
+    worker = ReplayClient(f"tcp://127.0.0.1:{port}", "a", "1", context=context)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.extend(worker.tickets([], 1)))
+    thread.start()
+    assert silent.poll(10_000)
+    silent.close()
+    replay = Running(tmp_path, context, port)
+    thread.join(20)
+    assert len(results) == 1
+    worker.close()
+    replay.kill()
 
 
 def test_a_refusal_carries_the_reason_and_takes_no_effect(replay: Running, context: zmq.Context[Any]) -> None:

@@ -7,10 +7,10 @@ from itertools import pairwise, takewhile
 
 import numpy as np
 
+from asyncrl.config.needs import needs
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ScoringError
 from asyncrl.scoring.models.base import StepScores
-from asyncrl.scoring.needs import needs
 from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.scorer import Scorer

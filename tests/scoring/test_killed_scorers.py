@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import zmq
 
+from asyncrl.config.needs import needs
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
-from asyncrl.scoring.needs import needs
 from tests.helpers import make_trajectory, until
 from tests.replay.support import make_rules
 from tests.scoring.mortal_scorer import CONFIG

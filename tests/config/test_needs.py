@@ -1,8 +1,8 @@
 import subprocess
 import sys
 
+from asyncrl.config.needs import needs, serves
 from asyncrl.config.schema import OutcomeModelConfig, ScoringConfig, ScoringModelConfig
-from asyncrl.scoring.needs import needs, serves
 
 
 def test_a_source_needs_all_that_is_configured_unless_it_says_otherwise():
@@ -21,5 +21,5 @@ def test_a_process_serves_all_unless_it_says_otherwise():
 
 
 def test_the_replay_can_ask_without_torch():
-    code = "import sys, asyncrl.scoring.needs; sys.exit('torch' in sys.modules)"
+    code = "import sys, asyncrl.config.needs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
