@@ -71,6 +71,14 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"weights.transports": ["carrier pigeon"]}, "tensor, disk, distributed, ipc"),
         ({"weights.transports": ["ipc", "tensor"]}, "set weights.staging=cuda"),
         ({"weights.staging": "gpu"}, "such as cuda:1"),
+        (
+            {
+                "engine.kind": "sglang",
+                "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"],
+                "weights.transports": ["tensor", "distributed"],
+            },
+            r"engine\.urls=10\.0\.0\.2 .*take distributed out",
+        ),
         ({"weights.staging": "cuda:1"}, "leave it at cpu"),
         ({**GPU_SERVERS, "weights.staging": "cuda"}, "no two ranks on one GPU"),
         ({**GPU_SERVERS, "weights.staging": "cuda:3", "engine.server.first_gpu": 2}, "no two ranks on one GPU"),

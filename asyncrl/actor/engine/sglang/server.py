@@ -40,9 +40,8 @@ FLUSH_RETRY_S = 0.05
 class SglangServer:
     """A `Server` (see the fleet's protocol) at `url`.
 
-    `context` is the number of tokens that it must take; `silence_s` how long a check waits for it,
-    `timeout_s` a process group, and `load_s` any other call of an update. The group listens beyond loopback only where
-    `insecure`.
+    `context` is the number of tokens that it must take. A check waits `silence_s` for it, a process group `timeout_s`,
+    any other call of an update `load_s`. Groups go beyond loopback only where `insecure`.
     """
 
     def __init__(

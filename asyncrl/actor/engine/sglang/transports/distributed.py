@@ -26,7 +26,7 @@ from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
 from asyncrl.actor.engine.sglang.transports.threads import OwnThreads
-from asyncrl.config.checks import check_bind
+from asyncrl.config.checks import SERVER_GROUP_FIX, check_bind
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
 from asyncrl.weights.buckets import Bucket, flatten
 from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, open_store
@@ -35,10 +35,6 @@ FORGET_S = 5.0
 END_S = 5.0
 """For what was left to end: at once where the server has gone or has forgotten the group, else by its own limit, with
 NCCL perhaps never."""
-FIX = (
-    "gloo and NCCL know no keys; take distributed out of weights.transports, or set network.insecure=true on a network "
-    "where you trust everyone"
-)
 
 
 @dataclass(slots=True)
@@ -94,7 +90,7 @@ class DistributedTransport(Transport):
         await self._forget()
         try:
             address = await self._threads.run(partial(address_towards, *self.end.place))
-            check_bind(address, self._insecure, key="the store's address", fix=FIX)
+            check_bind(address, self._insecure, key="the store's address", fix=SERVER_GROUP_FIX)
             store, port = await self._threads.run(partial(open_store, address, self._timeout_s))
             client = await self._threads.run(partial(join_store, address, port, self._timeout_s))
         except (ConfigError, OSError, UnavailableError) as error:
