@@ -181,6 +181,28 @@ def test_an_update_that_is_cut_off_leaves_no_call_into_torch_behind_which_would_
     run(scenario)
 
 
+def test_a_reset_waits_for_a_call_that_is_still_within_torch(monkeypatch):
+    server, returns = Ranks(), threading.Event()
+    monkeypatch.setattr(distributed, "_send", lambda *given: returns.wait())
+
+    async def scenario():
+        async with serving(server):
+            transport = transport_to(server)
+            sending = asyncio.create_task(transport.send(Update(1, "1-me", tensors(1))))
+            await until(lambda: "update_weights_from_distributed" in server.calls)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            resetting = asyncio.create_task(transport.reset())
+            await until(lambda: "destroy_weights_update_group" in server.calls)
+            done, _ = await asyncio.wait((resetting,), timeout=0.2)
+            assert not done
+            returns.set()
+            await resetting
+            await transport.end.http.close()
+
+    run(scenario)
+
+
 def test_nobody_waits_for_a_side_that_never_comes():
     server = FakeSglang()
     server.hangs.add("init_weights_update_group")
