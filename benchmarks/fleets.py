@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 
 from asyncrl.actor.engine.fleet.discovery import listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
-from asyncrl.actor.engine.fleet.update import Folders
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 

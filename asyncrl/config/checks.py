@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from asyncrl.config.engine_checks import check_engine
 from asyncrl.config.schema import TrainConfig
@@ -139,6 +140,10 @@ GROUP_FIX = (
     "gloo and NCCL know no keys; set weights.channel to zmq or disk, or network.insecure=true on a network where you "
     "trust everyone"
 )
+SERVER_GROUP_FIX = (
+    "gloo and NCCL know no keys; take distributed out of weights.transports, or set network.insecure=true on a network "
+    "where you trust everyone"
+)
 DOOR_FIX = "agents are answered over plain HTTP; use 127.0.0.1, or network.insecure=true on a network that you trust"
 
 
@@ -264,6 +269,9 @@ def _check_weights(config: TrainConfig) -> None:
     )
     if weights.channel == "distributed":
         check_bind(network.host, network.insecure, fix=GROUP_FIX)
+    if "distributed" in weights.transports:
+        for url in config.engine.urls:
+            check_bind(urlsplit(url).hostname or "", network.insecure, key="engine.urls", fix=SERVER_GROUP_FIX)
 
 
 def check_bind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from asyncrl.config.schema import EngineConfig, TrainConfig
@@ -17,13 +18,15 @@ NEUTRAL: Mapping[str, float] = {
 }
 """The values at which a sampling option changes nothing."""
 
-TRANSPORTS = ("tensor", "disk")
+TRANSPORTS = ("tensor", "disk", "distributed", "ipc")
+STAGING = re.compile(r"cpu|cuda(:\d+)?")
 
 
 def check_engine(config: TrainConfig) -> None:
     """Raises ConfigError."""
     _check_sampling(config.engine)
     _check_transports(config)
+    _check_staging(config)
     if config.engine.kind == "embedded":
         return
     _check_servers(config)
@@ -49,6 +52,28 @@ def _check_transports(config: TrainConfig) -> None:
         )
     if config.engine.kind == "vllm" and transports != ["disk"]:
         raise ConfigError(f"weights.transports={transports}: vLLM takes weights from a folder only, set [disk]")
+
+
+def _check_staging(config: TrainConfig) -> None:
+    engine, weights = config.engine, config.weights
+    staging = f"weights.staging={weights.staging}"
+    if not STAGING.fullmatch(weights.staging):
+        raise ConfigError(f"{staging}: name cpu, cuda or a GPU such as cuda:1")
+    on_gpu = weights.staging != "cpu"
+    if on_gpu and engine.kind == "embedded":
+        raise ConfigError(f"{staging}: the embedded engine holds weights where it uses them; leave it at cpu")
+    if "ipc" in weights.transports and not on_gpu:
+        raise ConfigError(
+            f"weights.transports={weights.transports}: ipc hands over GPU memory, but {staging}; "
+            "set weights.staging=cuda (or cuda:N), a GPU of this machine's servers"
+        )
+    if on_gpu and "distributed" in weights.transports and engine.launch:
+        first, count = engine.server.first_gpu, engine.server.count * engine.server.tp_size
+        if int(weights.staging.partition(":")[2] or 0) in range(first, first + count):
+            raise ConfigError(
+                f"weights.transports={weights.transports}: NCCL takes no two ranks on one GPU, and {staging} is one of "
+                "the servers'; use ipc, or stage on a GPU that has no server (weights.staging, engine.server.first_gpu)"
+            )
 
 
 def _check_servers(config: TrainConfig) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
@@ -97,14 +97,6 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks) -> Non
 def _layers(model: Any) -> list[nn.Module]:
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
-
-
-def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """What engines expect of the model that `config` names: its parameters' names, tied ones once, and shapes."""
-    described = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(described, trust_remote_code=config.trust_remote_code)
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def full_tensors(model: nn.Module, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ from asyncrl import process
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.learner.backbone import parameter_shapes
 from asyncrl.learner.checkpoint import Checkpoints
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import described, export
@@ -26,6 +25,7 @@ from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.recorded import RecordedReplay
 from asyncrl.learner.trainer import Trainer
+from asyncrl.model_shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import open_metrics
@@ -86,7 +86,7 @@ def _replay(
 
 def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
     network, weights = config.network, config.weights
-    expected, ways = parameter_shapes(config.model), (weights.channel, weights.fallback)
+    expected, ways = model_shapes(config.model).parameters, (weights.channel, weights.fallback)
     with ExitStack() as stack:
         publisher = WeightPublisher(
             network.host,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from asyncrl.weights.manifest import DTYPES, as_tensor, new_bytes
+from asyncrl.weights.manifest import DTYPES, as_tensor, dtype_name, new_bytes
 
 ALIGNMENT = 64
+TIGHT = 1
+"""No bytes between tensors: these must come from the widest dtype to the narrowest, or a view would not be aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +30,28 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors one after the other in one buffer of `nbytes`, each at a multiple of ALIGNMENT."""
+    """Tensors one after the other in one buffer of `nbytes`, each at a multiple of `alignment`."""
 
     entries: tuple[Entry, ...]
+    alignment: int = ALIGNMENT
 
     @property
     def nbytes(self) -> int:
-        return sum(_padded(entry.nbytes) for entry in self.entries)
+        return sum(_padded(entry.nbytes, self.alignment) for entry in self.entries)
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors in `flat`, uint8[nbytes], which they share."""
-        tensors, start = {}, 0
+        return {
+            entry.name: as_tensor(flat[start : start + entry.nbytes], entry.dtype, entry.shape)
+            for entry, start in self.placed()
+        }
+
+    def placed(self) -> Iterator[tuple[Entry, int]]:
+        """Every tensor and the byte at which it begins."""
+        start = 0
         for entry in self.entries:
-            tensors[entry.name] = as_tensor(flat[start : start + entry.nbytes], entry.dtype, entry.shape)
-            start += _padded(entry.nbytes)
-        return tensors
+            yield entry, start
+            start += _padded(entry.nbytes, self.alignment)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,17 +62,36 @@ class Filled:
     flat: torch.Tensor
 
 
-def plan_buckets(entries: Sequence[Entry], bucket_bytes: int) -> list[Bucket]:
+def plan_buckets(entries: Sequence[Entry], bucket_bytes: int, alignment: int = ALIGNMENT) -> list[Bucket]:
     """`entries` in their order, in buckets of at most `bucket_bytes`; a larger tensor has one for itself."""
     buckets: list[list[Entry]] = []
     room = 0
     for entry in entries:
-        if _padded(entry.nbytes) > room or not buckets:
+        size = _padded(entry.nbytes, alignment)
+        if size > room or not buckets:
             buckets.append([])
             room = bucket_bytes
         buckets[-1].append(entry)
-        room -= _padded(entry.nbytes)
-    return [Bucket(tuple(each)) for each in buckets]
+        room -= size
+    return [Bucket(tuple(each), alignment) for each in buckets]
+
+
+def tight_buckets(tensors: Mapping[str, torch.Tensor], bucket_bytes: int) -> list[Bucket]:
+    """Buckets for `tensors` without gaps, the widest dtypes first."""
+    widest_first = sorted(tensors.items(), key=lambda named: -named[1].element_size())
+    entries = [Entry(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in widest_first]
+    return plan_buckets(entries, bucket_bytes, TIGHT)
+
+
+def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """A new buffer uint8[nbytes] with the bucket's tensors, on their device, once they are all in it."""
+    device = tensors[bucket.entries[0].name].device
+    flat = new_bytes(bucket.nbytes, device)
+    for name, view in bucket.views(flat).items():
+        view.copy_(tensors[name].detach())
+    if flat.is_cuda:
+        torch.cuda.synchronize(device)
+    return flat
 
 
 def on_host(filled: Filled) -> dict[str, torch.Tensor]:
@@ -73,5 +101,5 @@ def on_host(filled: Filled) -> dict[str, torch.Tensor]:
     return filled.bucket.views(host.copy_(filled.flat))
 
 
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def _padded(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment

@@ -1,4 +1,4 @@
-"""Versions as ordinary Hugging Face folders: `vNNNNNNNN` under one directory, which appear whole or not at all.
+"""Versions as ordinary Hugging Face folders: `vNNNNNNNN` under one directory, which appear and go whole or not at all.
 
 A folder has `model.safetensors`, what `write_config` puts there, and `weights.json`: the manifest with its checksums.
 """
@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
-from asyncrl.weights.manifest import Manifest, take_snapshot
+from asyncrl.errors import UnavailableError, WeightsError
+from asyncrl.weights.manifest import Manifest, bytes_of, checksum, read_manifest, take_snapshot
 
 TENSORS = "model.safetensors"
 MANIFEST = "weights.json"
@@ -25,6 +29,65 @@ KEPT = 2
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A version in a folder, whose tensors are read only when asked for.
+
+    Both methods raise UnavailableError where the folder has gone or cannot be read, WeightsError where it is damaged.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """All tensors, their checksums verified."""
+        try:
+            found = load_file(self.path / TENSORS)
+        except OSError as error:
+            raise UnavailableError(f"{self.path} cannot be read: {error}") from error
+        except SafetensorError as error:
+            raise WeightsError(f"{self.path / TENSORS} is damaged: {error}") from error
+        for spec in self.manifest.tensors:
+            tensor = found.get(spec.name)
+            if tensor is None or tuple(tensor.shape) != spec.shape or checksum(bytes_of(tensor)) != spec.checksum:
+                raise WeightsError(f"{self.path / TENSORS} is damaged: {spec.name} is not what the manifest says")
+        return {spec.name: found[spec.name] for spec in self.manifest.tensors}
+
+    def check(self) -> None:
+        """See that the file is whole and has the manifest's names and shapes, without reading the contents."""
+        try:
+            with safe_open(self.path / TENSORS, "pt") as file:
+                found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except OSError as error:
+            raise UnavailableError(f"{self.path} cannot be read: {error}") from error
+        except SafetensorError as error:
+            raise WeightsError(f"{self.path / TENSORS} is damaged: {error}") from error
+        if found != {spec.name: spec.shape for spec in self.manifest.tensors}:
+            raise WeightsError(f"{self.path / TENSORS} is damaged: it has other tensors than its manifest")
+
+
+Weights = Mapping[str, torch.Tensor] | Folder
+"""One version as a channel brings it."""
+
+
+def tensors_of(weights: Weights) -> Mapping[str, torch.Tensor]:
+    """The tensors, read now where they are in a folder. Raises as `Folder.read` does."""
+    return weights.read() if isinstance(weights, Folder) else weights
+
+
+def read_folder(path: Path, version: int) -> Folder:
+    """The folder that should hold `version`. Raises UnavailableError and WeightsError."""
+    try:
+        manifest = read_manifest(json.loads((path / MANIFEST).read_bytes()))
+    except OSError as error:
+        raise UnavailableError(f"the folder of version {version} cannot be read: {error}") from error
+    except ValueError as error:
+        raise WeightsError(f"{path / MANIFEST} is damaged: {error}") from error
+    if manifest.version != version:
+        raise WeightsError(f"{path} holds version {manifest.version}")
+    return Folder(path, manifest)
+
+
 def versions_in(directory: Path) -> dict[int, Path]:
     """The whole folders by version. Raises OSError: the directory cannot be read."""
     return {
@@ -32,11 +95,80 @@ def versions_in(directory: Path) -> dict[int, Path]:
     }
 
 
-class FolderWriter:
-    """Writes versions in a thread of its own; one that a newer version overtakes is left out.
+def remove_all(directory: Path) -> None:
+    """Remove the versions of an earlier life, which may not be what they were. Raises OSError."""
+    for stale in versions_in(directory).values() if directory.exists() else ():
+        _remove(stale)
 
-    Versions of an earlier life of the learner are removed at the start, since they may not be what they were. Raises
-    OSError: the directory cannot be written.
+
+def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
+    """Remove all versions but the `KEPT` newest and those spared. Raises OSError: the directory cannot be read."""
+    for _, old in sorted(versions_in(directory).items())[:-KEPT]:
+        if old not in spared:
+            _remove(old)
+
+
+def write_folder(
+    directory: Path, version: int, tensors: Mapping[str, torch.Tensor], write_config: Callable[[Path], object]
+) -> Path:
+    """The folder of `version`, written aside and renamed. Raises OSError."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    manifest = take_snapshot(version, whole, 1).manifest
+
+    def write(aside: Path) -> None:
+        aside.mkdir()
+        write_config(aside)
+        save_file(whole, aside / TENSORS, {"format": "pt"})
+        (aside / MANIFEST).write_text(json.dumps(manifest.body()))
+
+    return _make(directory / _name(version), write)
+
+
+def link_folder(folder: Folder, directory: Path) -> Folder:
+    """The same version under `directory`, where it stays when `folder` is removed: hard links to its files, or copies
+    where the file system has none. Raises OSError."""
+
+    def link(aside: Path) -> None:
+        shutil.copytree(folder.path, aside, copy_function=_link)
+
+    return Folder(_make(directory / _name(folder.manifest.version), link), folder.manifest)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _name(version: int) -> str:
+    return f"v{version:08d}"
+
+
+def _make(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """`folder`, filled aside and then renamed."""
+    aside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fill(aside)
+    _remove(folder)
+    aside.rename(folder)
+    return folder
+
+
+def _remove(folder: Path) -> None:
+    """Renamed first: nobody takes what is left of a folder for a whole one."""
+    aside = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(aside, ignore_errors=True)
+    if folder.exists():
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+class FolderWriter:
+    """The learner's: writes versions in a thread of its own; one that a newer version overtakes is left out.
+
+    Raises OSError: the directory cannot be written.
     """
 
     def __init__(self, directory: Path, write_config: Callable[[Path], object]) -> None:
@@ -45,8 +177,7 @@ class FolderWriter:
         self._newest = -1
         self.failures = 0
         directory.mkdir(parents=True, exist_ok=True)
-        for stale in versions_in(directory).values():
-            shutil.rmtree(stale)
+        remove_all(directory)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -63,28 +194,7 @@ class FolderWriter:
             return
         try:
             write_folder(self._directory, version, tensors, self._write_config)
-            for _, old in sorted(versions_in(self._directory).items())[:-KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
+            remove_older(self._directory)
         except OSError as error:
             self.failures += 1
             logger.error("version %d was not written to %s: %s", version, self._directory, error)
-
-
-def write_folder(
-    directory: Path, version: int, tensors: Mapping[str, torch.Tensor], write_config: Callable[[Path], object]
-) -> Path:
-    """The folder of `version`, written aside and renamed. Raises OSError."""
-    folder = directory / f"v{version:08d}"
-    aside = directory / f".{folder.name}.partial"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    write_config(aside)
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(whole, aside / TENSORS, {"format": "pt"})
-    (aside / MANIFEST).write_text(json.dumps(_manifest(version, whole).body()))
-    aside.rename(folder)
-    return folder
-
-
-def _manifest(version: int, tensors: Mapping[str, torch.Tensor]) -> Manifest:
-    return take_snapshot(version, tensors, 1).manifest

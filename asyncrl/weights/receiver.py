@@ -1,9 +1,9 @@
 """The engine's end: follows the newest version for ever, and switches the engine to it whole or not at all.
 
 What holds, for any channel: the manifest covers exactly the engine's tensors before the first byte is taken; the engine
-sees only what arrived whole with every checksum right; a version never moves backwards. Whatever fails leaves the
-engine on the version it has, is logged and counted, and is tried again with whatever is newest by then: over the next
-channel at once, and where there is none after a while.
+sees only what arrived whole with every checksum right (of a folder that servers read, whose header is right); a version
+never moves backwards. Whatever fails leaves the engine on the version it has, is logged and counted, and is tried again
+with whatever is newest by then: over the next channel at once, and where there is none after a while.
 
 The engine goes on generating while weights arrive beside those it uses; it only stops to switch.
 """
@@ -16,10 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import torch
-
 from asyncrl.actor.engine.base import Engine
 from asyncrl.errors import UnavailableError, WeightsError, WireError
+from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -36,8 +35,8 @@ class Channel(Protocol):
         """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
         ...
 
-    async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        """All tensors of the manifest, their checksums verified."""
+    async def fetch(self, manifest: Manifest) -> Weights:
+        """All tensors of the manifest, their checksums verified, or the folder that has them."""
         ...
 
     def reset(self) -> None:
@@ -112,9 +111,9 @@ class Receiver:
             return
         manifest.check_covers(self._expected)
         begun = time.perf_counter()
-        tensors = await channel.fetch(manifest)
+        weights = await channel.fetch(manifest)
         arrived = time.perf_counter()
-        await engine.update_weights(manifest.version, tensors)
+        await engine.update_weights(manifest.version, weights)
         self.updates += 1
         self._transfer_s += arrived - begun
         self._switch_s += time.perf_counter() - arrived

@@ -45,6 +45,12 @@ def test_an_impossible_number_is_refused(config: TrainConfig, key: str, bad: int
         check(put(config, key, bad))
 
 
+GPU_SERVERS = {
+    "engine.kind": "sglang",
+    "engine.launch": True,
+    "engine.server.tp_size": 2,
+    "weights.transports": ["distributed"],
+}
 PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True}
 
 
@@ -62,7 +68,20 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"data.train": "nowhere.parquet"}, "no such file"),
         ({"engine.sampling": {"top_p": 0.9}}, "leave it at 1"),
         ({"engine.sampling": {"min_q": 0.9}}, "there are top_p"),
-        ({"weights.transports": ["carrier pigeon"]}, "tensor, disk"),
+        ({"weights.transports": ["carrier pigeon"]}, "tensor, disk, distributed, ipc"),
+        ({"weights.transports": ["ipc", "tensor"]}, "set weights.staging=cuda"),
+        ({"weights.staging": "gpu"}, "such as cuda:1"),
+        (
+            {
+                "engine.kind": "sglang",
+                "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"],
+                "weights.transports": ["tensor", "distributed"],
+            },
+            r"engine\.urls=10\.0\.0\.2 .*take distributed out",
+        ),
+        ({"weights.staging": "cuda:1"}, "leave it at cpu"),
+        ({**GPU_SERVERS, "weights.staging": "cuda"}, "no two ranks on one GPU"),
+        ({**GPU_SERVERS, "weights.staging": "cuda:3", "engine.server.first_gpu": 2}, "no two ranks on one GPU"),
         ({"weights.fallback": "zmq"}, "another one than weights.channel"),
         ({"weights.channel": "distributed"}, "joins between two broadcasts"),
         (
@@ -149,3 +168,17 @@ def test_help_and_cfg_show_the_configuration_without_starting_anything() -> None
     composed = run("--cfg", "job", "learner.steps=7")
     assert composed.returncode == 0
     assert "steps: 7" in composed.stdout
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights.staging": "cuda:2"},
+        {"weights.staging": "cuda:0", "weights.transports": ["ipc", "disk"]},
+        {"weights.staging": "cpu"},
+    ],
+)
+def test_staging_that_suits_the_transports_is_taken(config: TrainConfig, changes: dict[str, object]) -> None:
+    for key, new in {**GPU_SERVERS, **changes}.items():
+        put(config, key, new)
+    check(config)

@@ -14,10 +14,10 @@ import numpy as np
 
 from asyncrl.actor.engine.fleet.discovery import listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
-from asyncrl.actor.engine.fleet.update import Folders
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.errors import EngineError
 from asyncrl.launch.child import kill_group, last_lines, start_guarded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.fleet import Fleet
+from asyncrl.actor.engine.sglang.transports import distributed
 from asyncrl.types import Sampling
-from tests.actor.engine.support import assert_exact, parameters
+from asyncrl.weights.folders import Weights, read_folder, write_folder
+from tests.actor.engine.support import assert_exact, parameters, until
 from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy, prompts, run
 
 PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "6"))
@@ -23,14 +26,20 @@ Taken = tuple[Any, Generation, int]
 MODES = ["retract", "abort", "in_place", "drain"]
 
 
-@pytest.mark.parametrize("transport", ["tensor", "disk"])
-def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(server, transport, tmp_path):
+@pytest.mark.parametrize("way", ["tensor", "disk", "the learner's folder", "distributed"])
+def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(server, way, tmp_path):
     temperatures = [0.0, 0.5, 1.0, 1.7]
+    weights: Weights = parameters(policy(7))
+    transport = way
+    if way == "the learner's folder":
+        transport = "disk"
+        weights = read_folder(write_folder(tmp_path / "pushed", 7, weights, policy(7).config.save_pretrained), 7)
 
     async def scenario() -> list[Generation]:
         await server.ready()
-        async with fleet_of([server.url], transports=[transport], folders=folders(tmp_path)) as fleet:
-            await fleet.update_weights(7, parameters(policy(7)))
+        async with fleet_of([server.url], transports=[transport], folders=folders(tmp_path / "held")) as fleet:
+            await fleet.update_weights(7, weights)
+            shutil.rmtree(tmp_path / "pushed", ignore_errors=True)
             calls = [
                 fleet.generate(start, Sampling(temperature, 40), (STOP_ID,), f"s{i}{temperature}")
                 for i, start in enumerate(prompts(4))
@@ -82,14 +91,14 @@ async def pushes(fleet: Fleet, count: int, stop: asyncio.Event) -> None:
     stop.set()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "transport"), [*((mode, "tensor") for mode in MODES), ("retract", "distributed")])
 def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_version_recorded_for_its_token(
-    server, mode
+    server, mode, transport
 ):
     async def scenario() -> tuple[list[Taken], dict[str, float]]:
         await server.ready()
         stop = asyncio.Event()
-        async with fleet_of([server.url], mode) as fleet:
+        async with fleet_of([server.url], mode, [transport]) as fleet:
             await fleet.update_weights(0, parameters(policy(0)))
             pushing = asyncio.create_task(pushes(fleet, PUSHES, stop))
             taken = [each async for each in load(fleet, stop)]
@@ -163,3 +172,30 @@ def test_servers_killed_while_they_generate_and_while_they_are_updated_are_misse
     assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got, _ in taken)
     for start, got, _ in taken[:: max(1, len(taken) // 60)]:
         assert_exact(models, start, got, 1.0)
+
+
+MOMENTS = {"joining": (distributed, "_form"), "broadcast": (distributed.Group, "finish")}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_server_killed_in_a_broadcast_is_fenced_comes_back_and_is_brought_up_to_date(server, moment, monkeypatch):
+    owner, name = MOMENTS[moment]
+
+    async def scenario() -> Generation:
+        await server.ready()
+        async with fleet_of([server.url], transports=["distributed"]) as fleet:
+            with monkeypatch.context() as patched:
+                call = getattr(owner, name)
+                patched.setattr(owner, name, lambda *given: server.kill() or call(*given))
+                pushing = asyncio.create_task(fleet.update_weights(0, parameters(policy(0))))
+                await until(lambda: fleet.stats().counters["server_faults"] == 1, 10)
+            assert fleet.stats().counters["servers_ready"] == 0
+            server.restart()
+            await server.ready()
+            await pushing
+            await fleet.update_weights(1, parameters(policy(1)))
+            return await fleet.generate(prompts(1)[0], Sampling(1.0, 40), (), "s")
+
+    got = run(scenario)
+    assert set(got.versions) == {1}
+    assert_exact({1: policy(1)}, prompts(1)[0], got, 1.0)

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.weights.buckets import Entry, plan_buckets
+from asyncrl.weights.buckets import Entry, flatten, plan_buckets, tight_buckets
 from asyncrl.weights.manifest import DTYPES
 
 ENTRIES = st.lists(
@@ -32,3 +32,18 @@ def test_buckets_hold_every_tensor_once_in_order_without_overlap_and_within_the_
             tensor.view(-1).view(torch.uint8).add_(1) if tensor.numel() else None
         assert int(flat.sum()) == sum(entry.nbytes for entry in bucket.entries)
         assert int(flat.max() if len(flat) else 0) <= 1
+
+
+@given(ENTRIES, st.integers(1, 2000))
+def test_tight_buckets_have_no_gaps_and_every_tensor_lies_where_its_dtype_may_begin(entries, bucket_bytes):
+    tensors = {entry.name: torch.ones(entry.shape, dtype=DTYPES[entry.dtype]) for entry in entries}
+    buckets = tight_buckets(tensors, bucket_bytes)
+    assert sorted(entry.name for bucket in buckets for entry in bucket.entries) == sorted(tensors)
+    for bucket in buckets:
+        start = 0
+        for entry, place in bucket.placed():
+            assert place == start
+            assert start % DTYPES[entry.dtype].itemsize == 0
+            start += entry.nbytes
+        assert start == bucket.nbytes
+        assert all(torch.equal(view, tensors[name]) for name, view in bucket.views(flatten(bucket, tensors)).items())

@@ -11,7 +11,18 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.learner.export import described
 from asyncrl.weights.channels.disk import DiskChannel
-from asyncrl.weights.folders import KEPT, MANIFEST, TENSORS, FolderWriter, versions_in, write_folder
+from asyncrl.weights.folders import (
+    KEPT,
+    MANIFEST,
+    TENSORS,
+    Folder,
+    FolderWriter,
+    link_folder,
+    read_folder,
+    remove_older,
+    versions_in,
+    write_folder,
+)
 from asyncrl.weights.receiver import Receiver
 from tests.learner.support import write_model
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors, until
@@ -115,3 +126,50 @@ def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_counted(tm
                 await asyncio.gather(following, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_a_channel_for_servers_gives_the_folder_unread_once_its_header_is_that_of_the_manifest(tmp_path):
+    async def run():
+        path = write_folder(tmp_path, 1, some_tensors(), nothing)
+        link = DiskChannel(tmp_path, read=False)
+        manifest = await link.newer_than(0)
+        folder = await link.fetch(manifest)
+        assert isinstance(folder, Folder)
+        assert (folder.path, folder.manifest, link.received) == (path, manifest, 0)
+        assert same_bits(folder.read(), some_tensors())
+        whole = (path / TENSORS).read_bytes()
+        (path / TENSORS).write_bytes(whole[:-5])
+        with pytest.raises(WeightsError, match="damaged"):
+            await link.fetch(manifest)
+        write_folder(tmp_path, 1, {**some_tensors(), "scale": torch.zeros(2)}, nothing)
+        with pytest.raises(WeightsError, match="other tensors"):
+            await link.fetch(manifest)
+        shutil.rmtree(path)
+        with pytest.raises(UnavailableError, match="gone"):
+            await link.fetch(manifest)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_folder_under_another_name_stays_when_the_first_goes_and_is_copied_only_where_it_must_be(
+    tmp_path, links, monkeypatch
+):
+    def refuse(source, target):
+        raise OSError("no links here")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    path = write_folder(tmp_path / "pushed", 4, some_tensors(4), nothing)
+    held = link_folder(read_folder(path, 4), tmp_path / "held")
+    assert held.path == tmp_path / "held" / path.name
+    assert (held.path / TENSORS).samefile(path / TENSORS) is links
+    shutil.rmtree(path)
+    assert same_bits(held.read(), some_tensors(4))
+    assert (held.path / "config.json").exists()
+
+
+def test_the_newest_versions_and_those_that_are_spared_are_never_removed(tmp_path):
+    paths = [write_folder(tmp_path, version, some_tensors(), nothing) for version in range(5)]
+    remove_older(tmp_path, [paths[1]])
+    assert sorted(versions_in(tmp_path)) == [1, 3, 4]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from asyncrl.types import Sampling
+from asyncrl.weights.folders import Weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +58,7 @@ class Engine(Protocol):
         """The session ends; its cache may go, and a generation still running in it returns with reason abort."""
         ...
 
-    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    async def update_weights(self, version: int, weights: Weights) -> None:
         """Switch to `version` between two decoding steps, all or nothing, while requests go on.
 
         Raises WeightsError (and changes nothing): names or shapes differ from the model's, or `version` is not newer.

@@ -37,6 +37,7 @@ from asyncrl.actor.engine.scheduler import Chunk, Request, Scheduler, Slot
 from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
+from asyncrl.weights.folders import Weights, tensors_of
 
 logger = logging.getLogger(__name__)
 
@@ -126,10 +127,10 @@ class EmbeddedEngine:
     def release(self, session: str) -> None:
         self._commands.put(partial(self._scheduler.release, session))
 
-    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """As in the protocol: `tensors` are named as in `model.named_parameters()`, tied ones once, and must never
+    async def update_weights(self, version: int, weights: Weights) -> None:
+        """As in the protocol: tensors are named as in `model.named_parameters()`, tied ones once, and must never
         change again, for the model may use them as they are."""
-        staged = await asyncio.to_thread(self._parameters.stage, tensors)
+        staged = await asyncio.to_thread(lambda: self._parameters.stage(tensors_of(weights)))
         done: Future[None] = Future()
         self._send(partial(self._switch, version, staged, done))
         await asyncio.wrap_future(done)

@@ -82,5 +82,8 @@ class WeightsConfig:
     bucket_mb: int = option(64, "megabytes of weights that are gathered, broadcast, or put into a server at a time")
     mode: str = option("retract", "requests under way at an update of servers: in_place | retract | abort | drain")
     drain_s: float = option(60.0, "seconds after which a drain becomes an abort")
-    transports: list[str] = option(["tensor"], "ways into a server, the first that it takes: tensor | disk")
+    transports: list[str] = option(
+        ["tensor"], "ways into a server, the first that it takes: tensor | disk | distributed | ipc"
+    )
+    staging: str = option("cpu", "where an actor holds a version for its servers: cpu | cuda | cuda:N")
     load_s: float = option(300.0, "seconds that one call of an update may take before the server counts as lost")

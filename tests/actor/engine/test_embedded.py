@@ -17,6 +17,7 @@ from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import ConfigError, EngineError, WeightsError
 from asyncrl.types import Sampling
+from asyncrl.weights.folders import read_folder, write_folder
 from tests.actor.engine.support import (
     VOCABULARY,
     assert_exact,
@@ -298,6 +299,17 @@ def test_nothing_is_generated_before_the_first_weights():
         await engine.wait_for_version(4)
 
     serve(scenario, initial_version=-1)
+
+
+def test_weights_in_a_folder_are_read_by_the_engine_itself(tmp_path):
+    start, model = prompt(np.random.default_rng(0), 4), tiny_model(seed=5)
+    folder = read_folder(write_folder(tmp_path, 2, parameters(model), model.config.save_pretrained), 2)
+
+    async def scenario(engine: EmbeddedEngine) -> None:
+        await engine.update_weights(2, folder)
+        assert_exact({2: model}, start, await engine.generate(start, Sampling(1.0, 6), (), "s"), 1.0)
+
+    serve(scenario)
 
 
 def test_a_weight_update_that_does_not_fit_changes_nothing():

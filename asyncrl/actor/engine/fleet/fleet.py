@@ -27,15 +27,19 @@ from numpy.typing import NDArray
 from asyncrl.actor.engine.base import EngineStats, Generation
 from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.draft import Draft
+from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.idle import IdleClock
 from asyncrl.actor.engine.fleet.member import Member, Switch, label_of
 from asyncrl.actor.engine.fleet.pins import Pins
 from asyncrl.actor.engine.fleet.routing import Routes
 from asyncrl.actor.engine.fleet.server import Server, ServerFaultError
 from asyncrl.actor.engine.fleet.signal import Signal
-from asyncrl.actor.engine.fleet.update import Folders, Update
+from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
+from asyncrl.weights.folders import Folder, Weights
+from asyncrl.weights.manifest import check_covers
+from asyncrl.weights.staging import CPU, staged
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ class Fleet:
     """An engine over the servers that `discover` names, each opened by `open_server` and updated by `switch`.
 
     `expected` has names and shapes of the policy's tensors, `vocabulary` its size. `changed` is shared with `switch`.
+    A version waits for its servers on the device `staging`, or as a folder in `folders`.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Fleet:
         vocabulary: int,
         rules: Rules | None = None,
         folders: Folders | None = None,
+        staging: torch.device = CPU,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._discover = discover
@@ -85,6 +91,7 @@ class Fleet:
         self._vocabulary = vocabulary
         self._rules = rules or Rules()
         self._folders = folders
+        self._staging = staging
         self._members: dict[str, Member] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._routes = Routes()
@@ -138,16 +145,19 @@ class Fleet:
         if (released := self._released.get(session)) and not released.done():
             released.set_result(None)
 
-    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    async def update_weights(self, version: int, weights: Weights) -> None:
         """As in the protocol; returns once the first server serves `version` or a newer one.
 
-        `tensors` are kept for servers that join later, and must stay as they are.
+        `weights` are kept for servers that join later, and must stay as they are; a folder may go once this returns.
+        Raises UnavailableError: the folder has gone.
         """
         newest = self._target.version if self._target else NO_VERSION
         if version <= newest:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
-        self._check_tensors(tensors)
-        self._target = Update(version, label_of(version, self._owner), tensors, self._folders)
+        self._check_shapes(version, weights)
+        # Servers go on generating meanwhile.
+        ours = await asyncio.to_thread(self._made_ours, weights)
+        self._target = Update(version, label_of(version, self._owner), ours, self._folders, self._staging)
         self._pins.offer(self._target)
         self._changed.notify()
         await self.wait_for_version(version)
@@ -179,6 +189,8 @@ class Fleet:
             errand.cancel()
         for url in list(self._members):
             await self._part_from(url, 0.0)
+        if self._folders is not None:
+            await asyncio.to_thread(self._folders.close)
 
     def _check(self, tokens: NDArray[np.int32]) -> None:
         if not len(tokens):
@@ -188,12 +200,19 @@ class Fleet:
                 f"token ids must be from 0 to {self._vocabulary - 1}; got {tokens.min()} to {tokens.max()}"
             )
 
-    def _check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _check_shapes(self, version: int, weights: Weights) -> None:
         """Servers are not asked: SGLang ignores a name that it does not know, and dies of a wrong shape."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        wrong = sorted({name for name, _ in set(shapes.items()) ^ set(self.expected.items())})
-        if wrong:
-            raise WeightsError(f"{len(wrong)} tensors are missing, unknown or misshapen, the first is {wrong[0]}")
+        if isinstance(weights, Folder):
+            weights.manifest.check_covers(self.expected)
+        else:
+            check_covers(version, {name: tuple(tensor.shape) for name, tensor in weights.items()}, self.expected)
+
+    def _made_ours(self, weights: Weights) -> Weights:
+        if not isinstance(weights, Folder):
+            return staged(weights, self._staging)
+        if self._folders is None:
+            raise WeightsError(f"{weights.path} cannot be given to servers: weights.transports has no disk")
+        return self._folders.hold(weights)
 
     async def _turn(self, draft: Draft, stop: Sequence[int], session: str) -> Generation:
         failures = 0

@@ -2,65 +2,55 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from asyncrl import process
 from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_file, listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import Server
 from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
-from asyncrl.actor.engine.fleet.update import Folders
 from asyncrl.actor.engine.opened import OpenedEngine
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
 from asyncrl.launch.local import free_ports
+from asyncrl.model_shapes import model_shapes
+from asyncrl.weights.channels.opening import weights_dir
+from asyncrl.weights.staging import staging_device
 
 SERVERS: Mapping[str, Callable[[TrainConfig, str], Server]] = {"sglang": SglangServer.of, "vllm": VllmServer.of}
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What is known of the model without its weights."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    vocabulary: int
-
-
-def policy_of(model: ModelConfig) -> Policy:
-    """Parameters are named as in `named_parameters()`, tied ones once."""
-    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
-    shapes = {name: tuple(parameter.shape) for name, parameter in empty.named_parameters()}
-    return Policy(shapes, int(config.vocab_size))
-
-
 def open_fleet(config: TrainConfig) -> OpenedEngine:
-    """The fleet, with the servers of its own where `engine.launch` is set."""
+    """The fleet, with the servers of its own where `engine.launch` is set. Raises ConfigError."""
     engine, weights = config.engine, config.weights
     launched = _launched(config) if engine.launch else []
-    policy, changed = policy_of(config.model), Signal()
-    flush = engine.prefix_cache == "flush"
+    policy, changed = model_shapes(config.model), Signal()
+    flush, staging = engine.prefix_cache == "flush", staging_device(weights)
+    if staging.type == "cuda" and "distributed" in weights.transports:
+        # As SGLang does for itself: NCCL brings two processes on one machine together only where they agree on this.
+        os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
     fleet = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(config),
         partial(SERVERS[engine.kind], config),
         Switcher(weights.mode, flush, weights.drain_s, changed),
         changed,
-        expected=policy.shapes,
+        expected=policy.parameters,
         vocabulary=policy.vocabulary,
         rules=Rules(engine.attempts, engine.wait_s, engine.check_s, not flush, engine.segment_tokens),
         folders=_folders(config) if "disk" in weights.transports else None,
+        staging=staging,
     )
-    return OpenedEngine(fleet, policy.shapes, [fleet.keep, *(server.keep for server in launched)])
+    return OpenedEngine(fleet, policy.parameters, [fleet.keep, *(server.keep for server in launched)])
 
 
 def _discovery(config: TrainConfig) -> Discovery:
@@ -73,9 +63,14 @@ def _discovery(config: TrainConfig) -> Discovery:
 
 
 def _folders(config: TrainConfig) -> Folders:
-    model = config.model
+    model, actor = config.model, process.worker_name("actor")
     policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    return Folders((process.run_dir(config.run) / "weights").absolute(), policy.save_pretrained)
+    written = process.run_dir(config.run) / "weights" / actor
+    held = weights_dir(config) / "held" / actor
+    try:
+        return Folders(written.absolute(), policy.save_pretrained, held.absolute())
+    except OSError as error:
+        raise ConfigError(f"what is left in {written} or {held} cannot be removed: {error}; remove it") from error
 
 
 def _launched(config: TrainConfig) -> list[LaunchedServer]:

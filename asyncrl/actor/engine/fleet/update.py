@@ -1,69 +1,77 @@
-"""One version of the weights on its way into servers, as tensors or as a folder that is written when asked for."""
+"""One version of the weights on its way into servers."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
-from safetensors.torch import save_file
 
-from asyncrl.errors import WeightsError
+from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.errors import UnavailableError, WeightsError
+from asyncrl.weights.folders import Folder, Weights
+from asyncrl.weights.staging import CPU, staged
 
-KEPT_FOLDERS = 2
-"""The one that servers read now, and the one before it, from which a slow server may still be reading."""
-
-
-class Folders:
-    """Hugging Face folders of versions under `directory`, with the configuration of the model at `write_config`.
-
-    A folder has its name only once it is whole; of older ones, `KEPT_FOLDERS` in all are kept.
-    """
-
-    def __init__(self, directory: Path, write_config: Callable[[Path], object]) -> None:
-        self._directory = directory
-        self._write_config = write_config
-
-    def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Path:
-        """The folder of `version`, written now."""
-        folder = self._directory / f"v{version:08d}"
-        aside = self._directory / f".{folder.name}.partial"
-        for stale in (aside, folder):
-            shutil.rmtree(stale, ignore_errors=True)
-        aside.mkdir(parents=True)
-        self._write_config(aside)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            aside / "model.safetensors",
-            {"format": "pt"},
-        )
-        aside.rename(folder)
-        for old in sorted(self._directory.glob("v*"))[:-KEPT_FOLDERS]:
-            shutil.rmtree(old, ignore_errors=True)
-        return folder
+T = TypeVar("T")
+Tensors = Mapping[str, torch.Tensor]
 
 
 class Update:
-    """`tensors` of `version`, on the CPU and never changed; `label` names them towards servers."""
+    """`version` as tensors on `device` or as a folder of `folders`, never changed; `label` names it towards servers.
+
+    What it is not, it becomes when a transport asks for it, once for all servers.
+    """
 
     def __init__(
-        self, version: int, label: str, tensors: Mapping[str, torch.Tensor], folders: Folders | None = None
+        self, version: int, label: str, weights: Weights, folders: Folders | None = None, device: torch.device = CPU
     ) -> None:
         self.version = version
         self.label = label
-        self.tensors = tensors
         self._folders = folders
-        self._folder: asyncio.Task[Path] | None = None
+        self._tensors: _Once[Tensors] | Tensors
+        self._path: _Once[Path] | Path
+        if isinstance(weights, Folder):
+            self._tensors, self._path = _Once(lambda: staged(weights.read(), device)), weights.path
+        else:
+            self._tensors, self._path = weights, _Once(lambda: self._written(weights))
 
-    async def folder(self) -> Path:
-        """The folder that holds this version. Raises WeightsError: this actor writes none, or could not."""
+    async def tensors(self) -> Tensors:
+        """All tensors. Raises WeightsError: the folder that has them cannot be read."""
+        if not isinstance(self._tensors, _Once):
+            return self._tensors
+        try:
+            return await self._tensors.get()
+        except UnavailableError as error:
+            raise WeightsError(f"version {self.version} cannot be read: {error}") from error
+
+    @asynccontextmanager
+    async def folder(self) -> AsyncIterator[Path]:
+        """The folder that holds this version, which stays meanwhile.
+
+        Raises WeightsError: this actor writes none, or could not.
+        """
         if self._folders is None:
             raise WeightsError("weights travel as tensors only; add disk to weights.transports")
-        if self._folder is None or (self._folder.done() and self._folder.exception()):
-            self._folder = asyncio.create_task(asyncio.to_thread(self._folders.write, self.version, self.tensors))
-        try:
-            return await asyncio.shield(self._folder)
-        except OSError as error:
-            raise WeightsError(f"version {self.version} could not be written to disk: {error}") from error
+        path = await self._path.get() if isinstance(self._path, _Once) else self._path
+        with self._folders.reading(path):
+            yield path
+
+    def _written(self, tensors: Tensors) -> Path:
+        assert self._folders is not None
+        return self._folders.write(self.version, tensors)
+
+
+class _Once(Generic[T]):
+    """What `make` gives, made in a thread when first asked for; a failure is told, and forgotten."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._task: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        if self._task is None or (self._task.done() and self._task.exception()):
+            self._task = asyncio.create_task(asyncio.to_thread(self._make))
+        return await asyncio.shield(self._task)

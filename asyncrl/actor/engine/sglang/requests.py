@@ -6,13 +6,10 @@ takes the largest logit and tells log-probs at temperature 1, as an engine must.
 
 from __future__ import annotations
 
-import base64
-import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, finish_of
@@ -70,39 +67,3 @@ def _spans(meta: Mapping[str, Any], count: int) -> tuple[Span, ...]:
     if [span.start for span in spans] != ends[:-1] or ends[-1] != count:
         raise ValueError(f"the versions {spans} do not cover {count} tokens")
     return spans
-
-
-def buckets(tensors: Mapping[str, torch.Tensor], limit: int) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors in order, in buckets of at most `limit` bytes, but of one tensor at least."""
-    bucket: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, tensor in tensors.items():
-        if bucket and size + tensor.nbytes > limit:
-            yield bucket
-            bucket, size = {}, 0
-        bucket[name] = tensor
-        size += tensor.nbytes
-    if bucket:
-        yield bucket
-
-
-def tensors_body(bucket: Mapping[str, torch.Tensor], ranks: int, label: str | None) -> bytes:
-    """The body of `/update_weights_from_tensor`; `label` names the weights once this, the last bucket, is loaded.
-
-    Every rank is given all and keeps its share. A plain pickle is what a server takes from an unrelated process; the
-    cache is flushed by a call of its own, since a flush under requests fails the update or, before 0.5.22, the server.
-    """
-    plain = [(name, _own_storage(tensor)) for name, tensor in bucket.items()]
-    data = base64.b64encode(pickle.dumps(plain, protocol=5))
-    label_field = "" if label is None else f', "weight_version": "{label}"'
-    payloads = [b'"', data, b'"', *[b', "', data, b'"'] * (ranks - 1)]
-    # One join: each further step would copy hundreds of megabytes.
-    return b"".join(
-        [b'{"serialized_named_tensors": [', *payloads, b'], "flush_cache": false', label_field.encode(), b"}"]
-    )
-
-
-def _own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without the rest of a larger storage, all of which a pickle would carry."""
-    tensor = tensor.detach().contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,12 @@ from numpy.typing import NDArray
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.sglang.requests import buckets, generate_body, read_segment, tensors_body
+from asyncrl.actor.engine.sglang.requests import generate_body, read_segment
+from asyncrl.actor.engine.sglang.transports.base import CONTROL_S, ServerEnd, Transport
+from asyncrl.actor.engine.sglang.transports.disk import DiskTransport
+from asyncrl.actor.engine.sglang.transports.distributed import DistributedTransport
+from asyncrl.actor.engine.sglang.transports.ipc import IpcTransport
+from asyncrl.actor.engine.sglang.transports.tensor import TensorTransport
 from asyncrl.types import Sampling
 
 if TYPE_CHECKING:
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPANS_SINCE = (0, 5, 22)
-CONTROL_S = 30.0
 FLUSH_S = 5.0
 FLUSH_RETRY_S = 0.05
 
@@ -36,7 +40,8 @@ FLUSH_RETRY_S = 0.05
 class SglangServer:
     """A `Server` (see the fleet's protocol) at `url`.
 
-    `context` is the number of tokens that it must take; `silence_s` how long a check waits for it.
+    `context` is the number of tokens that it must take. A check waits `silence_s` for it, a process group `timeout_s`,
+    any other call of an update `load_s`. Groups go beyond loopback only where `insecure`.
     """
 
     def __init__(
@@ -48,20 +53,21 @@ class SglangServer:
         bucket_bytes: int = 64 << 20,
         silence_s: float = 60.0,
         load_s: float = 300.0,
+        timeout_s: float = 30.0,
+        insecure: bool = False,
     ) -> None:
         self.url = url
-        self.spans = False
         self._http = Http(url)
         self._context = context
-        self._ways: dict[str, Callable[[Update], Awaitable[None]]] = {
-            "tensor": self._load_tensors,
-            "disk": self._load_folder,
-        }
-        self._transports = transports
-        self._bucket_bytes = bucket_bytes
         self._silence_s = silence_s
-        self._load_s = load_s
-        self._ranks = 1
+        self._end = end = ServerEnd(url, self._http, bucket_bytes, load_s)
+        ways: Mapping[str, Callable[[], Transport]] = {
+            "tensor": lambda: TensorTransport(end),
+            "disk": lambda: DiskTransport(end),
+            "distributed": lambda: DistributedTransport(end, timeout_s, insecure),
+            "ipc": lambda: IpcTransport(end),
+        }
+        self._transports = {name: ways[name]() for name in transports}
         self._label: str | None = None
 
     @classmethod
@@ -74,13 +80,19 @@ class SglangServer:
             bucket_bytes=config.weights.bucket_mb << 20,
             silence_s=config.engine.silence_s,
             load_s=config.weights.load_s,
+            timeout_s=config.weights.timeout_s,
+            insecure=config.network.insecure,
         )
+
+    @property
+    def spans(self) -> bool:
+        return self._end.spans
 
     async def join(self) -> None:
         """As in the protocol; also refuses a server whose context is too short."""
         info = await self._get("server_info")
-        self.spans = _version(info) >= SPANS_SINCE
-        self._ranks = int(info.get("tp_size") or 1)
+        self._end.spans = _version(info) >= SPANS_SINCE
+        self._end.ranks = int(info.get("tp_size") or 1)
         longest = info.get("context_length")
         if longest and int(longest) < self._context:
             raise ServerFaultError(
@@ -88,6 +100,7 @@ class SglangServer:
                 "start the server with a longer --context-length"
             )
         self._label = None
+        await self._reset()
         await self.abort()
         await self.resume()
         if self.spans:
@@ -119,48 +132,17 @@ class SglangServer:
 
     async def load(self, update: Update) -> None:
         """As in the protocol, by the first of the transports that the server takes."""
-        for index, transport in enumerate(self._transports):
+        refusals: list[str] = []
+        for name, transport in self._transports.items():
             try:
-                await self._ways[transport](update)
+                await transport.send(update)
             except ServerRefusedError as error:
-                if index + 1 == len(self._transports):
-                    raise ServerFaultError(f"{self.url} took no weights: {error}") from error
-                logger.warning("%s took no weights by %s: %s", self.url, transport, error)
+                logger.warning("%s took no weights by %s: %s", self.url, name, error)
+                refusals.append(f"{name}: {error}")
             else:
                 self._label = update.label
                 return
-
-    async def _load_tensors(self, update: Update) -> None:
-        if self.spans:
-            await self._post("/begin_weight_update")
-        try:
-            async with aclosing(self._bodies(update)) as bodies:
-                async for body in bodies:
-                    await self._http.post("/update_weights_from_tensor", body, self._load_s)
-        finally:
-            if self.spans:
-                await self._post("/end_weight_update")
-
-    async def _bodies(self, update: Update) -> AsyncGenerator[bytes, None]:
-        """The buckets in order; the next one is made while one is on its way."""
-        parts = list(buckets(update.tensors, self._bucket_bytes))
-
-        def make(index: int) -> asyncio.Task[bytes]:
-            label = update.label if index + 1 == len(parts) else None
-            return asyncio.create_task(asyncio.to_thread(tensors_body, parts[index], self._ranks, label))
-
-        ahead = make(0)
-        try:
-            for index in range(1, len(parts)):
-                body, ahead = await ahead, make(index)
-                yield body
-            yield await ahead
-        finally:
-            ahead.cancel()
-
-    async def _load_folder(self, update: Update) -> None:
-        body = {"model_path": str(await update.folder()), "weight_version": update.label, "flush_cache": False}
-        await self._http.post("/update_weights_from_disk", body, self._load_s)
+        raise ServerFaultError(f"{self.url} took no weights by {'; '.join(refusals)}")
 
     async def flush(self) -> None:
         """As in the protocol; a request that has just answered may still be leaving the server."""
@@ -174,7 +156,12 @@ class SglangServer:
             await asyncio.sleep(FLUSH_RETRY_S)
 
     async def close(self) -> None:
+        await self._reset()
         await self._http.close()
+
+    async def _reset(self) -> None:
+        for transport in self._transports.values():
+            await transport.reset()
 
     async def _get(self, path: str) -> Any:
         """The answer to `path`, under which older servers knew /get_`path`."""

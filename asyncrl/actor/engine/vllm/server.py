@@ -87,8 +87,9 @@ class VllmServer:
         await self._post("/resume")
 
     async def load(self, update: Update) -> None:
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(await update.folder())}}
-        await self._http.post("/collective_rpc", body, self._load_s)
+        async with update.folder() as folder:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            await self._http.post("/collective_rpc", body, self._load_s)
         self._label = update.label
 
     async def flush(self) -> None:

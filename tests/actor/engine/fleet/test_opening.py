@@ -11,9 +11,9 @@ import pytest
 
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.fleet import Fleet
-from asyncrl.actor.engine.fleet.opening import policy_of
 from asyncrl.actor.engine.opening import open_engine
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.model_shapes import model_shapes
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import FakeSglang, ids, run, serving
 from tests.actor.engine.support import VOCABULARY, tiny_model
@@ -34,9 +34,9 @@ def configured(model: Path, tmp_path: Path) -> TrainConfig:
 
 
 def test_the_tensors_that_a_fleet_expects_are_those_of_the_embedded_engine(model: Path) -> None:
-    policy = policy_of(ModelConfig(path=str(model)))
+    policy = model_shapes(ModelConfig(path=str(model)))
     engine = EmbeddedEngine(tiny_model(), EngineConfig(slots=1, max_length=8))
-    assert policy.shapes == engine.expected
+    assert policy.parameters == engine.expected
     assert policy.vocabulary == VOCABULARY
 
 

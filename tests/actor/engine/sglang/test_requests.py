@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asyncrl.actor.engine.fleet.server import ServerFaultError, Span
-from asyncrl.actor.engine.sglang.requests import NEUTRAL, buckets, generate_body, read_segment, tensors_body
+from asyncrl.actor.engine.sglang.requests import NEUTRAL, generate_body, read_segment
 from asyncrl.types import Sampling
 
 
@@ -80,26 +74,3 @@ def test_how_a_segment_ends(tokens: list[int], finish: dict[str, Any], limit: in
 def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: Any) -> None:
     with pytest.raises(ServerFaultError):
         read_segment(broken, 9, ())
-
-
-@given(st.lists(st.integers(1, 40), max_size=12), st.integers(1, 200))
-def test_buckets_hold_every_tensor_once_in_order_and_no_more_than_they_may(sizes: list[int], limit: int) -> None:
-    tensors = {f"t{index}": torch.zeros(size) for index, size in enumerate(sizes)}
-    parts = list(buckets(tensors, limit))
-    assert [name for part in parts for name in part] == list(tensors)
-    assert all(len(part) == 1 or sum(tensor.nbytes for tensor in part.values()) <= limit for part in parts)
-    assert all(parts)
-
-
-def test_every_rank_gets_all_tensors_of_a_bucket_and_none_of_what_lies_beside_them() -> None:
-    whole = torch.arange(1000.0)
-    body = json.loads(tensors_body({"a": whole[10:12]}, 2, "4-me"))
-    first, second = body["serialized_named_tensors"]
-    assert first == second
-    assert len(first) < 2000
-    [(name, tensor)] = pickle.loads(base64.b64decode(first))  # noqa: S301 - our own
-    assert name == "a"
-    assert tensor.tolist() == [10.0, 11.0]
-    assert body["weight_version"] == "4-me"
-    assert body["flush_cache"] is False
-    assert "weight_version" not in json.loads(tensors_body({"a": whole}, 1, None))

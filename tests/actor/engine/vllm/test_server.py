@@ -12,10 +12,10 @@ from aiohttp import web
 
 from asyncrl.actor.engine.fleet.discovery import listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import ServerFaultError, Span
 from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
-from asyncrl.actor.engine.fleet.update import Folders
 from asyncrl.actor.engine.vllm.requests import completion_body, read_completion
 from asyncrl.actor.engine.vllm.server import VllmServer
 from asyncrl.types import Sampling

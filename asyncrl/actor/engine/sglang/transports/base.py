@@ -1,0 +1,98 @@
+"""What every transport needs: the server's end, and buckets that are made while the one before is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import torch
+
+from asyncrl.actor.engine.fleet.http import Http
+from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.weights.buckets import Bucket, tight_buckets
+
+CONTROL_S = 30.0
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class ServerEnd:
+    """One server as its transports see it.
+
+    A call of an update may take `load_s`. `spans` (it brackets updates, see server.py) and `ranks`, the GPUs that it is
+    spread over, are known once it has joined.
+    """
+
+    url: str
+    http: Http
+    bucket_bytes: int
+    load_s: float
+    spans: bool = False
+    ranks: int = 1
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port."""
+        url = urlsplit(self.url)
+        return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+
+    async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> None:
+        """Raises ServerFaultError and ServerRefusedError."""
+        await self.http.post(path, body, self.load_s if timeout_s is None else timeout_s)
+
+    @asynccontextmanager
+    async def updating(self) -> AsyncIterator[None]:
+        """Between the begin and the end of an update, where the server has them."""
+        if self.spans:
+            await self.post("/begin_weight_update", timeout_s=CONTROL_S)
+        try:
+            yield
+        finally:
+            if self.spans:
+                await self.post("/end_weight_update", timeout_s=CONTROL_S)
+
+
+class Transport(ABC):
+    """One way into the server at `end`."""
+
+    def __init__(self, end: ServerEnd) -> None:
+        self.end = end
+
+    @abstractmethod
+    async def send(self, update: Update) -> None:
+        """Bring the server to the whole update.
+
+        Raises ServerRefusedError: it takes no weights this way. ServerFaultError: it failed, its weights are unknown.
+        WeightsError: the update is not to be had in this form.
+        """
+
+    async def reset(self) -> None:
+        """Forget what was agreed with the server: it joins anew, or is parted from."""
+
+
+async def bucketed(
+    update: Update, bucket_bytes: int, make: Callable[[Bucket, Mapping[str, torch.Tensor], str | None], T]
+) -> AsyncGenerator[T, None]:
+    """What `make` gives for each bucket, in a thread: the next one is made while its predecessor is in use. The last
+    one gets the update's label, which names the weights once it is loaded."""
+    tensors = await update.tensors()
+    buckets = tight_buckets(tensors, bucket_bytes)
+
+    def begin(index: int) -> asyncio.Task[T]:
+        label = update.label if index + 1 == len(buckets) else None
+        return asyncio.create_task(asyncio.to_thread(make, buckets[index], tensors, label))
+
+    ahead = begin(0)
+    try:
+        for index in range(1, len(buckets)):
+            made, ahead = await ahead, begin(index)
+            yield made
+        yield await ahead
+    finally:
+        ahead.cancel()

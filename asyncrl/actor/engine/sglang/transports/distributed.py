@@ -1,0 +1,175 @@
+"""Broadcasts in a process group with the ranks of one server: gloo from the CPU, NCCL from a GPU.
+
+The actor is rank 0, and every server has a group of its own, so that one that dies holds nobody else. A group lasts
+until something fails or the server joins anew; the next one has another name. The prefixes of its keys in the store are
+those of SGLang's `init_custom_process_group` and of torch's groups, so both sides need about the same torch.
+
+Calls into torch that wait for the server run in threads of their own: NCCL may never return from one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Coroutine, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asyncrl.actor.engine.fleet.http import ServerRefusedError
+from asyncrl.actor.engine.fleet.server import ServerFaultError
+from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
+from asyncrl.actor.engine.sglang.transports.threads import OwnThreads
+from asyncrl.config.checks import SERVER_GROUP_FIX, check_bind
+from asyncrl.errors import ConfigError, EngineError, UnavailableError
+from asyncrl.weights.buckets import Bucket, flatten
+from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, open_store
+
+FORGET_S = 5.0
+END_S = 5.0
+"""For what was left to end: at once where the server has gone or has forgotten the group, else by its own limit, with
+NCCL perhaps never."""
+
+
+@dataclass(slots=True)
+class _Joined:
+    """A group; the ranks meet in `store`, which must live as long."""
+
+    name: str
+    store: dist.TCPStore
+    group: Group
+
+
+class DistributedTransport(Transport):
+    """Broadcasts to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
+
+    The store listens on the address that the server sees: beyond loopback only where `insecure`, for it knows no keys.
+    """
+
+    def __init__(self, end: ServerEnd, timeout_s: float, insecure: bool) -> None:
+        super().__init__(end)
+        self._timeout_s = timeout_s
+        self._insecure = insecure
+        self._joined: _Joined | None = None
+        self._left: list[str] = []
+        self._threads = OwnThreads()
+
+    async def send(self, update: Update) -> None:
+        device = next(iter((await update.tensors()).values())).device
+
+        def make(bucket: Bucket, tensors: Mapping[str, torch.Tensor], label: str | None) -> tuple[bytes, torch.Tensor]:
+            return broadcast_body(bucket, name, label), flatten(bucket, tensors)
+
+        async with self.end.updating():
+            if self._joined is None:
+                self._joined = await self._join(device)
+            name, group = self._joined.name, self._joined.group
+            try:
+                async with aclosing(bucketed(update, self.end.bucket_bytes, make)) as made:
+                    async for body, flat in made:
+                        post = self.end.post("/update_weights_from_distributed", body)
+                        await self._together(post, self._threads.run(partial(_send, group, flat, device)))
+            except BaseException:
+                # At once: the server may be waiting for the rest, and would not answer the end of the update.
+                self._leave()
+                raise
+
+    async def reset(self) -> None:
+        self._leave()
+        await self._forget()
+        await self._threads.ended(END_S)
+
+    async def _join(self, device: torch.device) -> _Joined:
+        """Raises ServerRefusedError and ServerFaultError."""
+        await self._forget()
+        try:
+            address = await self._threads.run(partial(address_towards, *self.end.place))
+            check_bind(address, self._insecure, key="the store's address", fix=SERVER_GROUP_FIX)
+            store, port = await self._threads.run(partial(open_store, address, self._timeout_s))
+            client = await self._threads.run(partial(join_store, address, port, self._timeout_s))
+        except (ConfigError, OSError, UnavailableError) as error:
+            raise ServerRefusedError(f"no group with {self.end.url}: {error}") from error
+        name, ranks = f"asyncrl-{uuid.uuid4().hex}", 1 + self.end.ranks
+        body = {
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": ranks,
+            "group_name": name,
+            "backend": BACKENDS[device.type],
+        }
+        forming = self._threads.run(partial(_form, client, address, name, ranks, device, self._timeout_s))
+        try:
+            await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)
+        except BaseException:
+            # Nobody waits any longer for the other side once the store has gone, which its clients notice.
+            del store
+            raise
+        return _Joined(name, store, forming.result())
+
+    async def _together(self, post: Coroutine[Any, Any, None], ours: asyncio.Future[Any]) -> None:
+        """Both ends of one exchange: the first error, the server's own if there are two, ends the wait."""
+        both = (asyncio.ensure_future(post), ours)
+        try:
+            done, _ = await asyncio.wait(both, timeout=self.end.load_s, return_when=asyncio.FIRST_EXCEPTION)
+            for each in both:
+                if each in done:
+                    each.result()
+            if len(done) < len(both):
+                raise ServerFaultError(f"{self.end.url} was silent for {self.end.load_s:g} s in a group")
+        except UnavailableError as error:
+            raise ServerFaultError(f"{self.end.url}: {error}") from error
+        finally:
+            for each in both:
+                if not each.cancel() and not each.cancelled():
+                    each.exception()
+
+    def _leave(self) -> None:
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            self._left.append(joined.name)
+            self._threads.run(joined.group.close)
+
+    async def _forget(self) -> None:
+        """Have the server forget the groups that were left; one that was started anew knows none of them."""
+        left, self._left = self._left, []
+        for name in left:
+            with suppress(EngineError):
+                await self.end.post("/destroy_weights_update_group", {"group_name": name}, FORGET_S)
+
+
+def broadcast_body(bucket: Bucket, group: str, label: str | None) -> bytes:
+    """The body of a post that announces the broadcast of a bucket; `label` names the weights once it is loaded."""
+    body: dict[str, Any] = {
+        "names": [entry.name for entry in bucket.entries],
+        "dtypes": [entry.dtype for entry in bucket.entries],
+        "shapes": [list(entry.shape) for entry in bucket.entries],
+        "group_name": group,
+        "load_format": "flattened_bucket",
+        "flush_cache": False,
+    }
+    return json.dumps(body if label is None else {**body, "weight_version": label}).encode()
+
+
+def _form(client: dist.Store, address: str, name: str, ranks: int, device: torch.device, timeout_s: float) -> Group:
+    """Our end of the group: SGLang puts its name before torch's own prefixes, its name again and the kind of device."""
+    _use(device)
+    store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, client))
+    return Group(store, f"{device.type}/", 0, ranks, device, address, timeout_s)
+
+
+def _send(group: Group, flat: torch.Tensor, device: torch.device) -> None:
+    _use(device)
+    group.finish(group.begin(flat))
+
+
+def _use(device: torch.device) -> None:
+    if device.type == "cuda":
+        # A thread begins on the first GPU, whichever is meant.
+        torch.cuda.set_device(device)

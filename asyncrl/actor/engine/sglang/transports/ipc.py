@@ -1,0 +1,105 @@
+"""Handles of GPU memory: a server on the same machine copies the weights from where the actor has staged them.
+
+The body is what SGLang's `flattened_bucket` expects: a pickle for each rank with a buffer uint8[n] and what lies where
+in it. The server's unpickler takes known names only, and this process has no SGLang to write such a pickle. So the
+buffer is written as a call of torch's own rebuild function; in a server that is SGLang's, which takes a GPU by its
+uuid, since indices differ between processes. And what lies where is written as plain namespaces, for the server reads
+attributes alone. 0.5.17 and 0.5.23 take both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+
+from asyncrl.actor.engine.fleet.http import ServerRefusedError
+from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.sglang.transports.base import Transport, bucketed
+from asyncrl.weights.buckets import Bucket, flatten
+from asyncrl.weights.group import address_towards
+from asyncrl.weights.manifest import DTYPES
+
+DEVICE = 6
+"""Where torch's rebuild function takes the device."""
+
+Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+
+
+class IpcTransport(Transport):
+    """Posts handles to `/update_weights_from_tensor`."""
+
+    async def send(self, update: Update) -> None:
+        # A handle of another machine's memory would end the server.
+        if not await asyncio.to_thread(_is_here, *self.end.place):
+            raise ServerRefusedError(f"{self.end.url} is not on this machine, and cannot use handles of its GPU memory")
+        if next(iter((await update.tensors()).values())).device.type != "cuda":
+            raise ServerRefusedError("handles are of GPU memory only, and the weights are staged on the CPU")
+
+        def make(bucket: Bucket, tensors: Mapping[str, torch.Tensor], label: str | None) -> tuple[bytes, torch.Tensor]:
+            flat = flatten(bucket, tensors)
+            return handles_body(bucket, [shared(flat) for _ in range(self.end.ranks)], label), flat
+
+        # One bucket longer than its post, since the server's last copies from it may still be under way.
+        held: deque[torch.Tensor] = deque(maxlen=2)
+        async with self.end.updating(), aclosing(bucketed(update, self.end.bucket_bytes, make)) as made:
+            async for body, flat in made:
+                held.append(flat)
+                await self.end.post("/update_weights_from_tensor", body)
+
+
+def _is_here(host: str, port: int) -> bool:
+    """Whether our address on the way to `host` is the host's own."""
+    try:
+        return socket.gethostbyname(host) == address_towards(host, port)
+    except OSError:
+        return False
+
+
+def shared(flat: torch.Tensor) -> Reduced:
+    """How another process gets at a buffer on a GPU. Good for one process: torch counts who has let go of it."""
+    rebuild, arguments = reductions.reduce_tensor(flat)
+    device = str(torch.cuda.get_device_properties(arguments[DEVICE]).uuid)
+    return rebuild, (*arguments[:DEVICE], device, *arguments[DEVICE + 1 :])
+
+
+def handles_body(bucket: Bucket, buffers: list[Reduced], label: str | None) -> bytes:
+    """The body of a post, with a buffer a rank, all of which are of the same memory."""
+    layout = [
+        SimpleNamespace(
+            name=entry.name,
+            shape=torch.Size(entry.shape),
+            dtype=DTYPES[entry.dtype],
+            start_idx=start,
+            end_idx=start + entry.nbytes,
+            numel=entry.nbytes,
+        )
+        for entry, start in bucket.placed()
+    ]
+    payloads = [pickle.dumps({"flattened_tensor": _Buffer(each), "metadata": layout}) for each in buffers]
+    body: dict[str, Any] = {
+        "serialized_named_tensors": [base64.b64encode(each).decode() for each in payloads],
+        "load_format": "flattened_bucket",
+        "flush_cache": False,
+    }
+    return json.dumps(body if label is None else {**body, "weight_version": label}).encode()
+
+
+class _Buffer:
+    """Is pickled as what rebuilds it."""
+
+    def __init__(self, reduced: Reduced) -> None:
+        self._reduced = reduced
+
+    def __reduce__(self) -> Reduced:
+        return self._reduced

@@ -1,0 +1,158 @@
+"""What is posted as handles of GPU memory, read as a server's unpickler reads it. No GPU is needed: the memory behind a
+handle is a stub, its arguments are those that torch gives."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import pickle
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing import reductions
+
+from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
+from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.sglang.transports import ipc
+from asyncrl.actor.engine.sglang.transports.base import ServerEnd
+from asyncrl.weights.buckets import Bucket, flatten, tight_buckets
+
+UUID = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
+TENSORS = {
+    "half": torch.arange(3, dtype=torch.bfloat16),
+    "whole": torch.arange(6.0).view(2, 3),
+    "none": torch.zeros(0, 4),
+}
+ALLOWED = {
+    ("torch", "Size"),
+    ("torch", "bfloat16"),
+    ("torch", "float32"),
+    ("torch", "uint8"),
+    ("torch", "Tensor"),
+    ("torch.storage", "TypedStorage"),
+    ("torch.multiprocessing.reductions", "rebuild_cuda_tensor"),
+    ("types", "SimpleNamespace"),
+}
+"""Of the globals that 0.5.23 takes, and by their modules 0.5.17, those that a body may need."""
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    [bucket] = tight_buckets(TENSORS, 1 << 20)
+    return bucket
+
+
+@pytest.fixture
+def memory(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """A buffer that torch believes to be on GPU 5, counting in `reduced` how often it was handed out."""
+    flat = flatten(bucket, TENSORS)
+
+    def reduce_tensor(tensor: torch.Tensor) -> Any:
+        shape = (torch.Tensor, tensor.size(), tensor.stride(), 0, torch.storage.TypedStorage, tensor.dtype)
+        return reductions.rebuild_cuda_tensor, (
+            *shape,
+            5,
+            b"handle",
+            tensor.nbytes,
+            64,
+            False,
+            b"refs",
+            8,
+            b"event",
+            True,
+        )
+
+    monkeypatch.setattr(reductions, "reduce_tensor", reduce_tensor)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"{UUID}-{device}"))
+    return flat
+
+
+class Unpickler(pickle.Unpickler):
+    """Takes known names only; the rebuild function is the server's, which gives the memory of this process."""
+
+    def __init__(self, data: bytes, rebuild: Any) -> None:
+        super().__init__(io.BytesIO(data))
+        self._rebuild = rebuild
+
+    def find_class(self, module: str, name: str) -> Any:
+        assert (module, name) in ALLOWED, f"{module}.{name} is refused by a server"
+        return self._rebuild if name == "rebuild_cuda_tensor" else super().find_class(module, name)
+
+
+def test_a_server_finds_every_tensor_behind_the_handle_of_a_gpu_that_it_knows_by_its_uuid(bucket, memory):
+    def rebuild(*arguments: Any) -> torch.Tensor:
+        assert len(arguments) == 15
+        assert arguments[ipc.DEVICE : ipc.DEVICE + 2] == (f"{UUID}-5", b"handle")
+        assert arguments[1] == memory.size()
+        return memory
+
+    body = json.loads(ipc.handles_body(bucket, [ipc.shared(memory), ipc.shared(memory)], "4-me"))
+    assert body["load_format"] == "flattened_bucket"
+    assert body["weight_version"] == "4-me"
+    assert body["flush_cache"] is False
+    assert len(body["serialized_named_tensors"]) == 2
+    for each in body["serialized_named_tensors"]:
+        loaded = Unpickler(base64.b64decode(each), rebuild).load()
+        found = {}
+        for meta in loaded["metadata"]:
+            assert meta.end_idx - meta.start_idx == meta.numel
+            part = loaded["flattened_tensor"][meta.start_idx : meta.end_idx]
+            found[meta.name] = part.view(meta.dtype).reshape(meta.shape) if len(part) else torch.zeros(meta.shape)
+        assert found.keys() == TENSORS.keys()
+        assert all(torch.equal(found[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_only_the_last_bucket_names_the_weights(bucket, memory):
+    assert "weight_version" not in json.loads(ipc.handles_body(bucket, [ipc.shared(memory)], None))
+
+
+def test_weights_on_the_cpu_are_refused_so_that_the_next_transport_has_them():
+    with pytest.raises(ServerRefusedError, match="staged on the CPU"):
+        asyncio.run(transport_to("http://127.0.0.1:1").send(Update(1, "1-me", TENSORS)))
+
+
+def test_a_server_on_another_machine_is_sent_no_handles(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ipc, "address_towards", lambda host, port: "192.0.2.1")
+    with pytest.raises(ServerRefusedError, match="not on this machine"):
+        asyncio.run(transport_to("http://192.0.2.2:30000").send(Update(1, "1-me", TENSORS)))
+
+
+def transport_to(url: str) -> ipc.IpcTransport:
+    return ipc.IpcTransport(ServerEnd(url, Http(url), 1 << 20, 1.0))
+
+
+REAL = """
+import base64, sys
+from torch.multiprocessing import reductions
+from sglang.srt.utils import MultiprocessingSerializer
+from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
+monkey_patch_torch_reductions()
+assert reductions.rebuild_cuda_tensor is not reductions._rebuild_cuda_tensor_original
+import sglang.srt.utils.patch_torch as patch
+patch._device_from_maybe_uuid = lambda device: sys.exit(f"not a uuid: {device}") if type(device) is not str else 0
+seen = []
+reductions._rebuild_cuda_tensor_original = lambda *arguments: seen.append(arguments)
+loaded = MultiprocessingSerializer.deserialize(sys.stdin.read())
+assert seen[0][6] == 0 and seen[0][7] == b"handle", seen
+from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
+for meta in loaded["metadata"]:
+    FlattenedTensorMetadata(meta.name, meta.shape, meta.dtype, meta.start_idx, meta.end_idx, meta.numel)
+print([meta.name for meta in loaded["metadata"]])
+"""
+
+
+@pytest.mark.skipif("ASYNCRL_SGLANG_PYTHON" not in os.environ, reason="needs a Python that has SGLang")
+def test_the_unpickler_of_the_real_sglang_takes_it(bucket, memory):
+    body = json.loads(ipc.handles_body(bucket, [ipc.shared(memory)], None))
+    command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-c", REAL]
+    environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"}
+    payload = body["serialized_named_tensors"][0]
+    done = subprocess.run(command, input=payload, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("['whole', 'none', 'half']")
