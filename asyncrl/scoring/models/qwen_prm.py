@@ -37,7 +37,7 @@ class Params:
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     """The model in the folder. Raises ConfigError: the folder is not of this family."""
     checkpoint = Checkpoint(config, key)
-    model, tokenizer = checkpoint.model("AutoModel"), checkpoint.tokenizer()
+    model, tokenizer = checkpoint.causal_model("AutoModel"), checkpoint.tokenizer()
     if config.trust_remote_code and hasattr(model, "score"):
         backbone, head = model.model, model.score.float()
     else:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.models.architecture import classifies_padded, longest_input
 from asyncrl.scoring.models.batching import micro_batches, pass_cost
 from asyncrl.scoring.models.checkpoint import Checkpoint
 from asyncrl.scoring.models.encoding import (
@@ -46,8 +48,9 @@ class SequenceClassifier:
         self._model = model
         self._encode = encode
         self._label = label
-        self._micro_tokens = micro_tokens
-        self._limit = LengthLimit(int(model.config.max_position_embeddings), drop_oldest, name)
+        # No bound is as low as 0: every input is a batch of its own.
+        self._micro_tokens = micro_tokens if classifies_padded(model) else 0
+        self._limit = LengthLimit(longest_input(model), drop_oldest, name)
 
     @property
     def name(self) -> str:
@@ -65,29 +68,36 @@ class SequenceClassifier:
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> list[float]:
-        longest, filler = max(len(each) for each in ids), self._model.config.pad_token_id
-        tokens = torch.tensor([[*each, *[filler] * (longest - len(each))] for each in ids], device=self._model.device)
-        lengths = torch.tensor([len(each) for each in ids], device=self._model.device)
-        mask = torch.arange(longest, device=self._model.device) < lengths[:, None]
-        logits = self._model(input_ids=tokens, attention_mask=mask.long()).logits.float()
+        logits = (self._together(ids) if len(ids) > 1 else self._model(input_ids=self._tensor(ids))).logits.float()
         scores = logits[:, 0] if logits.shape[1] == 1 else logits.softmax(-1)[:, self._label]
         return [float(score) for score in scores.cpu()]
 
+    def _together(self, ids: Sequence[Sequence[int]]) -> Any:
+        """Several inputs in one pass. Models that read the last token find it by what is not padding; where one names
+        none, and reads an input alone to its end, the padding is a token that no input has."""
+        config, longest = self._model.config.get_text_config(), max(len(each) for each in ids)
+        own, vocabulary = config.pad_token_id, self._model.get_input_embeddings().num_embeddings
+        named = own is not None and 0 <= own < vocabulary
+        filler = own if named else min(set(range(vocabulary)).difference(*ids))
+        mask = self._tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
+        config.pad_token_id = filler
+        try:
+            padded = self._tensor([[*each, *[filler] * (longest - len(each))] for each in ids])
+            return self._model(input_ids=padded, attention_mask=mask)
+        finally:
+            config.pad_token_id = own
+
+    def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(rows, device=self._model.device)
+
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> SequenceClassifier:
-    """The model in the folder. Raises ConfigError: it has no such label, or no token to pad with."""
+    """The model in the folder. Raises ConfigError: it has no such label."""
     checkpoint = Checkpoint(config, key)
     model, tokenizer = checkpoint.model("AutoModelForSequenceClassification"), checkpoint.tokenizer()
     labels = model.config.num_labels
     if labels > 1 and not 0 <= params.label < labels:
         raise ConfigError(f"{key}.params.label={params.label}: the model has the labels 0 to {labels - 1}")
-    if model.config.pad_token_id is None:
-        filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        if filler is None:
-            raise checkpoint.refuse(
-                "neither model nor tokenizer has a pad or eos token; add pad_token_id to config.json"
-            )
-        model.config.pad_token_id = filler
     encode = encoder(tokenizer, key)
     drop_oldest = config.long_inputs == "drop_oldest"
     return SequenceClassifier(checkpoint.name, model, encode, params.label, config.micro_tokens, drop_oldest)

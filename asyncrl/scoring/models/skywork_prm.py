@@ -29,7 +29,7 @@ class Params:
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     """The model in the folder. Raises ConfigError: the folder is not of this family."""
     checkpoint = Checkpoint(config, key)
-    backbone, tokenizer = checkpoint.model("AutoModel"), checkpoint.tokenizer()
+    backbone, tokenizer = checkpoint.causal_model("AutoModel"), checkpoint.tokenizer()
     shapes = {"v_head.summary.weight": (1, backbone.config.hidden_size), "v_head.summary.bias": (1,)}
     weight, bias = checkpoint.tensors(shapes)
     marker = single_token(tokenizer, params.marker, f"{key}.params.marker={params.marker!r}")
