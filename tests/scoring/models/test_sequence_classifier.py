@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
     Qwen2Config,
     Qwen2ForSequenceClassification,
 )
@@ -38,7 +40,26 @@ def encoder():
     return BertForSequenceClassification(BertConfig(**shape, num_labels=2)).eval()
 
 
-CASES = {"reward": (decoder(1), CHAT), "labels": (decoder(3), CHAT), "bert": (encoder(), PLAIN)}
+def ending_in_eos():
+    """A chat whose last token is eos, as Llama-3 and Mistral have it."""
+    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", template=CHATML.replace("<|im_end|>\n", "<|im_end|>"))
+    tokenizer.eos_token = "<|im_end|>"
+    return tokenizer
+
+
+def llama(pad):
+    torch.manual_seed(0)
+    return LlamaForSequenceClassification(LlamaConfig(**SHAPE, num_labels=1, eos_token_id=257, pad_token_id=pad)).eval()
+
+
+CASES = {
+    "reward": (decoder(1), CHAT),
+    "labels": (decoder(3), CHAT),
+    "bert": (encoder(), PLAIN),
+    "eos and no pad": (llama(None), ending_in_eos()),
+    "eos is pad": (llama(257), ending_in_eos()),
+    "pad is no token": (llama(-1), ending_in_eos()),
+}
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +94,10 @@ def test_what_does_not_fit_is_refused(tmp_path, models):
         load(folder, params={"label": 3})
     with pytest.raises(ScoringError, match="reads 512"):
         models["reward", 1].score([[Segment("x" * 600, False), Segment("y", True)]])
+
+
+@pytest.mark.parametrize("pad", [None, 257, -1])
+def test_the_config_of_a_model_is_as_it_was_after_a_batch(tmp_path, pad):
+    model = load(save(tmp_path / "model", llama(pad), ending_in_eos()))
+    model.score([[Segment("q", False), Segment(answer, True)] for answer in ("a", "aa")])
+    assert model._model.config.pad_token_id == pad
