@@ -37,6 +37,7 @@ def _check_shaping(config: TrainConfig) -> None:
     fix = "nothing else would be left to train on: give a weight to the outcome"
     rewarded = bool(shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight)
     require(not config.scoring.shadow or rewarded, config, "scoring.shadow", fix)
+    _check_something_counts(config)
     fix = "a product of negative scores means nothing; use min, or the model's probabilities"
     signed = shaping.use_logit_tanh and shaping.prm_aggregation == "product"
     require(not signed, config, key + "prm_aggregation", fix)
@@ -51,6 +52,22 @@ def _check_shaping(config: TrainConfig) -> None:
     bounded = not shaping.overlong_penalty or shaping.overlong_buffer <= shaping.overlong_max_length
     require(bounded, config, key + "overlong_max_length", fix)
     require(_compiles(shaping.answer_pattern), config, key + "answer_pattern", "it is no regular expression of Python")
+
+
+def _check_something_counts(config: TrainConfig) -> None:
+    shaping, key = config.scoring.shaping, "scoring.shaping."
+    counts = {
+        "rules": shaping.outcome_weight or shaping.prm_acc_bonus_weight,
+        "outcome_model": shaping.outcome_model_weight,
+        "prm": shaping.process_weight or shaping.prm_aggregation == "per_step",
+    }
+    for source, kinds in {"any source": configured(config.scoring), **config.scoring.needs}.items():
+        fix = (
+            f"nothing that {source} needs ({', '.join(kinds)}) has a weight in the reward: give it one, or set "
+            f"{key}prm_aggregation=per_step for an algorithm that reads the steps"
+        )
+        counted = shaping.environment_weight or any(counts[kind] for kind in kinds)
+        require(bool(counted), config, key + "outcome_weight", fix)
 
 
 def _compiles(pattern: str) -> bool:

@@ -72,7 +72,7 @@ def _make(parts: Prepared, seed: int, progress: Callable[[str], None]) -> None:
     policy = warm_start(tokenizer, seed, progress)
     policy.save_pretrained(parts.model)
     tokenizer.save_pretrained(parts.model)
-    scorer, held_out_steps = train_step_scorer(policy, tokenizer, seed, progress)
-    for source, found in held_out_steps.items():
+    scorer, judgements = train_step_scorer(policy, tokenizer, seed, progress)
+    for source, found in judgements.items():
         progress(f"the step scorer judges {found.accuracy:.1%} of {source} steps rightly ({found.right:.1%} are right)")
-    save_step_scorer(scorer, tokenizer, parts.step_scorer)
+    save_step_scorer(scorer, tokenizer, judgements, parts.step_scorer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from asyncrl.replay.stored import StoredRun
 
 Lines = list[dict[str, Any]]
 
+_ENGINE = ("tokens", "seconds", "idle_seconds")
+_WAITED = "learner_waited_for_labels_s"
+_SHARES = ("accuracy", "learner_idle", "rollout_idle", "waited_for_labels")
+
 
 def summarise(config: TrainConfig, run_dir: Path, seconds: float) -> dict[str, Any]:
     """The figures of a finished run; `seconds` is how long its loop took."""
@@ -21,7 +26,8 @@ def summarise(config: TrainConfig, run_dir: Path, seconds: float) -> dict[str, A
     steps = _steps(learner)
     accuracies = [line["eval/accuracy"] for line in _evaluations(learner)]
     counts, audit = _replay(config, run_dir)
-    actors = [_totals(read_lines(path)) for path in sorted((run_dir / "metrics").glob("actor-*.jsonl"))]
+    actors = [_totals(lines, _ENGINE) for lines in _lines_of(run_dir, "actor-*")]
+    waited = [_totals(lines, [_WAITED])[_WAITED] for lines in _lines_of(run_dir, "replay*")]
     engine_seconds = sum(actor["seconds"] for actor in actors)
     return {
         "accuracy_before": accuracies[0] if accuracies else None,
@@ -35,6 +41,7 @@ def summarise(config: TrainConfig, run_dir: Path, seconds: float) -> dict[str, A
         "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / seconds, 1),
         "learner_idle": round(sum(line["idle"] * line["seconds/step"] for line in steps) / _total(steps), 4),
         "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / engine_seconds, 4),
+        "waited_for_labels": round(max(waited, default=0.0) / seconds, 4),
         "seconds": round(seconds, 1),
     }
 
@@ -54,12 +61,16 @@ def _total(steps: Lines) -> float:
     return float(sum(line["seconds/step"] for line in steps))
 
 
-def _totals(actor: Lines) -> dict[str, float]:
-    """An actor's counters over all of its starts: they begin at 0 each time."""
-    totals = dict.fromkeys(("tokens", "seconds", "idle_seconds"), 0.0)
-    for line, following in zip(actor, [*actor[1:], None], strict=True):
-        if following is None or following["seconds"] < line["seconds"]:
-            for name in totals:
+def _lines_of(run_dir: Path, roles: str) -> list[Lines]:
+    return [read_lines(path) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
+
+
+def _totals(lines: Lines, names: Sequence[str]) -> dict[str, float]:
+    """A role's counters over all of its starts: they begin at 0 each time."""
+    totals = dict.fromkeys(names, 0.0)
+    for line, following in zip(lines, [*lines[1:], None], strict=True):
+        for name in names:
+            if following is None or following[name] < line[name]:
                 totals[name] += line[name]
     return totals
 
@@ -73,7 +84,7 @@ def table(summary: dict[str, Any]) -> Table:
     """The summary for people."""
     rendered = Table(title="what happened", show_header=False)
     for name, value in summary.items():
-        share = name.startswith(("accuracy", "learner_idle", "rollout_idle")) and value is not None
+        share = name.startswith(_SHARES) and value is not None
         rendered.add_row(name.replace("_", " "), f"{value:.1%}" if share else str(value))
     return rendered
 
@@ -86,7 +97,7 @@ def draw(run_dir: Path, picture: Path) -> None:
     from matplotlib import pyplot as plt
 
     learner = read_lines(run_dir / "metrics" / "learner.jsonl")
-    actors = [read_lines(path) for path in sorted((run_dir / "metrics").glob("actor-*.jsonl"))]
+    actors = _lines_of(run_dir, "actor-*")
     start = min(lines[0]["time"] for lines in [learner, *actors] if lines)
     steps, evaluations = _steps(learner), _evaluations(learner)
     minutes = [(line["time"] - start) / 60 for line in steps]

@@ -6,9 +6,10 @@ Half of its transcripts work out random expressions, half calculations of GSM8K.
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from asyncrl.scoring.models.value_head import HEAD_FILE
 STEPS = 150
 BATCH = 24
 HELD_OUT = 200
+JUDGEMENTS_FILE = "held_out.json"
 
 
 class StepScorer(nn.Module):
@@ -99,9 +101,13 @@ def _judge(
     return scorer(ids)[ends], torch.tensor(labels)
 
 
-def save_step_scorer(scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Backbone, tokenizer and head, each in the file where the scoring pool looks for it."""
+def save_step_scorer(
+    scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, judgements: Mapping[str, HeldOut], folder: Path
+) -> None:
+    """Backbone, tokenizer and head, each in the file where the scoring pool looks for it, and its judgements."""
     scorer.backbone.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     head = {"weight": scorer.head.weight.detach().clone(), "bias": scorer.head.bias.detach().clone()}
     save_file(head, folder / HEAD_FILE)
+    found = {source: asdict(judged) for source, judged in judgements.items()}
+    (folder / JUDGEMENTS_FILE).write_text(json.dumps(found, indent=2) + "\n")

@@ -25,7 +25,7 @@ from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
 from asyncrl.scoring.rules.base import Case, Verdict
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Found, shape
-from asyncrl.scoring.steps import Scores, aggregate, earned, middle, repeated, scale, transformed
+from asyncrl.scoring.steps import Scores, aggregate, earned, middle, repeated, said_at, scale, transformed
 from asyncrl.scoring.transcript import Decoder, Transcript, answer_text, response_text, transcript
 from asyncrl.types import Labels, Lease
 
@@ -154,7 +154,7 @@ class Scorer:
         counted, process = _NO_SCORES, None
         kept: list[int] = []
         if len(scores):
-            counted, kept = earned(scores, trajectory.steps, texts, trajectory.sampled_tokens, config)
+            counted, kept = earned(scores, said_at(trajectory, texts), trajectory.sampled_tokens, config)
             process = aggregate(counted, config.prm_aggregation)
         models = {"outcome_model": found.get("outcome_model"), "process": process}
         parts = Found(
@@ -171,7 +171,7 @@ class Scorer:
         labels = Labels(
             trajectory_id=trajectory.id,
             reward=shaped.reward,
-            outcome=_outcome(parts, trajectory.id),
+            outcome=_outcome(parts, counted, trajectory.id),
             scorer=self._name(lease),
             step_scores=_NO_SCORES if shadow else transformed(counted, config),
             step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
@@ -199,9 +199,11 @@ class Scorer:
         return "+".join([*before, *(names[kind] for kind in lease.kinds)])
 
 
-def _outcome(found: Found, trajectory_id: str) -> float:
-    """The verdict of the first kind that has one. Raises ScoringError: nothing was found out."""
-    for score in (found.outcome, found.outcome_model, found.process):
+def _outcome(found: Found, steps: Scores, trajectory_id: str) -> float:
+    """The verdict of the first kind that has one, the mean of the steps at last. Raises ScoringError: nothing was found
+    out."""
+    mean = float(steps.mean()) if len(steps) else None
+    for score in (found.outcome, found.outcome_model, found.process, mean):
         if score is not None:
             return score
     raise ScoringError(f"no rule and no model says anything about {trajectory_id}: see scoring.needs")

@@ -7,14 +7,15 @@ scale (every step's score) -> earned (what hacks would add is taken away) -> agg
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.schema import ShapingConfig
 from asyncrl.scoring.models.base import StepScores
-from asyncrl.types import Step
+from asyncrl.types import Trajectory
 
 Scores = NDArray[np.float32]
 
@@ -25,6 +26,8 @@ _AGGREGATIONS: Mapping[str, Callable[[Scores], np.float32]] = {
     "min": np.min,
     "product": np.prod,
 }
+
+_NUMBER_IN_FRONT = re.compile(r"\A\s*(?:step\s*)?\(?\d+[).:]\s+", re.IGNORECASE)
 
 
 def scale(scores: StepScores, config: ShapingConfig) -> Scores:
@@ -42,38 +45,66 @@ def middle(config: ShapingConfig) -> float:
     return 0.0 if config.use_logit_tanh else 0.5
 
 
-def repeated(texts: Sequence[str]) -> list[bool]:
-    """Which steps say what an earlier one said, apart from white space."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the policy wrote at one step: its text without special tokens, its policy tokens, and whether it stands in a
+    turn that calls tools."""
+
+    text: str
+    tokens: int
+    calls: bool = False
+
+
+def said_at(trajectory: Trajectory, texts: Sequence[str]) -> list[Said]:
+    """The steps of a trajectory with their texts."""
+    calling = [(turn.start, turn.end) for turn in trajectory.turns if turn.tool_calls]
+    return [
+        Said(text, step.end - step.start, any(start <= step.start < end for start, end in calling))
+        for step, text in zip(trajectory.steps, texts, strict=True)
+    ]
+
+
+def repeated(texts: Iterable[str]) -> list[bool]:
+    """Which steps say what an earlier one said, apart from white space, case, a number in front and the last mark."""
     seen: set[str] = set()
     found = []
-    for text in (" ".join(text.split()) for text in texts):
-        found.append(text in seen)
-        seen.add(text)
+    for text in texts:
+        bare = " ".join(_NUMBER_IN_FRONT.sub("", text).casefold().split()).rstrip(".,;:!?")
+        found.append(bare in seen)
+        seen.add(bare)
     return found
 
 
-def earned(
-    scores: Scores, steps: Sequence[Step], texts: Sequence[str], length: int, config: ShapingConfig
-) -> tuple[Scores, list[int]]:
+def earned(scores: Scores, said: Sequence[Said], length: int, config: ShapingConfig) -> tuple[Scores, list[int]]:
     """The scores that count, float32[k], and which of the K steps they belong to. `length` is the episode's policy
     tokens.
 
-    Steps behind the first final answer and steps that repeat another are left out, so that they neither earn nor cost
-    anything; what is too long keeps only a score below 0.
+    Steps that repeat another are left out, so that they neither earn nor cost anything. Behind the first final answer a
+    step counts only where it costs: left out, it would let an answer that is announced early hide what follows. What is
+    too long keeps only a score below 0.
     """
     if not config.enable_anti_hack:
         return scores, list(range(len(scores)))
-    kept = list(_scored(texts, config))
-    capped = [length > config.max_resp_len or steps[k].end - steps[k].start > config.max_step_tokens for k in kept]
-    return np.where(capped, np.minimum(scores[kept], 0), scores[kept]).astype(np.float32), kept
+    too_long = [length > config.max_resp_len or step.tokens > config.max_step_tokens for step in said]
+    scores = np.where(too_long, np.minimum(scores, 0), scores).astype(np.float32)
+    kept: list[int] = []
+    answered = False
+    for index, is_repeated in enumerate(repeated(step.text for step in said)):
+        if not is_repeated and (not answered or _costs(scores, kept, index, config)):
+            kept.append(index)
+        answered = answered or (config.stop_at_answer and _answers(said[index], config.answer_pattern))
+    return scores[kept], kept
 
 
-def _scored(texts: Sequence[str], config: ShapingConfig) -> Iterator[int]:
-    for index, is_repeated in enumerate(repeated(texts)):
-        if not is_repeated:
-            yield index
-        if config.stop_at_answer and re.search(config.answer_pattern, texts[index]):
-            return
+def _costs(scores: Scores, kept: list[int], index: int, config: ShapingConfig) -> bool:
+    """Whether a further step lowers the one number of those that are kept, or is read as a penalty by algorithms."""
+    aggregation = _AGGREGATIONS.get(config.prm_aggregation, np.mean)
+    lowers = aggregation(scores[[*kept, index]]) < aggregation(scores[kept])
+    return bool(lowers or scores[index] < (config.clip_eta if "clip" in config.step_transforms else 0))
+
+
+def _answers(step: Said, pattern: str) -> bool:
+    return not step.calls and re.search(pattern, step.text) is not None
 
 
 def aggregate(scores: Scores, how: str) -> float | None:

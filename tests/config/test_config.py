@@ -86,6 +86,8 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"scoring.timeout_s": 900.0}, "scoring.stall_s"),
         ({"scoring.needs": {"a": ["prm"]}}, "kinds that are configured: rules"),
         ({"scoring.needs": {"a": []}}, "must name some"),
+        ({**PRM, "scoring.needs": {"a": ["prm"]}}, r"nothing that a needs \(prm\) has a weight"),
+        ({"scoring.shaping.outcome_weight": 0.0}, r"any source needs \(rules\) has a weight"),
         ({"scoring.serve": ["rule"]}, "kinds that are configured: rules"),
         ({"scoring.shadow": True, "scoring.shaping.outcome_weight": 0.0}, "give a weight to the outcome"),
         ({**PRM, "scoring.shadow": True, "scoring.needs": {"a": ["prm"]}}, "let it need rules"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.demo.report import summarise
+from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
 from asyncrl.types import Task, Trajectory
 from tests.end_to_end.support import Run, read_config
 from tests.network.support import made
@@ -43,6 +45,14 @@ def test_a_policy_whose_reward_is_chance_does_not_learn(start: Start, prepared: 
     assert max(accuracies) < 0.8, accuracies
 
 
+def test_the_step_scorer_judges_more_than_nine_of_ten_steps_that_it_never_saw(prepared: list[str]) -> None:
+    folder = dict(each.split("=", 1) for each in prepared)["scoring.prm.path"]
+    judgements = json.loads((Path(folder) / JUDGEMENTS_FILE).read_text())
+    assert set(judgements) == {"generated", "GSM8K"}
+    for judged in judgements.values():
+        assert judged["accuracy"] > max(0.9, judged["right"])
+
+
 def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: list[str]) -> None:
     changes = (*prepared, "learner.steps=8", "learner.checkpoint_every=2", "learner.eval_every=0")
     first = start("train", *changes)
@@ -62,6 +72,7 @@ def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: li
     assert config.network.replay_port > 0, "the run's folder must tell where its replay listens"
     summary = summarise(config, second.dir, 1.0)
     assert (summary["lost"], summary["trained_twice"], summary["trajectories_trained"]) == (0, 0, 8 * 64)
+    assert 0 <= summary["waited_for_labels"] < summary["learner_idle"] + 1
 
 
 def test_two_learner_ranks_train_the_same_loop(start: Start, prepared: list[str]) -> None:

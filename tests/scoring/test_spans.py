@@ -15,6 +15,7 @@ from asyncrl.algorithms.view import View
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
 from asyncrl.learner.share import build_episodes, build_share
 from asyncrl.scoring.scorer import Scorer
+from asyncrl.scoring.steps import earned, said_at
 from asyncrl.types import BatchPlan, Role, Turn
 from tests.actor.fakes import END, ids, make_tokenizer
 from tests.algorithms.support import make_rollouts
@@ -92,13 +93,15 @@ def test_each_score_lands_on_its_own_steps_tokens_and_nowhere_else(prompt, turns
     assert [step.start for step in steps] == sorted({step.start for step in steps}), "steps follow each other"
     covered = np.zeros(len(trajectory), np.bool_)
     expected = np.zeros(len(trajectory), np.float32)
-    seen, answered = set(), False
-    for step in steps:
+    texts = [
+        TOKENIZER.decode(trajectory.tokens[step.start : step.end].tolist(), skip_special_tokens=True) for step in steps
+    ]
+    scores = np.array([score_of(text) for text in texts], np.float32)
+    _, counted = earned(scores, said_at(trajectory, texts), trajectory.sampled_tokens, shaping)
+    assert guarded or len(counted) == len(steps)
+    for index, step in enumerate(steps):
         covered[step.start : step.end] = True
-        text = TOKENIZER.decode(trajectory.tokens[step.start : step.end].tolist(), skip_special_tokens=True)
-        if not guarded or not (answered or " ".join(text.split()) in seen):
-            expected[step.end - 1] = score_of(text)
-        seen.add(" ".join(text.split()))
-        answered |= "解" in text
+        if index in counted:
+            expected[step.end - 1] = scores[index]
     assert (covered == trajectory.loss_mask).all(), "steps are what the policy wrote, all of it"
     np.testing.assert_array_equal(on_tokens, expected)

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config.schema import ShapingConfig
-from asyncrl.scoring.steps import aggregate, earned, repeated, transformed
-from asyncrl.types import Step
+from asyncrl.scoring.steps import Said, aggregate, earned, repeated, transformed
 
 SCORES = np.array([0.5, 0.25, 1.0], np.float32)
 
@@ -40,17 +39,19 @@ def test_delta_makes_the_steps_from_any_on_sum_to_its_score(values):
     np.testing.assert_allclose(np.cumsum(deltas[::-1].astype(np.float64))[::-1], scores, atol=1e-5)
 
 
-def test_a_step_repeats_another_whatever_its_white_space():
-    assert repeated(["so 1 + 1", "then", " so  1 + 1\n", "then."]) == [False, False, True, False]
+def test_a_step_repeats_another_whatever_its_white_space_case_number_and_last_mark():
+    assert repeated(["so 1 + 1", "then", " so  1 + 1\n", "Then."]) == [False, False, True, True]
+    assert repeated(["So it is.", "(1) So it is.", "2. so it is!", "Step 3: so it is"]) == [False, True, True, True]
+    assert repeated(["3 + 4", "3 - 4", "(3 + 4) * 2", "3 + 4 * 2", "5 + 4"]) == [False] * 5
 
 
 def test_steps_are_earned_up_to_the_first_answer_once_each_and_within_the_lengths():
     texts = ["a", "b", "a", "so #### 5", "#### 5", "thanks"]
-    steps = [Step(10 * k, 10 * k + 10) for k in range(6)]
+    said = [Said(text, 10) for text in texts]
     scores = np.arange(1, 7).astype(np.float32)
 
     def kept(length=60, **config):
-        values, indices = earned(scores, steps, texts, length, ShapingConfig(**config))
+        values, indices = earned(scores, said, length, ShapingConfig(**config))
         return dict(zip(indices, values.tolist(), strict=True))
 
     assert kept() == {0: 1, 1: 2, 3: 4}
@@ -62,7 +63,7 @@ def test_steps_are_earned_up_to_the_first_answer_once_each_and_within_the_length
 
 def test_what_is_too_long_keeps_a_score_below_zero():
     scores = np.array([-0.5, 0.5], np.float32)
-    values, _ = earned(scores, [Step(0, 5), Step(5, 9)], ["a", "b"], 9, ShapingConfig(max_resp_len=8))
+    values, _ = earned(scores, [Said("a", 5), Said("b", 4)], 9, ShapingConfig(max_resp_len=8))
     assert values.tolist() == [-0.5, 0]
 
 
@@ -78,5 +79,31 @@ def test_what_is_too_long_keeps_a_score_below_zero():
     ],
 )
 def test_a_final_answer_is_known_by_its_mark(text, found):
-    _, kept = earned(SCORES[:2], [Step(0, 1), Step(1, 2)], [text, "more"], 2, ShapingConfig())
+    rising = np.array([0.5, 0.75], np.float32)
+    _, kept = earned(rising, [Said(text, 1), Said("more", 1)], 2, ShapingConfig())
     assert kept == ([0] if found else [0, 1])
+
+
+def test_a_turn_that_calls_a_tool_is_no_final_answer():
+    said = [Said("to find the answer: call", 1, calls=True), Said("more", 1)]
+    assert earned(np.array([0.5, 0.75], np.float32), said, 2, ShapingConfig())[1] == [0, 1]
+
+
+AGGREGATIONS = ["mean_response", "min", "product", "pooled_last", "per_step"]
+TRANSFORMS: list[list[str]] = [[], ["clip"], ["delta"], ["clip", "delta"]]
+
+
+@given(
+    st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=12),
+    st.integers(0, 11),
+    st.sampled_from(AGGREGATIONS),
+    st.sampled_from(TRANSFORMS),
+)
+def test_announcing_an_answer_anywhere_never_makes_steps_worth_more(values, announced, how, transforms):
+    scores = np.abs(np.array(values, np.float32)) if how == "product" else np.array(values, np.float32)
+    config = ShapingConfig(prm_aggregation=how, step_transforms=transforms)
+    honest = [Said(f"{k} + {k}", 1) for k in range(len(values))]
+    hacked = [Said("#### 5", 1) if k == announced else step for k, step in enumerate(honest)]
+    (before, _), (after, _) = (earned(scores, said, len(values), config) for said in (honest, hacked))
+    assert (aggregate(after, how) or 0) <= (aggregate(before, how) or 0) + 1e-6
+    assert transformed(after, config).sum() <= transformed(before, config).sum() + 1e-5

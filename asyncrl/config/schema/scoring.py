@@ -31,7 +31,7 @@ class ShapingConfig:
     step_transforms: list[str] = option([], "what algorithms read of a step score r_k, in order: clip | delta")
     clip_eta: float = option(0.5, "clip makes it min(r_k - clip_eta, 0); delta makes it r_k - r_{k+1}")
     enable_anti_hack: bool = option(True, "turns on the five keys below, and leaves out repeated steps")
-    stop_at_answer: bool = option(True, "steps behind the first final answer are not scored")
+    stop_at_answer: bool = option(True, "steps behind the first final answer count only where they cost")
     answer_pattern: str = option(
         r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression that a step with a final answer matches"
     )

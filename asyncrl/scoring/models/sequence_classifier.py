@@ -46,6 +46,7 @@ class SequenceClassifier:
     def __init__(self, name: str, model: Any, encode: Encode, label: int, micro_tokens: int, drop_oldest: bool) -> None:
         self._name = name
         self._model = model
+        self._own_filler = _own_filler(model)
         self._encode = encode
         self._label = label
         # No bound is as low as 0: every input is a batch of its own.
@@ -68,27 +69,30 @@ class SequenceClassifier:
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> list[float]:
-        logits = (self._together(ids) if len(ids) > 1 else self._model(input_ids=self._tensor(ids))).logits.float()
+        longest, filler = max(len(each) for each in ids), self._filler(ids)
+        self._model.config.get_text_config().pad_token_id = filler
+        tokens = self._tensor([[*each, *[filler] * (longest - len(each))] for each in ids])
+        mask = self._tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
+        masked = {"attention_mask": mask} if len(ids) > 1 else {}
+        logits = self._model(input_ids=tokens, **masked).logits.float()
         scores = logits[:, 0] if logits.shape[1] == 1 else logits.softmax(-1)[:, self._label]
         return [float(score) for score in scores.cpu()]
 
-    def _together(self, ids: Sequence[Sequence[int]]) -> Any:
-        """Several inputs in one pass. Models that read the last token find it by what is not padding; where one names
-        none, and reads an input alone to its end, the padding is a token that no input has."""
-        config, longest = self._model.config.get_text_config(), max(len(each) for each in ids)
-        own, vocabulary = config.pad_token_id, self._model.get_input_embeddings().num_embeddings
-        named = own is not None and 0 <= own < vocabulary
-        filler = own if named else min(set(range(vocabulary)).difference(*ids))
-        mask = self._tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
-        config.pad_token_id = filler
-        try:
-            padded = self._tensor([[*each, *[filler] * (longest - len(each))] for each in ids])
-            return self._model(input_ids=padded, attention_mask=mask)
-        finally:
-            config.pad_token_id = own
+    def _filler(self, ids: Sequence[Sequence[int]]) -> int:
+        """The model's own; where it has none, a token that ends no input: the model is read at the last other one."""
+        if self._own_filler is not None:
+            return self._own_filler
+        ends = {each[-1] for each in ids}
+        return next(token for token in range(len(ends) + 1) if token not in ends)
 
     def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(rows, device=self._model.device)
+
+
+def _own_filler(model: Any) -> int | None:
+    """The token that the model's configuration pads with, if there is such a token."""
+    named = model.config.get_text_config().pad_token_id
+    return named if named is not None and 0 <= named < model.get_input_embeddings().num_embeddings else None
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> SequenceClassifier:

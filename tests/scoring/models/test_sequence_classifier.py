@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForSequenceClassification,
     Qwen2Config,
     Qwen2ForSequenceClassification,
 )
@@ -17,7 +15,7 @@ from asyncrl.config.schema import OutcomeModelConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models.registry import load_outcome_model
 from asyncrl.scoring.transcript import Segment
-from tests.scoring.models.support import BATCHES, BOUNDS, CHATML, SHAPE, byte_tokenizer, plain, save
+from tests.scoring.models.support import BATCHES, BOUNDS, CHATML, LLAMA3, SHAPE, byte_tokenizer, plain, save
 
 CHAT = byte_tokenizer("<|im_start|>", "<|im_end|>", "<pad>", template=CHATML)
 CHAT.pad_token = "<pad>"
@@ -29,9 +27,13 @@ def load(folder, **changes):
     return load_outcome_model(OutcomeModelConfig(path=str(folder), **changes), "scoring.outcome_model")
 
 
-def decoder(labels):
+ENDING = byte_tokenizer("<|start|>", "<|end|>", "<|eot|>", bos="<s>", template=LLAMA3)
+ENDING.eos_token = "<|eot|>"
+
+
+def decoder(labels, pad_token_id=258):
     torch.manual_seed(0)
-    return Qwen2ForSequenceClassification(Qwen2Config(**SHAPE, num_labels=labels, pad_token_id=258)).eval()
+    return Qwen2ForSequenceClassification(Qwen2Config(**SHAPE, num_labels=labels, pad_token_id=pad_token_id)).eval()
 
 
 def encoder():
@@ -40,25 +42,13 @@ def encoder():
     return BertForSequenceClassification(BertConfig(**shape, num_labels=2)).eval()
 
 
-def ending_in_eos():
-    """A chat whose last token is eos, as Llama-3 and Mistral have it."""
-    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", template=CHATML.replace("<|im_end|>\n", "<|im_end|>"))
-    tokenizer.eos_token = "<|im_end|>"
-    return tokenizer
-
-
-def llama(pad):
-    torch.manual_seed(0)
-    return LlamaForSequenceClassification(LlamaConfig(**SHAPE, num_labels=1, eos_token_id=257, pad_token_id=pad)).eval()
-
-
 CASES = {
     "reward": (decoder(1), CHAT),
     "labels": (decoder(3), CHAT),
     "bert": (encoder(), PLAIN),
-    "eos and no pad": (llama(None), ending_in_eos()),
-    "eos is pad": (llama(257), ending_in_eos()),
-    "pad is no token": (llama(-1), ending_in_eos()),
+    "without padding": (decoder(1, pad_token_id=None), ENDING),
+    "padded with what ends it": (decoder(1, pad_token_id=ENDING.eos_token_id), ENDING),
+    "padded with no token": (decoder(1, pad_token_id=-1), ENDING),
 }
 
 
@@ -94,10 +84,3 @@ def test_what_does_not_fit_is_refused(tmp_path, models):
         load(folder, params={"label": 3})
     with pytest.raises(ScoringError, match="reads 512"):
         models["reward", 1].score([[Segment("x" * 600, False), Segment("y", True)]])
-
-
-@pytest.mark.parametrize("pad", [None, 257, -1])
-def test_the_config_of_a_model_is_as_it_was_after_a_batch(tmp_path, pad):
-    model = load(save(tmp_path / "model", llama(pad), ending_in_eos()))
-    model.score([[Segment("q", False), Segment(answer, True)] for answer in ("a", "aa")])
-    assert model._model.config.pad_token_id == pad
