@@ -6,15 +6,15 @@ import sys
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_layers import GenericForSequenceClassification
 
 _PADDED = {
     *("bert", "distilbert", "roberta", "xlm-roberta", "electra", "albert", "deberta-v2", "modernbert"),
     *("gpt2", "gpt_neox", "opt", "bloom"),
 }
-_NOISE, _HALF_NOISE = 1e-3, 0.05
-"""The share of a hidden state that rounding may change, in float32 and in half precision."""
+_NOISE, _HALF_NOISE = 1e-4, 0.02
+"""The share of hidden states or logits that rounding may change, in float32 and in half precision."""
 
 
 def longest_input(model: Any) -> int:
@@ -49,5 +49,16 @@ def is_causal(backbone: Any) -> bool:
     """Whether tokens that follow leave what stands before them as it is: seen on a short input and two ends of it."""
     tokens = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=backbone.device)
     one, other = (backbone(input_ids=each[None]).last_hidden_state[0, :3].float() for each in tokens)
-    noise = _NOISE if backbone.dtype == torch.float32 else _HALF_NOISE
-    return bool((one - other).norm() <= noise * one.norm())
+    return _same(one, other, backbone.dtype)
+
+
+@torch.inference_mode()
+def logits_are_the_heads(model: Any) -> bool:
+    """Whether a causal language model's logits are its head's of the final hidden states, and not scaled or capped."""
+    tokens = torch.tensor([[3, 4, 5, 6]], device=model.device)
+    head = model.get_output_embeddings()(model.base_model(input_ids=tokens).last_hidden_state)
+    return _same(head.float(), model(input_ids=tokens).logits.float(), model.dtype)
+
+
+def _same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    return bool((one - other).norm() <= (_NOISE if dtype == torch.float32 else _HALF_NOISE) * one.norm())

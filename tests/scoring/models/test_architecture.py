@@ -4,11 +4,23 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, Phi3Config, Phi3Model
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Phi3Config,
+    Phi3Model,
+)
 
 from asyncrl.config.schema import OutcomeModelConfig
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.models.architecture import classifies_padded, is_causal, longest_input
+from asyncrl.scoring.models.architecture import (
+    classifies_padded,
+    is_causal,
+    logits_are_the_heads,
+    longest_input,
+)
 from asyncrl.scoring.models.causal import CausalReader, linear
 from asyncrl.scoring.models.encoding import Encoded
 from asyncrl.scoring.models.registry import load_outcome_model
@@ -46,7 +58,7 @@ SHARED = {
     "gemma3": {"text_config": GEMMA, "vision_config": VISION},
 }
 ALONE = {
-    "xlnet": {"vocab_size": VOCABULARY, "d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 32, "initializer_range": 0.3},
+    "xlnet": {**GPT, "d_model": 32, "d_inner": 32},
     "t5": {**T5, "decoder_start_token_id": 0, "eos_token_id": 256, "pad_token_id": 0, "num_labels": 2},
     "fnet": {**SMALL, "intermediate_size": 32, "max_position_embeddings": 64, "type_vocab_size": 2},
     "phi3": {**PHI, **SPECIAL},
@@ -98,15 +110,17 @@ def test_an_input_of_the_longest_length_is_read_and_a_longer_one_refused(made):
 def test_a_backbone_that_looks_ahead_scores_no_steps(tmp_path, kind):
     head = {"v_head.summary.weight": torch.ones(1, HIDDEN), "v_head.summary.bias": torch.zeros(1)}
     folder = save(tmp_path / kind, AutoModel.from_config(config_of(kind)), TOKENIZER, **head)
-    with pytest.raises(ConfigError, match="not causal|cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"not causal|cannot be loaded"):
         load(folder, "skywork_prm")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["gpt2", "bloom", "mistral", "phi3"])
-def test_decoders_are_causal_in_every_precision(kind, dtype):
+def test_a_decoder_passes_in_every_precision(kind, dtype):
     torch.manual_seed(0)
-    assert is_causal(AutoModel.from_config(config_of(kind)).to(dtype).eval())
+    model = AutoModelForCausalLM.from_config(config_of(kind)).to(dtype).eval()
+    assert is_causal(model.base_model)
+    assert logits_are_the_heads(model)
 
 
 def test_positions_that_depend_on_the_length_are_those_of_the_input_alone():
@@ -121,3 +135,25 @@ def test_positions_that_depend_on_the_length_are_those_of_the_input_alone():
             hidden = backbone(torch.tensor([each.ids])).last_hidden_state[0]
         reads = [read for (read,) in each.reads]
         assert found == pytest.approx((hidden[reads] @ torch.linspace(-1, 1, HIDDEN)).tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "plain"),
+    [
+        ("gemma2", {"head_dim": 16, "final_logit_softcapping": 30.0}, False),
+        ("gemma2", {"head_dim": 16, "final_logit_softcapping": None}, True),
+        ("cohere", {"logit_scale": 0.5}, False),
+        ("granite", {"logits_scaling": 8.0}, False),
+        ("llama", {}, True),
+        ("mistral", {}, True),
+    ],
+)
+def test_a_model_that_caps_or_scales_its_logits_is_refused(tmp_path, kind, changes, plain):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE, **SPECIAL, **changes))
+    assert logits_are_the_heads(model.eval()) == plain
+    folder = save(tmp_path / kind, model, byte_tokenizer("ки"))
+    if not plain:
+        for family, params in (("math_shepherd", {}), ("prime", {"reference": str(folder)})):
+            with pytest.raises(ConfigError, match="caps its logits"):
+                load(folder, family, params=params)
