@@ -9,11 +9,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.launch.child import kill_group, last_lines, start_guarded
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import TrainConfig
 
 logger = logging.getLogger(__name__)
 
