@@ -21,9 +21,7 @@ from tests.replay.support import make_rules
 def replay_at(folder, config, count, max_attempts):
     """Its endpoint; it takes `count` trajectories."""
     admission = Admission(max_lag=0, per_version=count)
-    rules = make_rules(
-        admission=admission, batch_size=count, max_attempts=max_attempts, needs=partial(needs, config)
-    )
+    rules = make_rules(admission=admission, batch_size=count, max_attempts=max_attempts, needs=partial(needs, config))
     stop, store = threading.Event(), Store(folder, 1 << 28, durable=False)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.linger, socket.router_mandatory = 0, True

@@ -38,8 +38,8 @@ def reading(tokenizer: Any, params: Params, key: str) -> tuple[Encode, Labels]:
     """How transcripts are read, and the label tokens. Raises ConfigError."""
     if not tokenizer.is_fast:
         raise ConfigError(
-            f"{key}: {type(tokenizer).__name__} does not tell where in a text its tokens stand; add the tokenizer.json of "
-            "the same tokenizer to the folder"
+            f"{key}: {type(tokenizer).__name__} does not tell where in a text its tokens stand; "
+            "add the tokenizer.json of the same tokenizer to the folder"
         )
     good, bad = (
         single_token(tokenizer, f" {text}", f"{key}.params.{name}={text}")
