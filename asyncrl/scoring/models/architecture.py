@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GenericForSequenceClassification
 
 _PADDED = {
     *("bert", "distilbert", "roberta", "xlm-roberta", "electra", "albert", "deberta-v2", "modernbert"),
@@ -40,6 +39,8 @@ def classifies_padded(model: Any) -> bool:
     It holds for all that read the last token, and for encoders that mask. Others convolve or mix over the padding, or
     read what stands last.
     """
+    from transformers.modeling_layers import GenericForSequenceClassification
+
     known = isinstance(model, GenericForSequenceClassification) or model.config.model_type in _PADDED
     return known and not positions_depend_on_length(model.config)
 

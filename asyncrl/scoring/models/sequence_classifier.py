@@ -91,7 +91,7 @@ class SequenceClassifier:
 
 def _own_filler(model: Any) -> int | None:
     """The token that the model's configuration pads with, if there is such a token."""
-    named = model.config.get_text_config().pad_token_id
+    named = getattr(model.config.get_text_config(), "pad_token_id", None)
     return named if named is not None and 0 <= named < model.get_input_embeddings().num_embeddings else None
 
 
