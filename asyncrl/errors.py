@@ -33,7 +33,7 @@ class BusyError(AsyncrlError):
 
 
 class UnavailableError(AsyncrlError):
-    """The other side did not answer in time."""
+    """The other side cannot be reached, or did not answer in time."""
 
 
 class StoppedError(AsyncrlError):

@@ -2,7 +2,8 @@
 all have found.
 
 Every episode ends in labels or in the reason why there are none. One that cannot be scored does not touch the others:
-where a batch fails in a model, its members are scored one by one.
+where a batch fails in a model, its members are scored one by one. Whether a service is away, or cannot score this
+episode, is found out with an episode that every model can score.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.errors import AsyncrlError, ScoringError
+from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
+from asyncrl.scoring.outages import AwayError
 from asyncrl.scoring.rules.base import Case, Verdict
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Found, shape
 from asyncrl.scoring.steps import Scores, aggregate, earned, middle, repeated, said_at, scale, transformed
-from asyncrl.scoring.transcript import Decoder, Transcript, answer_text, response_text, transcript
+from asyncrl.scoring.transcript import Decoder, Segment, Transcript, answer_text, response_text, transcript
 from asyncrl.types import Labels, Lease
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_EASY = [Segment("1 + 1 =", False), Segment(" 2", True)]
 _NO_SCORES, _NO_ENDS = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 
@@ -74,10 +77,10 @@ class Scorer:
         self._models = threading.Lock()
 
     def score(self, leases: Sequence[Lease]) -> Iterator[Scored | ScoringError]:
-        """What became of each lease, in order, as it is ready. Rules run while the models do."""
+        """What became of each lease, in order, as it is ready: of some AwayError. Rules run while the models do."""
         verdicts = [self._judge(lease) if "rules" in lease.kinds else None for lease in leases]
-        outcomes = self._ask("outcome_model", self._read_outcomes, leases)
-        steps = self._ask("prm", self._read_steps, leases)
+        outcomes = self._ask("outcome_model", self._outcome_model, self._read_outcomes, leases)
+        steps = self._ask("prm", self._prm, self._read_steps, leases)
         for index, lease in enumerate(leases):
             findings = (verdicts[index], outcomes.get(index), steps.get(index))
             yield _attempt(partial(self._label, lease, *findings))
@@ -91,12 +94,23 @@ class Scorer:
         return _attempt(submit)
 
     def _ask(
-        self, kind: str, read: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]
+        self,
+        kind: str,
+        model: OutcomeModel | ProcessRewardModel | None,
+        read: Callable[[Sequence[Lease]], list[T]],
+        leases: Sequence[Lease],
     ) -> dict[int, T | ScoringError]:
         """What a model says of the leases that name it, by their index."""
         chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
+
+        def ask(asked: Sequence[Lease]) -> list[T]:
+            try:
+                return read(asked)
+            except UnavailableError as error:
+                raise (ScoringError(str(error)) if _answers(model) else AwayError(kind, str(error))) from error
+
         with self._models:
-            said: list[T | ScoringError] = _together_or_singly(read, [leases[index] for index in chosen])
+            said: list[T | ScoringError] = _together_or_singly(ask, [leases[index] for index in chosen])
         return dict(zip(chosen, said, strict=True))
 
     def _read_outcomes(self, leases: Sequence[Lease]) -> list[float]:
@@ -225,20 +239,40 @@ def _given(result: T | ScoringError) -> T:
     return result
 
 
-def _together_or_singly(read: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]) -> list[T | ScoringError]:
+def _together_or_singly(ask: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]) -> list[T | ScoringError]:
+    """What is said of each lease. Who is away is not asked for the others."""
     if not leases:
         return []
-    together = _attempt(partial(read, leases))
+    together: list[T] | ScoringError = _attempt(partial(ask, leases))
     if not isinstance(together, ScoringError):
         return [*together]
-    if len(leases) == 1:
-        return [together]
-    return [_together_or_singly(read, [lease])[0] for lease in leases]
+    if isinstance(together, AwayError) or len(leases) == 1:
+        return [together] * len(leases)
+    said: list[T | ScoringError] = []
+    for lease in leases:
+        one: list[T | ScoringError] = _together_or_singly(ask, [lease])
+        said += one
+        if isinstance(one[0], AwayError):
+            return said + one * (len(leases) - len(said))
+    return said
+
+
+def _answers(model: OutcomeModel | ProcessRewardModel | None) -> bool:
+    """Whether the model scores an episode that every model can."""
+    try:
+        return model is not None and len(model.score([_EASY])) == 1
+    except UnavailableError:
+        return False
+    except Exception:
+        logger.debug("not even an easy episode was scored", exc_info=True)
+        return True
 
 
 def _attempt(work: Callable[[], T]) -> T | ScoringError:
     try:
         return work()
+    except AwayError as error:
+        return error
     except AsyncrlError as error:
         return ScoringError(str(error))
     except CancelledError:

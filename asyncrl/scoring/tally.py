@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -37,9 +38,9 @@ class Tally:
         else:
             self._handed_on += 1
 
-    def count_failure(self, refused: bool = False) -> None:
-        """An episode that was not scored, or whose labels the replay refused."""
-        self._failures["refused" if refused else "failed"] += 1
+    def count_failure(self, kind: Literal["failed", "refused", "waited"]) -> None:
+        """An episode that was not scored, whose labels the replay refused, or whose scorer is away."""
+        self._failures[kind] += 1
 
     def age(self, now: float) -> float:
         """Seconds since the last report."""
@@ -53,6 +54,7 @@ class Tally:
             "handed_on": self._handed_on,
             "failed": self._failures["failed"],
             "refused": self._failures["refused"],
+            "waited": self._failures["waited"],
             "tokens_per_s": self._tokens / seconds,
             "idle": min(self._idle / seconds, 1.0),
         }

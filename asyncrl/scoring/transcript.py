@@ -67,7 +67,8 @@ def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
 def transcript(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[Segment]:
     """The text up to the end of the last step, cut at the bounds of the steps.
 
-    Bare, the prompt is what the task's user messages say, and tool results stand without the template's role headers.
+    Bare, the prompt is what the task's messages say without the system's, each behind its role where several speak, and
+    tool results stand without the template's role headers.
     """
     return list(_segments(trajectory, tokenizer, task))
 
@@ -86,8 +87,9 @@ def _segments(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> Iterato
 
 
 def _problem(task: Task) -> str:
-    said = [message for message in task.messages if message["role"] == "user"] or task.messages
-    return "\n\n".join(_content(message["content"]) for message in said)
+    said = [message for message in task.messages if message["role"] != "system"] or task.messages
+    several = len({message["role"] for message in said}) > 1
+    return "\n\n".join(f"{each['role']}: " * several + _content(each["content"]) for each in said)
 
 
 def _content(content: Any) -> str:

@@ -1,8 +1,9 @@
 """A scorer at work: leases trajectories, and returns for each its labels, or the reason why it has none.
 
 A failure is never a reward of zero: the replay gives the trajectory out again, and after too many failures sets it
-aside and counts it. Scoring runs in a thread of its own, so that leases are renewed however long a batch takes; a
-scorer that gives nothing for too long ends instead, and its leases go to others.
+aside and counts it. That a service is away is no failure of a trajectory: it goes back as it came, and its kind of
+scores is left alone for a while. Scoring runs in a thread of its own, so that leases are renewed however long a batch
+takes; a scorer that gives nothing for too long ends instead, and its leases go to others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import RefusedError, ScoringError
 from asyncrl.observe.metrics import Metrics
 from asyncrl.scoring.guards import HackAlarm
+from asyncrl.scoring.outages import AwayError, Outages
 from asyncrl.scoring.scorer import Scored
 from asyncrl.scoring.tally import Tally
 from asyncrl.types import Labels, Lease
@@ -37,7 +39,7 @@ class ScoringClient(Protocol):
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
         """Trajectories that need a kind of `serves`, bounded by number and tokens; waits about a second for the
-        first."""
+        first. What was leased before, and neither labelled nor failed, goes back first, and no attempt is counted."""
         ...
 
     def renew(self) -> None:
@@ -76,6 +78,7 @@ class Worker:
         self._renewed = self._progressed = clock()
         self._tally = Tally(clock())
         self._alarm = HackAlarm(config.guards)
+        self._outages = Outages()
         self._background = _Background(scorer)
 
     def run(self, stop: threading.Event) -> None:
@@ -94,7 +97,8 @@ class Worker:
     def work(self, stop: threading.Event) -> None:
         """Lease once, and score what there is."""
         asked = self._clock()
-        leases = self._client.lease(self._serves, self._config.batch_trajectories, self._config.batch_tokens)
+        serves = self._outages.within_reach(self._serves, asked)
+        leases = self._client.lease(serves, self._config.batch_trajectories, self._config.batch_tokens)
         self._renewed = self._progressed = self._clock()
         self._tally.waited(self._renewed - asked)
         self._background.begin(leases)
@@ -119,8 +123,13 @@ class Worker:
         scored = [(lease, result) for lease, result in zip(leases, results, strict=True) if isinstance(result, Scored)]
         self._send(scored)
         for lease, result in zip(leases, results, strict=True):
-            if isinstance(result, ScoringError):
+            if isinstance(result, AwayError):
+                self._outages.began(result, self._clock())
+                self._tally.count_failure("waited")
+            elif isinstance(result, ScoringError):
                 self._fail(lease, result)
+            else:
+                self._outages.ended(lease.kinds, self._clock())
 
     def _send(self, scored: Sequence[tuple[Lease, Scored]]) -> None:
         """Deliver labels together; where the replay refuses some of them, one by one."""
@@ -141,7 +150,7 @@ class Worker:
     def _fail(self, lease: Lease, error: ScoringError | RefusedError) -> None:
         logger.warning("trajectory %s was not scored: %s", lease.trajectory.id, error)
         self._client.scoring_failed(lease.trajectory.id, str(error))
-        self._tally.count_failure(refused=isinstance(error, RefusedError))
+        self._tally.count_failure("refused" if isinstance(error, RefusedError) else "failed")
 
     def _report(self) -> None:
         now = self._clock()

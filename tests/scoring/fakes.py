@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncrl.config.needs import needs
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.errors import AsyncrlError, ScoringError
+from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.rules.registry import load_rules
@@ -142,6 +142,20 @@ class FakePRM:
         raise IndexError("deep inside the model")
 
 
+class ServedPRM(FakePRM):
+    """Behind a service that is away for the first `calls`, and that falls over whatever holds `fatal`."""
+
+    def __init__(self, calls: int = 0) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
+        self.calls -= 1
+        if self.calls >= 0 or any("fatal" in segment.text for transcript in transcripts for segment in transcript):
+            raise UnavailableError("connection refused")
+        return super().score(transcripts)
+
+
 class SaidPRM:
     """Gives each step the score that `judge` has for its text."""
 
@@ -183,6 +197,9 @@ class FakeReplay:
         self._done: dict[str, tuple[str, ...]] = {}
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
+        back = [(each.task, each.trajectory, each.partial) for each in self._leased.values()]
+        self._leased = {}
+        self.batches[:0] = [back] if back else []
         for index, batch in enumerate(self.batches):
             offers = [self._offer(*waiting, serves) for waiting in batch]
             leases = [offer for offer in offers if offer.kinds]
@@ -214,4 +231,5 @@ class FakeReplay:
                 self.batches.append([(lease.task, lease.trajectory, each)])
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
+        del self._leased[trajectory_id]
         self.failures[trajectory_id] = reason

@@ -4,24 +4,14 @@ import os
 import random
 import subprocess
 import sys
-import threading
-import time
-from functools import partial
 from itertools import count
 
-import numpy as np
 import pytest
-import zmq
 
-from asyncrl.config.needs import needs
-from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.server import Server
-from asyncrl.replay.service import Service
-from asyncrl.replay.store import Store
-from tests.helpers import make_trajectory, until
-from tests.replay.support import make_rules
+from tests.helpers import until
 from tests.scoring.mortal_scorer import CONFIG
+from tests.scoring.replays import filled, replay_at
 
 COUNT, MORTAL = 200, 8
 KINDS = ["rules", "outcome_model,prm", "rules,outcome_model,prm"]
@@ -29,23 +19,8 @@ KINDS = ["rules", "outcome_model,prm", "rules,outcome_model,prm"]
 
 @pytest.fixture
 def endpoint(tmp_path):
-    """A replay in a thread, whose tasks need all three kinds."""
-    rules = make_rules(
-        admission=Admission(max_lag=0, per_version=COUNT),
-        batch_size=COUNT,
-        max_attempts=1000,
-        needs=partial(needs, CONFIG),
-    )
-    stop, store = threading.Event(), Store(tmp_path, 1 << 28, durable=False)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.linger, socket.router_mandatory = 0, True
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-        server = threading.Thread(target=Server(socket, store, Service(rules, 10.0, time.monotonic)).run, args=(stop,))
-        server.start()
-        yield f"tcp://127.0.0.1:{port}"
-        stop.set()
-        server.join()
-    store.close()
+    with replay_at(tmp_path, CONFIG, COUNT, max_attempts=1000) as endpoint:
+        yield endpoint
 
 
 def test_every_trajectory_is_labelled_exactly_once_however_scorers_die(endpoint):
@@ -67,11 +42,7 @@ def test_every_trajectory_is_labelled_exactly_once_however_scorers_die(endpoint)
     scorers = [start(worker) for worker in range(len(KINDS))]
     replay = ReplayClient(endpoint, "test", "1", give_up_s=30.0)
     try:
-        ids = []
-        while len(ids) < COUNT:
-            for ticket in replay.tickets([], COUNT):
-                replay.put(make_trajectory(ticket, tokens=np.full(8, 97, np.int32)))
-                ids.append(ticket.id)
+        ids = filled(replay, COUNT)
         until(all_labelled, 60)
         labels = replay.labels(ids)
         status = replay.status()

@@ -1,5 +1,6 @@
 import threading
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -8,7 +9,7 @@ from asyncrl.errors import RefusedError, ScoringError
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.scoring.worker import Worker
-from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, FakeReplay, answered, make_scorer
+from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, FakeReplay, ServedPRM, answered, make_scorer
 
 
 class Clock:
@@ -234,3 +235,57 @@ def test_a_reward_that_rises_while_agreement_falls_rings_the_alarm(caplog):
     assert [row["hack_alarm"] for row in rows] == [0.0] * 5 + [1.0] * 5
     assert rows[-1]["hack_alarms"] == 1
     assert [record.message for record in caplog.records if "exploiting" in record.message] != []
+
+
+@pytest.mark.parametrize("serve", [[], ["prm"]])
+def test_a_service_that_is_away_for_a_while_costs_no_trajectory_an_attempt(serve, caplog):
+    """Meanwhile the rules judge; with nothing else to serve the worker waits."""
+    config = replace(WITH_PRM, serve=serve)
+    clock, log, prm = Clock(), Log(), ServedPRM(calls=40)
+    replay = FakeReplay(*([answered("72", 4 * batch + k) for k in range(4)] for batch in range(10)), config=config)
+    rules = worker(replay, config=replace(config, serve=["rules"]))
+    one, asked = worker(replay, clock, log, prm, config), []
+    while prm.calls > 0:
+        calls = prm.calls
+        one.work(threading.Event())
+        rules.work(threading.Event())
+        asked += [clock.now] if prm.calls < calls else []
+        clock.now += 1
+    assert replay.labels == replay.failures == {}
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert pauses[:4] == [1, 2, 4, 8]
+    assert set(pauses[4:]) == {10}
+    assert "prm cannot be reached since 155 s: its trajectories wait, and it is asked again in 10 s" in caplog.text
+    for _ in range(100):
+        one.work(threading.Event())
+        rules.work(threading.Event())
+        clock.now += 1
+    assert len(replay.labels) == 40
+    assert replay.failures == {}
+    assert "prm is back after" in caplog.text
+    one._report()
+    ((_, values),) = log.rows
+    assert values["waited"] > 0
+    assert values["failed"] == values["refused"] == 0
+
+
+def test_an_episode_that_fells_the_service_fails_alone():
+    replay = replay_of([answered("72", 0), answered("fatal", 1), answered("72", 2)], [answered("fatal", 3)])
+    one = worker(replay, prm=ServedPRM())
+    for _ in range(2):
+        one.work(threading.Event())
+    assert set(replay.labels) == {"episode-0", "episode-2"}
+    assert set(replay.failures) == {"episode-1", "episode-3"}
+
+
+def test_a_service_that_goes_away_is_not_asked_for_the_rest_of_a_batch():
+    class Leaving(ServedPRM):
+        def score(self, transcripts):
+            if len(transcripts) == 1:
+                self.calls = 100
+            return super().score(transcripts)
+
+    prm, replay = Leaving(), replay_of([answered("bad", 0), *(answered("72", k) for k in range(1, 20))])
+    worker(replay, prm=prm).work(threading.Event())
+    assert replay.labels == replay.failures == {}
+    assert prm.calls == 99

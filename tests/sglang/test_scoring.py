@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
-from asyncrl.errors import ScoringError
+from asyncrl.errors import UnavailableError
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
 from asyncrl.scoring.transcript import Segment
 from tests.helpers import until
@@ -81,14 +81,14 @@ def test_a_server_that_is_killed_and_started_again_gives_no_scores_meanwhile_and
     model = prm(family="remote", path=server.url, params=params)
     before = [each.logit.tolist() for each in model.score(BATCH)]
     server.kill()
-    with pytest.raises(ScoringError, match="gave no scores"):
+    with pytest.raises(UnavailableError, match="gave no scores"):
         model.score(BATCH)
     server.restart()
 
     def scores() -> Any:
         try:
             return [each.logit.tolist() for each in model.score(BATCH)]
-        except ScoringError:
+        except UnavailableError:
             return None
 
     for one, other in zip(before, until(scores, START_S), strict=True):

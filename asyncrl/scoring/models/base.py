@@ -68,7 +68,8 @@ class ProcessRewardModel(Protocol):
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
         """The scores of each transcript's steps, in order; the same whatever else is in the batch.
 
-        Raises ScoringError: a transcript cannot be scored, such as one that is too long.
+        Raises ScoringError: a transcript cannot be scored, such as one that is too long. Raises UnavailableError: a
+        service that is asked cannot be reached, which is no fault of the transcripts.
         """
         ...
 
@@ -84,6 +85,7 @@ class OutcomeModel(Protocol):
     def score(self, transcripts: Sequence[Transcript]) -> list[float]:
         """One finite number a transcript; the same whatever else is in the batch.
 
-        Raises ScoringError: a transcript cannot be scored, such as one that is too long.
+        Raises ScoringError: a transcript cannot be scored, such as one that is too long. Raises UnavailableError: a
+        service that is asked cannot be reached, which is no fault of the transcripts.
         """
         ...

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.scoring.models.architecture import longest_input, positions_depend_on_length
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.batching import micro_batches, pass_cost, share_prefixes
 from asyncrl.scoring.models.encoding import Encode, Encoded, LengthLimit, encode_within
@@ -31,14 +32,16 @@ class CausalReader:
     def __init__(self, backbone: Any, readout: Readout, micro_tokens: int) -> None:
         self.backbone = backbone.eval()
         self._readout = readout
-        self._micro_tokens = micro_tokens
+        alone = positions_depend_on_length(backbone.config)
+        # No bound is as low as 0: every input is a batch of its own.
+        self._micro_tokens = 0 if alone else micro_tokens
         self.pass_cost = pass_cost(backbone.device.type)
-        self.shares_prefixes = _remembers_by_attention(backbone.config)
+        self.shares_prefixes = _remembers_by_attention(backbone.config) and not alone
 
     @property
     def max_tokens(self) -> int:
         """The longest input that the backbone was made for."""
-        return int(self.backbone.config.max_position_embeddings)
+        return longest_input(self.backbone)
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:

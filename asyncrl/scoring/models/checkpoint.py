@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.models.architecture import is_causal, logits_are_the_heads
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import ScoringModelConfig
@@ -67,6 +68,24 @@ class Checkpoint:
                 trust_remote_code=self.config.trust_remote_code,
             )
             return model.to(self.device).eval()
+
+    def causal_model(self, auto_class: str) -> Any:
+        """As `model`. Raises ConfigError: what it reads of a token depends on tokens that follow."""
+        model = self.model(auto_class)
+        with self._refusing():
+            causal = is_causal(model.base_model)
+        if not causal:
+            raise self.refuse("its backbone is not causal, and step scores must not depend on what comes later")
+        return model
+
+    def language_model(self) -> Any:
+        """A causal model with its head. Raises ConfigError: it does more to its logits than the head does."""
+        model = self.causal_model("AutoModelForCausalLM")
+        with self._refusing():
+            plain = logits_are_the_heads(model)
+        if not plain:
+            raise self.refuse("it scales or caps its logits (as final_logit_softcapping does), which is not supported")
+        return model
 
     def tensors(self, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
         """Tensors of the weight files by name, in float32 on the model's device.

@@ -94,6 +94,24 @@ def problem_and_steps(transcript: Transcript) -> tuple[str, list[str]]:
     return "\n".join(problem), steps
 
 
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The token that ends a step, and the tokens of its characters one by one: as which a text may hold it."""
+
+    token: int
+    spelled: Sequence[int]
+
+    def written_out(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a text, in which no token is the marker."""
+        return [each for token in ids for each in (self.spelled if token == self.token else (token,))]
+
+
+def marker(tokenizer: Any, text: str, key: str) -> Marker:
+    """Raises ConfigError: the tokenizer does not have it."""
+    found = single_token(tokenizer, text, key)
+    return Marker(found, [token for character in text.strip() or text for token in words(tokenizer, character)])
+
+
 def words(tokenizer: Any, text: str) -> list[int]:
     """The ids of a text that is only words: a special token written out in it stays the characters it is written in."""
     return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))

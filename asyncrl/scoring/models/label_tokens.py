@@ -24,7 +24,7 @@ def load_label_model(
 ) -> CausalPRM:
     """The causal model in the folder, read as `make_encode(tokenizer)` says. Raises ConfigError."""
     checkpoint = Checkpoint(config, key)
-    model = checkpoint.model("AutoModelForCausalLM")
+    model = checkpoint.language_model()
     encode, labels = make_encode(checkpoint.tokenizer())
     reader = CausalReader(model.base_model, _contrast(model.get_output_embeddings(), labels), config.micro_tokens)
     return CausalPRM(checkpoint.name, encode, reader, config.long_inputs == "drop_oldest")

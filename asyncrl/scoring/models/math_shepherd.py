@@ -1,8 +1,8 @@
 """Math-Shepherd: a causal model that says '+' or '-' at the marker behind each step.
 
 The folder is the published checkpoint (huggingface.co/peiyi9979/math-shepherd-mistral-7b-prm): a causal model with its
-tokenizer. The input is the problem and the steps as one text, each step ended by the marker and a newline. It was
-trained on steps that begin with "Step 1: ".
+tokenizer. The input is the problem and the steps as one text, each step ended by the marker and a newline; a marker in
+a step's own text is written out. It was trained on steps that begin with "Step 1: ".
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.errors import ScoringError
+from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models.causal import CausalPRM
-from asyncrl.scoring.models.encoding import Encode, Encoded, problem_and_steps, single_token
+from asyncrl.scoring.models.encoding import Encode, Encoded, Marker, marker, problem_and_steps, single_token
 from asyncrl.scoring.models.label_tokens import Labels, load_label_model
 from asyncrl.scoring.transcript import Transcript
 
@@ -36,27 +36,36 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
 
 def reading(tokenizer: Any, params: Params, key: str) -> tuple[Encode, Labels]:
     """How transcripts are read, and the label tokens. Raises ConfigError."""
-    ids = {
-        name: single_token(tokenizer, f" {text}", f"{key}.params.{name}={text}")
-        for name, text in (("marker", params.marker), ("good", params.good), ("bad", params.bad))
-    }
-    labels = ids["good"], ids["bad"]
-    return lambda transcript: encode(transcript, tokenizer, params.marker, ids["marker"]), labels
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"{key}: {type(tokenizer).__name__} does not tell where in a text its tokens stand; "
+            "add the tokenizer.json of the same tokenizer to the folder"
+        )
+    good, bad = (
+        single_token(tokenizer, f" {text}", f"{key}.params.{name}={text}")
+        for name, text in (("good", params.good), ("bad", params.bad))
+    )
+    end = marker(tokenizer, f" {params.marker}", f"{key}.params.marker={params.marker}")
+    return lambda transcript: encode(transcript, tokenizer, params.marker, end), (good, bad)
 
 
-def encode(transcript: Transcript, tokenizer: Any, marker: str, marker_id: int) -> Encoded:
-    """One text, tokenised as one; a step is read where its own marker stands, also where the text says it elsewhere.
+def encode(transcript: Transcript, tokenizer: Any, text_of_end: str, end: Marker) -> Encoded:
+    """One text, tokenised as one; a step is read where its own marker stands.
 
     Raises ScoringError: a marker is not a token of its own.
     """
     problem, steps = problem_and_steps(transcript)
-    text, ends = problem, []
+    text, ends = problem, set()
     for index, step in enumerate(steps):
-        text += f"{' ' if index == 0 else chr(10)}{step} {marker}"
-        ends.append(len(text))
+        text += f"{' ' if index == 0 else chr(10)}{step} {text_of_end}"
+        ends.add(len(text))
     tokens = tokenizer(text, return_offsets_mapping=True, split_special_tokens=True)
-    by_end = {end: index for index, (start, end) in enumerate(tokens["offset_mapping"]) if end > start}
-    positions = [by_end.get(end, 0) for end in ends]
-    if any(tokens["input_ids"][position] != marker_id for position in positions):
-        raise ScoringError(f"the tokenizer joins the marker {marker!r} with the text around it")
-    return Encoded(tokens["input_ids"], [[position] for position in positions])
+    ids: list[int] = []
+    reads = []
+    for token, (start, stop) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):
+        is_end = token == end.token and start < stop and stop in ends
+        reads += [[len(ids)]] if is_end else []
+        ids += [token] if is_end else end.written_out([token])
+    if len(reads) != len(steps):
+        raise ScoringError(f"the tokenizer joins the marker {text_of_end!r} with the text around it")
+    return Encoded(ids, reads)

@@ -63,9 +63,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> ImplicitPRM:
     tokenizer = checkpoint.tokenizer()
     if other.tokenizer().get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{key}: {checkpoint.name} and its reference {other.name} have different tokenizers")
-    phi, reference = (
-        log_prob_reader(each.model("AutoModelForCausalLM"), config.micro_tokens) for each in (checkpoint, other)
-    )
+    phi, reference = (log_prob_reader(each.language_model(), config.micro_tokens) for each in (checkpoint, other))
     drop_oldest = config.long_inputs == "drop_oldest"
     return ImplicitPRM(checkpoint.name, lambda each: encode(each, tokenizer), phi, reference, params.beta, drop_oldest)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from asyncrl.scoring.models.causal import CausalPRM, CausalReader, Readout
 from asyncrl.scoring.models.checkpoint import Checkpoint
-from asyncrl.scoring.models.encoding import Encoded, chat_frame, problem_and_steps, single_token, words
+from asyncrl.scoring.models.encoding import Encoded, Marker, chat_frame, marker, problem_and_steps, words
 from asyncrl.scoring.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -37,29 +37,29 @@ class Params:
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     """The model in the folder. Raises ConfigError: the folder is not of this family."""
     checkpoint = Checkpoint(config, key)
-    model, tokenizer = checkpoint.model("AutoModel"), checkpoint.tokenizer()
+    model, tokenizer = checkpoint.causal_model("AutoModel"), checkpoint.tokenizer()
     if config.trust_remote_code and hasattr(model, "score"):
         backbone, head = model.model, model.score.float()
     else:
         backbone, head = model, _head(checkpoint, model.config.hidden_size)
-    marker = single_token(tokenizer, params.marker, f"{key}.params.marker={params.marker}")
+    end = marker(tokenizer, params.marker, f"{key}.params.marker={params.marker}")
     before, between, _ = chat_frame(tokenizer, ["user", "assistant"], f"{key}.path={config.path}", params.system)
     return CausalPRM(
         checkpoint.name,
-        lambda each: encode(each, tokenizer, (before, between), marker),
+        lambda each: encode(each, tokenizer, (before, between), end),
         CausalReader(backbone, contrast(head), config.micro_tokens),
         config.long_inputs == "drop_oldest",
     )
 
 
-def encode(transcript: Transcript, tokenizer: Any, frame: tuple[list[int], list[int]], marker: int) -> Encoded:
-    """The chat up to the last marker; each step is read at its own."""
+def encode(transcript: Transcript, tokenizer: Any, frame: tuple[list[int], list[int]], end: Marker) -> Encoded:
+    """The chat up to the last marker; each step is read at its own, and no text holds another."""
     problem, steps = problem_and_steps(transcript)
     before, between = frame
-    ids = [*before, *words(tokenizer, problem), *between]
+    ids = [*before, *end.written_out(words(tokenizer, problem)), *between]
     reads = []
     for step in steps:
-        ids += [*words(tokenizer, step), marker]
+        ids += [*end.written_out(words(tokenizer, step)), end.token]
         reads.append([len(ids) - 1])
     return Encoded(ids, reads)
 

@@ -32,7 +32,8 @@ class RemoteParams:
 
 def connect(config: ScoringModelConfig, params: RemoteParams, key: str) -> Service:
     """The service at the URL. Raises ConfigError: it is no URL, or a bound is impossible."""
-    if urlsplit(config.path or "").scheme not in ("http", "https"):
+    url = urlsplit(config.path or "")
+    if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError(f"{key}.path={config.path}: a remote model needs a URL, such as http://127.0.0.1:30000")
     if params.timeout_s <= 0 or params.retries < 0:
         raise ConfigError(f"{key}.params: timeout_s must be positive, and retries 0 or more")
@@ -54,7 +55,7 @@ def require_contract(contract: str, known: Sequence[str], key: str) -> None:
 
 
 def plain_contract(service: Service, transcripts: Sequence[Transcript]) -> list[Any]:
-    """One entry a transcript, unchecked. Raises ScoringError: their number is wrong, or there is no answer."""
+    """One entry a transcript, unchecked. Raises ScoringError: their number is wrong. Raises UnavailableError."""
     episodes = [
         {"segments": [{"text": each.text, "plain": each.plain, "is_step": each.is_step} for each in transcript]}
         for transcript in transcripts

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.models.architecture import classifies_padded, longest_input
 from asyncrl.scoring.models.batching import micro_batches, pass_cost
 from asyncrl.scoring.models.checkpoint import Checkpoint
 from asyncrl.scoring.models.encoding import (
@@ -44,11 +46,12 @@ class SequenceClassifier:
     def __init__(self, name: str, model: Any, encode: Encode, label: int, micro_tokens: int, drop_oldest: bool) -> None:
         self._name = name
         self._model = model
-        self._own_filler: int | None = model.config.pad_token_id
+        self._own_filler = _own_filler(model)
         self._encode = encode
         self._label = label
-        self._micro_tokens = micro_tokens
-        self._limit = LengthLimit(int(model.config.max_position_embeddings), drop_oldest, name)
+        # No bound is as low as 0: every input is a batch of its own.
+        self._micro_tokens = micro_tokens if classifies_padded(model) else 0
+        self._limit = LengthLimit(longest_input(model), drop_oldest, name)
 
     @property
     def name(self) -> str:
@@ -67,11 +70,11 @@ class SequenceClassifier:
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> list[float]:
         longest, filler = max(len(each) for each in ids), self._filler(ids)
-        self._model.config.pad_token_id = filler
-        tokens = torch.tensor([[*each, *[filler] * (longest - len(each))] for each in ids], device=self._model.device)
-        lengths = torch.tensor([len(each) for each in ids], device=self._model.device)
-        mask = torch.arange(longest, device=self._model.device) < lengths[:, None]
-        logits = self._model(input_ids=tokens, attention_mask=mask.long()).logits.float()
+        self._model.config.get_text_config().pad_token_id = filler
+        tokens = self._tensor([[*each, *[filler] * (longest - len(each))] for each in ids])
+        mask = self._tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
+        masked = {"attention_mask": mask} if len(ids) > 1 else {}
+        logits = self._model(input_ids=tokens, **masked).logits.float()
         scores = logits[:, 0] if logits.shape[1] == 1 else logits.softmax(-1)[:, self._label]
         return [float(score) for score in scores.cpu()]
 
@@ -81,6 +84,15 @@ class SequenceClassifier:
             return self._own_filler
         ends = {each[-1] for each in ids}
         return next(token for token in range(len(ends) + 1) if token not in ends)
+
+    def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(rows, device=self._model.device)
+
+
+def _own_filler(model: Any) -> int | None:
+    """The token that the model's configuration pads with, if there is such a token."""
+    named = getattr(model.config.get_text_config(), "pad_token_id", None)
+    return named if named is not None and 0 <= named < model.get_input_embeddings().num_embeddings else None
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> SequenceClassifier:

@@ -2,7 +2,8 @@
 
 The folder is the published checkpoint: a causal model with its tokenizer, and among its weights `v_head.summary.weight`
 [1, H] and `v_head.summary.bias` [1] on the final hidden states. The input is bos, the problem and a newline, then each
-step and a newline, tokenised piece by piece as in github.com/SkyworkAI/skywork-o1-prm-inference.
+line and a newline, tokenised line by line as in github.com/SkyworkAI/skywork-o1-prm-inference. There a line is a step;
+a longer step is read at its last newline.
 """
 
 from __future__ import annotations
@@ -29,23 +30,27 @@ class Params:
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     """The model in the folder. Raises ConfigError: the folder is not of this family."""
     checkpoint = Checkpoint(config, key)
-    backbone, tokenizer = checkpoint.model("AutoModel"), checkpoint.tokenizer()
+    backbone, tokenizer = checkpoint.causal_model("AutoModel"), checkpoint.tokenizer()
     shapes = {"v_head.summary.weight": (1, backbone.config.hidden_size), "v_head.summary.bias": (1,)}
     weight, bias = checkpoint.tensors(shapes)
     marker = single_token(tokenizer, params.marker, f"{key}.params.marker={params.marker!r}")
     reader = CausalReader(backbone, linear(weight[0], bias), config.micro_tokens)
     return CausalPRM(
-        checkpoint.name, lambda each: encode(each, tokenizer, marker), reader, config.long_inputs == "drop_oldest"
+        checkpoint.name,
+        lambda each: encode(each, tokenizer, params.marker, marker),
+        reader,
+        config.long_inputs == "drop_oldest",
     )
 
 
-def encode(transcript: Transcript, tokenizer: Any, marker: int) -> Encoded:
-    """Bos, problem, newline, and each step with the marker, at which it is read."""
+def encode(transcript: Transcript, tokenizer: Any, text_of_marker: str, marker: int) -> Encoded:
+    """Bos, problem, newline, and each line of a step with the marker; the step is read at its last."""
     problem, steps = problem_and_steps(transcript)
     ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     ids += words(tokenizer, problem + "\n")
     reads = []
     for step in steps:
-        ids += [*words(tokenizer, step), marker]
+        for line in step.split(text_of_marker):
+            ids += [*words(tokenizer, line), marker]
         reads.append([len(ids) - 1])
     return Encoded(ids, reads)

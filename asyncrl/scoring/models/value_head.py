@@ -35,7 +35,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
         raise checkpoint.refuse(
             f"there is no {HEAD_FILE} in it; name a folder of family value_head, or set {key}.family"
         )
-    backbone, tokenizer = checkpoint.model("AutoModel"), checkpoint.tokenizer()
+    backbone, tokenizer = checkpoint.causal_model("AutoModel"), checkpoint.tokenizer()
     weight, bias = checkpoint.tensors({"weight": (1, backbone.config.hidden_size), "bias": (1,)})
     reader = CausalReader(backbone, linear(weight[0], bias), config.micro_tokens)
     return CausalPRM(checkpoint.name, lambda each: encode(each, tokenizer), reader, config.long_inputs == "drop_oldest")

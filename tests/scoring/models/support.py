@@ -99,7 +99,7 @@ def assert_plain(model, plain_logits, batch):
         assert found.probability.shape == found.logit.shape == (len(steps),)
         if steps:
             logits = torch.as_tensor(plain_logits(transcript), dtype=torch.float32)
-            np.testing.assert_allclose(found.logit, logits.numpy(), atol=1e-4)
+            np.testing.assert_allclose(found.logit, logits.numpy(), rtol=2e-5, atol=1e-4)
             np.testing.assert_allclose(found.probability, torch.sigmoid(logits).numpy(), atol=1e-5)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM
 
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.models.math_shepherd import Params, reading
 from asyncrl.scoring.transcript import Segment
 from tests.scoring.models.support import (
     BATCHES,
@@ -58,12 +59,21 @@ def test_scores_are_those_of_a_plain_forward_whatever_else_is_in_the_batch(model
     assert_plain(models[bound], plain_logits, batch)
 
 
-def test_a_marker_that_the_policy_writes_is_not_read(models, model):
-    (scores,) = models[1].score([[Segment("q", False), Segment("a ки a", True)]])
+def test_a_marker_that_the_policy_writes_is_not_read_and_stays_its_letters(models, model):
+    (scores,) = models[1].score([[Segment("q", False), Segment("a ки a", True), Segment("b", True)]])
+    ids = [*TOKENIZER.encode("q a "), *TOKENIZER.encode("к")[1:], *TOKENIZER.encode("и")[1:]]
+    ids += TOKENIZER.encode(" a ки\nb ки")[1:]
     with torch.no_grad():
-        logits = model(torch.tensor([TOKENIZER.encode("q a ки a ки")])).logits[0, -1]
-    assert len(scores) == 1
-    assert abs(float(logits[GOOD] - logits[BAD]) - scores.logit[0]) < 1e-4
+        logits = model(torch.tensor([ids])).logits[0][[i for i, token in enumerate(ids) if token == MARKER]]
+    assert (logits[:, GOOD] - logits[:, BAD]).tolist() == pytest.approx(scores.logit.tolist(), abs=1e-4)
+
+
+def test_a_tokenizer_that_does_not_tell_where_its_tokens_stand_is_refused():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ConfigError, match=r"Slow does not tell .*; add the tokenizer\.json"):
+        reading(Slow(), Params(), "scoring.prm")
 
 
 def test_a_tokenizer_without_the_marker_is_refused(tmp_path, model):

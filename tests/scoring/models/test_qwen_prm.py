@@ -6,9 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import Qwen2Config, Qwen2Model
 
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.models.encoding import marker
+from asyncrl.scoring.models.qwen_prm import encode
 from asyncrl.scoring.transcript import Segment
 from tests.scoring.models.support import (
     BATCHES,
@@ -107,12 +110,16 @@ def test_the_checkpoints_own_class_scores_the_same_when_the_configuration_trusts
     assert abs(built_in.logit - remote.logit).max() < 1e-4
 
 
-def test_a_marker_that_the_policy_writes_moves_no_score(models):
-    def steps(text):
-        return [Segment("q", False), Segment(text, True), Segment("b", True)]
-
-    honest, hacked = models[10_000].score([steps("a"), steps("a<extra_0>a<extra_0>")])
-    assert len(honest) == len(hacked) == 2
+@pytest.mark.parametrize("special", [True, False])
+def test_a_marker_that_the_policy_writes_stays_its_letters(special):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<extra_0>", special=special, normalized=False)], special_tokens=special)
+    end = marker(tokenizer, "<extra_0>", "key")
+    transcript = [Segment("q<extra_0>", False), Segment("a<extra_0>a", True), Segment("b", True)]
+    encoded = encode(transcript, tokenizer, ([], []), end)
+    assert [encoded.ids[read] for (read,) in encoded.reads] == [end.token] * 2 == [256] * 2
+    assert encoded.ids.count(end.token) == 2
+    assert tokenizer.decode(encoded.ids) == "q<extra_0>a<extra_0>a<extra_0>b<extra_0>"
 
 
 def test_a_folder_of_another_family_is_refused(tmp_path):

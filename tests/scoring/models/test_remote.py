@@ -1,5 +1,6 @@
 """Remote models against a real HTTP server in a thread."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -12,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
-from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.errors import ConfigError, ScoringError, UnavailableError
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
 from asyncrl.scoring.models.service import Service
 from asyncrl.scoring.transcript import Segment
@@ -114,7 +115,7 @@ def test_a_server_that_is_busy_is_asked_again_and_not_for_ever():
     with serving(lambda *_: answers.pop(0)) as url:
         assert outcome(url, retries=2).score(BATCH) == [0.5, 2.0, -1.0]
     calls = []
-    with serving(lambda *_: calls.append(1) or (503, {})) as url, pytest.raises(ScoringError, match="status 503"):
+    with serving(lambda *_: calls.append(1) or (503, {})) as url, pytest.raises(UnavailableError, match="status 503"):
         outcome(url, retries=2).score(BATCH)
     assert len(calls) == 3
 
@@ -124,7 +125,16 @@ def test_an_answer_that_breaks_off_is_asked_for_again():
     whole = b'{"scores": [0.5, 0.25, 0.125]}'
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(whole)
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n1e\r\n"
-    answers = [b"", b"HTTP/1.1 2", head, head + whole[:20], chunked, chunked + whole[:20], head + whole]
+    answers = [
+        b"",
+        b"HTTP/1.1 2",
+        b"garbage\r\n\r\n",
+        head,
+        head + whole[:20],
+        chunked,
+        chunked + whole[:20],
+        head + whole,
+    ]
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -136,7 +146,8 @@ def test_an_answer_that_breaks_off_is_asked_for_again():
 
         thread = threading.Thread(target=serve)
         thread.start()
-        service = Service(f"http://127.0.0.1:{server.getsockname()[1]}", 20.0, len(answers), pause=lambda _: None)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        service = Service(url, 20.0, len(answers), pause=lambda _: asyncio.sleep(0))
         assert service.post("", {}) == {"scores": [0.5, 0.25, 0.125]}
         thread.join()
 
@@ -144,7 +155,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again():
 def test_a_server_that_hangs_costs_the_time_limit():
     release = threading.Event()
     with serving(lambda *_: {"scores": [release.wait(10)]}) as url:
-        with pytest.raises(ScoringError, match="time"):
+        with pytest.raises(UnavailableError, match=r"no whole answer within 0\.2 s"):
             remote(url, timeout_s=0.2, retries=5).score(BATCH)
         release.set()
 
@@ -152,22 +163,47 @@ def test_a_server_that_hangs_costs_the_time_limit():
 def test_a_server_that_is_not_there_is_an_error():
     with serving(lambda *_: {}) as url:
         pass
-    with pytest.raises(ScoringError, match="gave no scores"):
+    with pytest.raises(UnavailableError, match="gave no scores"):
         remote(url, retries=1).score(BATCH)
 
 
-def test_pauses_grow_and_end_with_the_time_limit():
-    now, pauses = [0.0], []
+def test_pauses_grow():
+    pauses = []
 
-    def pause(seconds):
+    async def pause(seconds):
         pauses.append(seconds)
-        now[0] += seconds
 
-    with serving(lambda *_: (500, {})) as url:
-        service = Service(url, timeout_s=1.0, retries=50, clock=lambda: now[0], pause=pause)
-        with pytest.raises(ScoringError):
-            service.post("", {})
+    with serving(lambda *_: (500, {})) as url, pytest.raises(UnavailableError):
+        Service(url, timeout_s=20.0, retries=3, pause=pause).post("", {})
     assert pauses == [0.1, 0.2, 0.4]
+
+
+def test_an_answer_that_drips_in_costs_the_time_limit_too():
+    """Every byte comes in time, and the whole never."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not over.wait(0.01):
+                    connection.sendall(b"a")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        service = Service(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.3, retries=0)
+        with pytest.raises(UnavailableError, match=r"no whole answer within 0\.3 s"):
+            service.post("", {})
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("status", [301, 404, 429, 500, 503])
+def test_a_status_that_does_not_blame_the_episodes_says_that_the_service_is_away(status):
+    with serving(lambda *_: (status, {})) as url, pytest.raises(UnavailableError, match=f"status {status}"):
+        remote(url, retries=0).score(BATCH)
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,8 @@ CASES = {
     "labels": (decoder(3), CHAT),
     "bert": (encoder(), PLAIN),
     "without padding": (decoder(1, pad_token_id=None), ENDING),
+    "padded with what ends it": (decoder(1, pad_token_id=ENDING.eos_token_id), ENDING),
+    "padded with no token": (decoder(1, pad_token_id=-1), ENDING),
 }
 
 
@@ -82,3 +84,10 @@ def test_what_does_not_fit_is_refused(tmp_path, models):
         load(folder, params={"label": 3})
     with pytest.raises(ScoringError, match="reads 512"):
         models["reward", 1].score([[Segment("x" * 600, False), Segment("y", True)]])
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [("float16", 0.02), ("bfloat16", 0.2)])
+def test_lower_precision_scores_nearly_the_same(tmp_path, dtype, apart):
+    folder = save(tmp_path / "model", decoder(1), CHAT)
+    batch = [[Segment("q", False), Segment("a b" * length, True)] for length in (1, 5, 20)]
+    assert load(folder, dtype=dtype).score(batch) == pytest.approx(load(folder).score(batch), abs=apart)

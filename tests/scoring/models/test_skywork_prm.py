@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.models.skywork_prm import encode
 from asyncrl.scoring.transcript import Segment
 from tests.scoring.models.support import (
     BATCHES,
@@ -50,7 +51,8 @@ def plain_logits(model, head):
         problem, steps = plain(transcript)
         ids, flags = TOKENIZER.encode("<s>" + problem + "\n"), []
         for step in steps:
-            ids += [*TOKENIZER.encode(step), NEWLINE]
+            for line in step.split("\n"):
+                ids += [*TOKENIZER.encode(line), NEWLINE]
             flags.append(len(ids) - 1)
         hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
         return hidden[flags] @ head["v_head.summary.weight"][0] + head["v_head.summary.bias"]
@@ -62,6 +64,21 @@ def plain_logits(model, head):
 @given(batch=BATCHES, bound=st.sampled_from([*BOUNDS]))
 def test_scores_are_those_of_a_plain_forward_whatever_else_is_in_the_batch(models, plain_logits, batch, bound):
     assert_plain(models[bound], plain_logits, batch)
+
+
+class Merging:
+    """A tokenizer that joins a newline with what stands before it."""
+
+    bos_token_id = 0
+
+    def encode(self, text, **_):
+        return [ord(letter) for letter in text.replace(".\n", "¶").replace("\n\n", "§")]
+
+
+def test_a_step_of_several_lines_is_the_lines_that_the_recipe_makes_and_read_at_its_last():
+    encoded = encode([Segment("q", False), Segment("a.\n\nb\n", True), Segment("c", True)], Merging(), "\n", 10)
+    assert "".join(map(chr, encoded.ids)) == "\0q\na.\n\nb\nc\n"
+    assert encoded.reads == [[8], [10]]
 
 
 def test_weights_stored_by_torch_are_read_too(tmp_path, model, head, models):

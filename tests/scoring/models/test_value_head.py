@@ -113,8 +113,8 @@ def test_a_device_that_is_not_there_is_refused(folder, device):
         load(folder, device=device)
 
 
-def test_lower_precision_scores_nearly_the_same(folder):
-    batch = [[Segment("12+5", False), Segment("=17", True)]]
-    (exact,) = load(folder).score(batch)
-    (rough,) = load(folder, dtype="bfloat16").score(batch)
-    assert abs(exact.probability[0] - rough.probability[0]) < 0.1
+@pytest.mark.parametrize(("dtype", "apart"), [("float16", 0.01), ("bfloat16", 0.1)])
+def test_lower_precision_scores_nearly_the_same(folder, dtype, apart):
+    batch = [[Segment("12+5", False), *(Segment(f"={k} so", True) for k in range(length))] for length in (1, 5, 20)]
+    for exact, rough in zip(load(folder).score(batch), load(folder, dtype=dtype).score(batch), strict=True):
+        assert abs(exact.probability - rough.probability).max() < apart

@@ -1,0 +1,65 @@
+"""What of a model's architecture bears on scoring: how much it reads at once, and what may stand beside an input."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PADDED = {
+    *("bert", "distilbert", "roberta", "xlm-roberta", "electra", "albert", "deberta-v2", "modernbert"),
+    *("gpt2", "gpt_neox", "opt", "bloom"),
+}
+_NOISE, _HALF_NOISE = 1e-4, 0.02
+"""The share of hidden states or logits that rounding may change, in float32 and in half precision."""
+
+
+def longest_input(model: Any) -> int:
+    """The most tokens that the model was made for; sys.maxsize where nothing says."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        # RoBERTa and its kin count positions from behind the padding's.
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            limit = module.num_embeddings - module.padding_idx - 1
+    return limit if isinstance(limit, int) and limit > 0 else sys.maxsize
+
+
+def positions_depend_on_length(config: Any) -> bool:
+    """Whether a longer input has its first positions encoded otherwise too, and so whatever shares its pass."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    return any(each.get("rope_type") in ("longrope", "dynamic") for each in kinds)
+
+
+def classifies_padded(model: Any) -> bool:
+    """Whether the scores of a sequence classifier are known not to change with padding on the right.
+
+    It holds for all that read the last token, and for encoders that mask. Others convolve or mix over the padding, or
+    read what stands last.
+    """
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    known = isinstance(model, GenericForSequenceClassification) or model.config.model_type in _PADDED
+    return known and not positions_depend_on_length(model.config)
+
+
+@torch.inference_mode()
+def is_causal(backbone: Any) -> bool:
+    """Whether tokens that follow leave what stands before them as it is: seen on a short input and two ends of it."""
+    tokens = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=backbone.device)
+    one, other = (backbone(input_ids=each[None]).last_hidden_state[0, :3].float() for each in tokens)
+    return _same(one, other, backbone.dtype)
+
+
+@torch.inference_mode()
+def logits_are_the_heads(model: Any) -> bool:
+    """Whether a causal language model's logits are its head's of the final hidden states, and not scaled or capped."""
+    tokens = torch.tensor([[3, 4, 5, 6]], device=model.device)
+    head = model.get_output_embeddings()(model.base_model(input_ids=tokens).last_hidden_state)
+    return _same(head.float(), model(input_ids=tokens).logits.float(), model.dtype)
+
+
+def _same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    return bool((one - other).norm() <= (_NOISE if dtype == torch.float32 else _HALF_NOISE) * one.norm())
