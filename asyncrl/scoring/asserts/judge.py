@@ -9,22 +9,18 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from asyncrl.scoring.asserts import importing
 from asyncrl.scoring.asserts.values import decode, encode
-
-ROOT = Path(__file__).parents[3]
-"""Where `asyncrl` is found by a process that is isolated from everything else."""
 
 UNSUITED = 77
 """The status where the tests hand the program what cannot be handed on."""
 
-_PROGRAM = f"import sys; sys.path.append({str(ROOT)!r}); from asyncrl.scoring.asserts.program import main; main()"
 _PR_SET_DUMPABLE = 4
 
 
-def judge(program: str, tests: str, passed: str) -> None:
+def main(program: str, tests: str, passed: str) -> None:
     """Print `passed`, which the program cannot know, if all tests pass; else an exception is raised."""
     with suppress(AttributeError):
         # The program runs as the same user: it must not read this process, its standard input included.
@@ -40,7 +36,7 @@ class Remote:
     """The process of the program. `names` are its globals as the tests see them."""
 
     def __init__(self, program: str) -> None:
-        command = [sys.executable, "-I", "-c", _PROGRAM]
+        command = [sys.executable, "-I", "-c", importing("program") + "; main()"]
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, text=True)
         self._exceptions: dict[str, type[Exception]] = {}

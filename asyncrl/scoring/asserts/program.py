@@ -98,6 +98,3 @@ _DO: dict[str, Callable[..., Any]] = {
     "str": str,
     "repr": repr,
 }
-
-if __name__ == "__main__":
-    main()

@@ -13,11 +13,13 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial as bind
 
 from asyncrl import sandbox
 from asyncrl.errors import ScoringError
-from asyncrl.scoring.asserts.judge import ROOT, UNSUITED
+from asyncrl.scoring.asserts import importing
+from asyncrl.scoring.asserts.judge import UNSUITED
 from asyncrl.scoring.rules.text import last_block
 from asyncrl.types import Task, Trajectory
 
@@ -27,10 +29,8 @@ sys.stdin = io.TextIOWrapper(io.BytesIO({input!r}.encode()), encoding="utf-8")
 exec(compile({code!r}, "program.py", "exec"), {{"__name__": "__main__"}})
 """
 _WITH_ASSERTS = """\
-import sys
-sys.path.append({root!r})
-from asyncrl.scoring.asserts.judge import judge
-judge({code!r}, {tests!r}, {passed!r})
+{importing}
+main({code!r}, {tests!r}, {passed!r})
 """
 _SHARE = 0.75
 """Of the time that a verification has left, what the tests may take: the rest is for other rules and for ending."""
@@ -66,21 +66,25 @@ def code(
         raise ScoringError(
             f"task {task.id} has {len(tests)} tests: raise scoring.timeout_s, for there is no time for them"
         )
-    end, passed, late = time.monotonic() + left, 0, False
-    for program, accepts in tests:
-        seconds = end - time.monotonic()
-        ran = _run(program, sandbox.Limits(min(wall_s, seconds), cpu_s, memory_mb)) if seconds > 0 else None
-        right = ran is not None and accepts(ran)
-        passed += right
-        late = late or (not right and time.monotonic() >= end)
-        if late or not (right or partial):
-            break
+    end = time.monotonic() + left
+    passed = asyncio.run(_passed(tests, sandbox.Limits(wall_s, cpu_s, memory_mb), end, partial))
+    late = passed < len(tests) and time.monotonic() >= end
     share = passed / len(tests)
     return {"score": share if partial else float(share == 1), "passed": share, "out_of_time": float(late)}
 
 
-def _run(program: str, limits: sandbox.Limits) -> sandbox.Ran:
-    return asyncio.run(sandbox.run(program, limits))
+async def _passed(tests: Sequence[Test], limits: sandbox.Limits, end: float, go_on: bool) -> int:
+    """How many tests pass until `end`, or until one does not, unless it is to `go_on`."""
+    passed = 0
+    for program, accepts in tests:
+        seconds = end - time.monotonic()
+        if seconds <= 0:
+            break
+        right = accepts(await sandbox.run(program, replace(limits, wall_s=min(limits.wall_s, seconds))))
+        passed += right
+        if not (right or go_on):
+            break
+    return passed
 
 
 def _tests(task: Task, program: str) -> Sequence[Test]:
@@ -94,7 +98,7 @@ def _tests(task: Task, program: str) -> Sequence[Test]:
     except (SyntaxError, ValueError) as error:
         raise ScoringError(f"the ground truth of task {task.id} is no set of tests: {error!r}") from error
     passed = secrets.token_hex(16)
-    judged = _WITH_ASSERTS.format(root=str(ROOT), code=program, tests=task.ground_truth, passed=passed)
+    judged = _WITH_ASSERTS.format(importing=importing("judge"), code=program, tests=task.ground_truth, passed=passed)
     return [(judged, bind(_passes, task, passed))]
 
 
