@@ -1,11 +1,9 @@
 import json
 from collections import Counter, OrderedDict, namedtuple
-from decimal import Decimal
-from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.scoring.asserts.values import decode, encode
@@ -13,7 +11,11 @@ from asyncrl.scoring.asserts.values import decode, encode
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 plain |= st.fractions() | st.complex_numbers(allow_nan=False) | st.decimals(allow_nan=False)
 keys = plain | st.tuples(plain, plain) | st.frozensets(plain)
-values = st.recursive(keys, lambda each: st.lists(each) | st.tuples(each) | st.dictionaries(keys, each) | st.sets(keys))
+values = st.recursive(
+    keys,
+    lambda each: st.lists(each) | st.tuples(each) | st.dictionaries(keys, each, max_size=3) | st.sets(keys, max_size=3),
+    max_leaves=5,
+)
 
 
 def passed(value):
@@ -22,6 +24,7 @@ def passed(value):
     return decode(told, lambda name: f"<{name}>")
 
 
+@settings(max_examples=50)
 @given(values)
 def test_data_arrives_as_it_was(value):
     arrived = passed(value)
@@ -53,6 +56,4 @@ def test_what_is_like_data_arrives_plain(value, arrives):
 
 
 def test_another_object_is_only_named():
-    assert passed([object(), Fraction, Decimal]) == ["<object>", "<type>", "<ABCMeta>"] or passed([object()]) == [
-        "<object>"
-    ]
+    assert passed([object(), int, len]) == ["<object>", "<type>", "<builtin_function_or_method>"]
