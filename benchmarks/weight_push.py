@@ -41,58 +41,12 @@ from asyncrl.weights.manifest import dtype_name, take_snapshot
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.push import Push
 from asyncrl.weights.receiver import Channel, Receiver
+from benchmarks.copies import pour, socket_seconds, tensor_copy_rate
 from benchmarks.record import write_result
+from benchmarks.shapes import make_model
 
 TIMEOUT_S = 60.0
 BUCKET_BYTES = 64 << 20
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "30M": {
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 6,
-        "vocab_size": 16384,
-        "heads": (8, 4),
-    },
-    "120M": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 10,
-        "vocab_size": 32768,
-        "heads": (12, 4),
-    },
-    "0.6B": {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "vocab_size": 151936,
-        "heads": (16, 8),
-    },
-    "4B": {
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_hidden_layers": 36,
-        "vocab_size": 151936,
-        "heads": (32, 8),
-    },
-}
-
-
-def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
-    """A Qwen3 of that shape with transformers' own initialisation; on the meta device, without contents."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
-    torch.manual_seed(0)
-    values = dict(SHAPES[shape])
-    heads, kv_heads = values.pop("heads")
-    config = Qwen3Config(
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=128 if heads > 12 else 64,
-        tie_word_embeddings=True,
-        **values,
-    )
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[Filled]:
@@ -168,26 +122,6 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
     publisher.close()
 
 
-def pour(plain: socket.socket, nbytes: int) -> None:
-    """Send so many bytes to whoever connects, as chunks of a buffer of that size."""
-    data = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8).data
-    while True:
-        with plain.accept()[0] as peer:
-            for start in range(0, nbytes, 4 << 20):
-                peer.sendall(data[start : start + (4 << 20)])
-
-
-def plain_seconds(learner: Learner) -> float:
-    """Seconds in which as many bytes as the weights have come through a plain socket into fresh memory."""
-    target = memoryview(np.empty(learner.nbytes, np.uint8))
-    begun = time.perf_counter()
-    with socket.create_connection(("127.0.0.1", learner.port)) as peer:
-        received = 0
-        while received < learner.nbytes:
-            received += peer.recv_into(target[received : received + (4 << 20)])
-    return time.perf_counter() - begun
-
-
 async def transfer_seconds(link: Channel, holds: int) -> float:
     """Seconds of fetching the newest version, which is on offer already."""
     while (manifest := await link.newer_than(holds)) is None:
@@ -206,7 +140,7 @@ async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str,
     seconds: dict[str, list[float]] = {name: [] for name in ("socket", "zmq", "distributed", "disk", "disk_write")}
     version = -1
     for _ in range(rounds):
-        seconds["socket"].append(plain_seconds(learner))
+        seconds["socket"].append(socket_seconds(learner.port, learner.nbytes))
         version += 1
         learner.push(version, "zmq")
         learner.done()
@@ -413,17 +347,7 @@ async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, dir
 def link_limit(device: torch.device) -> float:
     """GB/s of a plain copy of 1 GB from the other GPU."""
     source = torch.randint(0, 255, (1 << 30,), dtype=torch.uint8, device="cuda:0")
-    target = torch.empty_like(source, device=device)
-    seconds = []
-    for _ in range(6):
-        torch.cuda.synchronize("cuda:0")
-        torch.cuda.synchronize(device)
-        begun = time.perf_counter()
-        target.copy_(source)
-        torch.cuda.synchronize("cuda:0")
-        torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - begun)
-    return round((1 << 30) / statistics.median(seconds[1:]) / 1e9, 1)
+    return round(tensor_copy_rate(source, torch.empty_like(source, device=device)), 1)
 
 
 def main() -> None:

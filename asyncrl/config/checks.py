@@ -109,6 +109,7 @@ POSITIVE = (
 )
 NOT_NEGATIVE = (
     "actor.door_port",
+    "engine.segment_tokens",
     "engine.server.port",
     "engine.server.first_gpu",
     "engine.server.max_failures",

@@ -9,28 +9,40 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
+_GUARDED = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -s KILL 0; } & exec 3<&-; exec "$@"'
+"""A shell that becomes its arguments, and leaves a guard behind which kills the group once its input has ended."""
 
 
-def start_child(
-    command: Sequence[str], log: Path, environment: Mapping[str, str], death_signal: int = signal.SIGTERM
-) -> subprocess.Popen[bytes]:
+def start_child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own, with `environment` added to ours and its output appended to `log`.
 
-    It gets `death_signal` when the thread that calls this ends, however that comes about (Linux only).
+    It is asked to stop when the thread that calls this ends, however that comes about (Linux only).
     """
+    ending = _end_with_parent if sys.platform == "linux" else None
+    return _start(command, log, environment, stdin=subprocess.DEVNULL, preexec_fn=ending)
+
+
+def start_guarded(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """As `start_child`, for a program that would not take its own processes with it: all of its group is killed as soon
+    as this process, or what is returned here, is gone."""
+    return _start(["/bin/sh", "-c", _GUARDED, "sh", *command], log, environment, stdin=subprocess.PIPE)
+
+
+def _start(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], **options: Any
+) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         return subprocess.Popen(
             list(command),
-            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env={**os.environ, **environment},
             start_new_session=True,
-            preexec_fn=partial(_end_with_parent, death_signal) if sys.platform == "linux" else None,
+            **options,
         )
 
 
@@ -39,6 +51,8 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def last_lines(log: Path, count: int = 15) -> str:
@@ -46,5 +60,5 @@ def last_lines(log: Path, count: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
 
 
-def _end_with_parent(death_signal: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, death_signal)
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -175,8 +175,9 @@ class ReplayClient:
         self._call("evaluate", version=version)
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
-        """The result of an evaluation: accuracy, mean_reward, count, failed. None while it is not complete; `wait`
-        waits about a second before it says so."""
+        """The result of an evaluation: accuracy, mean_reward, count, failed; tokens, those of newer versions
+        (newer_tokens) and newest_version. None while it is not complete; `wait` waits about a second before it says
+        so."""
         return self._call("evaluation", version=version, wait=wait).body.get("result")
 
     def status(self) -> dict[str, Any]:

@@ -133,6 +133,8 @@ class Episodes:
         tx.put_bytes("data", trajectory.id, frames)
         self._labelling.offer(tx, trajectory.id, facts, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")
+        if not group.training:
+            self._groups.count_evaluated_tokens(tx, group.version, trajectory)
         self._groups.withdraw(tx, trajectory.id)
         self._given.pop(trajectory.id, None)
         return "stored"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
+
 from asyncrl.network.throttle import Throttled
 from asyncrl.replay.records import THROWN_AWAY, Evaluation, Facts, Group, Letter, State
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
-from asyncrl.types import Purpose
+from asyncrl.types import Purpose, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +139,16 @@ class Groups:
             tx.delete("tickets", ticket)
             if entry[2]:
                 tx.remove_member("held", entry[2], ticket)
+
+    def count_evaluated_tokens(self, tx: Transaction, version: int, trajectory: Trajectory) -> None:
+        """Count by which versions an episode of the evaluation of `version` was sampled."""
+        evaluation = Evaluation.load(tx, version)
+        if evaluation is None:
+            return
+        evaluation.tokens += trajectory.sampled_tokens
+        evaluation.newer_tokens += int(np.count_nonzero(trajectory.versions > version))
+        evaluation.newest = max(evaluation.newest, int(trajectory.versions.max()))
+        evaluation.save(tx, version)
 
     def count_evaluation(self, tx: Transaction, version: int, scores: tuple[float, float] | None) -> None:
         """Count one held-out task as done with (outcome, reward), or as failed."""

@@ -106,13 +106,17 @@ class Group:
 
 @dataclass(slots=True)
 class Evaluation:
-    """The evaluation of one policy version: how far it is, and sums over what is done."""
+    """The evaluation of one policy version: how far it is, and sums over what is done; the tokens that were sampled for
+    it, how many of these by newer versions, and the newest of all."""
 
     total: int
     done: int
     failed: int
     outcome: float
     reward: float
+    tokens: int = 0
+    newer_tokens: int = 0
+    newest: int = -1
 
     @classmethod
     def load(cls, tx: Transaction, version: int) -> Evaluation | None:

@@ -66,6 +66,9 @@ def evaluation(tx: Transaction, version: int) -> dict[str, Any] | None:
         "mean_reward": result.reward / scored if scored else float("nan"),
         "count": scored,
         "failed": result.failed,
+        "tokens": result.tokens,
+        "newer_tokens": result.newer_tokens,
+        "newest_version": result.newest,
     }
 
 

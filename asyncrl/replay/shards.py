@@ -114,4 +114,5 @@ def join_evaluations(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name: sum(part[name] * part["count"] for part in scored) / count if count else float("nan")
         for name in ("accuracy", "mean_reward")
     }
-    return {**means, "count": count, "failed": sum(part["failed"] for part in parts)}
+    sums = {name: sum(part[name] for part in parts) for name in ("count", "failed", "tokens", "newer_tokens")}
+    return {**means, **sums, "newest_version": max(part["newest_version"] for part in parts)}

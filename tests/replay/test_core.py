@@ -190,8 +190,8 @@ def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) ->
             core.service._groups.open_evaluation(tx, 3)
     tickets = core.tickets(3)
     assert [(t.temperature, t.min_version, t.purpose) for t in tickets] == [(0.0, 3, "eval")] * 3
-    for ticket in tickets:
-        core.put(make_trajectory(ticket, version=3))
+    for ticket, version in zip(tickets, (3, 3, 5), strict=True):
+        core.put(make_trajectory(ticket, version=version))
     for index, trajectory in enumerate(core.lease()):
         core.label(trajectory.id, float(index > 0))
     from asyncrl.replay.report import evaluation
@@ -201,6 +201,7 @@ def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) ->
     assert result is not None
     assert (result["count"], result["failed"]) == (3, 0)
     assert result["accuracy"] == pytest.approx(2 / 3)
+    assert (result["tokens"], result["newer_tokens"], result["newest_version"]) == (12, 4, 5)
     assert core.status()["committed"] == 0
 
 

@@ -104,9 +104,18 @@ def test_a_shard_that_is_away_stops_nobody_on_the_others_and_its_part_comes_when
 
 
 def test_evaluations_of_shards_weigh_by_their_counts() -> None:
+    def own(tokens: int, newer: int, newest: int) -> dict[str, int]:
+        return {"tokens": tokens, "newer_tokens": newer, "newest_version": newest}
+
     parts = [
-        {"accuracy": 1.0, "mean_reward": 2.0, "count": 3, "failed": 0},
-        {"accuracy": 0.0, "mean_reward": -2.0, "count": 1, "failed": 2},
-        {"accuracy": float("nan"), "mean_reward": float("nan"), "count": 0, "failed": 1},
+        {"accuracy": 1.0, "mean_reward": 2.0, "count": 3, "failed": 0, **own(9, 2, 5)},
+        {"accuracy": 0.0, "mean_reward": -2.0, "count": 1, "failed": 2, **own(4, 0, 3)},
+        {"accuracy": float("nan"), "mean_reward": float("nan"), "count": 0, "failed": 1, **own(0, 0, -1)},
     ]
-    assert join_evaluations(parts) == {"accuracy": 0.75, "mean_reward": 1.0, "count": 4, "failed": 3}
+    assert join_evaluations(parts) == {
+        "accuracy": 0.75,
+        "mean_reward": 1.0,
+        "count": 4,
+        "failed": 3,
+        **own(13, 2, 5),
+    }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from asyncrl.actor.engine.fleet.discovery import listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
@@ -19,7 +20,7 @@ from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.actor.engine.fleet.update import Folders
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.errors import EngineError
-from asyncrl.launch.child import kill_group, last_lines, start_child
+from asyncrl.launch.child import kill_group, last_lines, start_guarded
 from asyncrl.launch.local import free_ports
 from tests.actor.engine.support import VOCABULARY, parameters, tiny_model
 from tests.actor.fakes import make_tokenizer
@@ -58,8 +59,9 @@ def save_policy(folder: Path) -> Path:
 class RealServer:
     """A server process that can be killed and started again at the same address."""
 
-    def __init__(self, model: Path, log: Path) -> None:
+    def __init__(self, model: Path, log: Path, *arguments: str) -> None:
         self._model = model
+        self._arguments = arguments
         self._log = log
         self._port = free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
@@ -69,7 +71,7 @@ class RealServer:
         python = os.environ["ASYNCRL_SGLANG_PYTHON"]
         command = [python, "-m", "sglang.launch_server", "--model-path", str(self._model), "--port", str(self._port)]
 
-        return start_child([*command, *ARGUMENTS], self._log, ENVIRONMENT, signal.SIGKILL)
+        return start_guarded([*command, *ARGUMENTS, *self._arguments], self._log, ENVIRONMENT)
 
     async def ready(self) -> None:
         http = Http(self.url)
@@ -89,13 +91,26 @@ class RealServer:
         self.process = self._start()
 
 
+def run(scenario: Callable[[], Awaitable[Any]], seconds: float = 600) -> Any:
+    return asyncio.run(asyncio.wait_for(scenario(), seconds))
+
+
+def prompts(count: int, seed: int = 0) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 200, int(length)).astype(np.int32) for length in rng.integers(5, 60, count)]
+
+
 def folders(directory: Path) -> Folders:
     return Folders(directory, policy(0).config.save_pretrained)
 
 
 @asynccontextmanager
 async def fleet_of(
-    urls: Sequence[str], mode: str = "retract", transports: Sequence[str] = ("tensor",), **options: Any
+    urls: Sequence[str],
+    mode: str = "retract",
+    transports: Sequence[str] = ("tensor",),
+    segment_tokens: int = 0,
+    **options: Any,
 ) -> AsyncIterator[Fleet]:
     """A fleet over `urls`, kept until the end."""
     changed = Signal()
@@ -107,7 +122,7 @@ async def fleet_of(
         changed,
         expected={name: tuple(tensor.shape) for name, tensor in parameters(policy(0)).items()},
         vocabulary=policy(0).config.vocab_size,
-        rules=Rules(check_s=0.5, wait_s=120, salted=salted),
+        rules=Rules(check_s=0.5, wait_s=120, salted=salted, segment_tokens=segment_tokens),
         **options,
     )
     keeper = asyncio.create_task(fleet.keep())

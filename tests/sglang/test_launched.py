@@ -13,8 +13,7 @@ from asyncrl.actor.engine.sglang.launch import LaunchedServer
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Sampling
 from tests.actor.engine.support import assert_exact, parameters, until
-from tests.sglang.support import ARGUMENTS, ENVIRONMENT, policy, save_policy
-from tests.sglang.test_real_server import prompts
+from tests.sglang.support import ARGUMENTS, ENVIRONMENT, policy, prompts, save_policy
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -15,34 +14,13 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.types import Sampling
 from tests.actor.engine.support import assert_exact, parameters
-from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy, save_policy
+from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy, prompts, run
 
-PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "10"))
+PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "6"))
 EPISODES = 32
 Taken = tuple[Any, Generation, int]
 """What was continued, what came, and the version that was served when it was asked for."""
 MODES = ["retract", "abort", "in_place", "drain"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    server = RealServer(model, tmp_path_factory.mktemp("logs") / "server.log")
-    yield server
-    server.kill()
-
-
-def run(scenario: Callable[[], Awaitable[Any]], seconds: float = 600) -> Any:
-    return asyncio.run(asyncio.wait_for(scenario(), seconds))
-
-
-def prompts(count: int, seed: int = 0) -> list[np.ndarray[Any, Any]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 200, int(length)).astype(np.int32) for length in rng.integers(5, 60, count)]
 
 
 @pytest.mark.parametrize("transport", ["tensor", "disk"])
@@ -81,8 +59,8 @@ async def episode(fleet: Fleet, name: str, start: np.ndarray[Any, Any], turns: i
     return taken
 
 
-async def load(fleet: Fleet, stop: asyncio.Event) -> AsyncIterator[Taken]:
-    """`EPISODES` at once until `stop`; every one that was begun is finished."""
+async def load(fleet: Fleet, stop: asyncio.Event, episodes: int = EPISODES) -> AsyncIterator[Taken]:
+    """`episodes` at once until `stop`; every one that was begun is finished."""
     taken: list[Taken] = []
 
     async def work(index: int, start: np.ndarray[Any, Any]) -> None:
@@ -91,7 +69,7 @@ async def load(fleet: Fleet, stop: asyncio.Event) -> AsyncIterator[Taken]:
             taken.extend(await episode(fleet, f"e{index}.{count}", start))
             count += 1
 
-    await asyncio.gather(*(work(index, start) for index, start in enumerate(prompts(EPISODES))))
+    await asyncio.gather(*(work(index, start) for index, start in enumerate(prompts(episodes))))
     for each in taken:
         yield each
 
@@ -170,7 +148,7 @@ def test_servers_killed_while_they_generate_and_while_they_are_updated_are_misse
                 stop.set()
 
             working = asyncio.create_task(trouble())
-            taken = [each async for each in load(fleet, stop)]
+            taken = [each async for each in load(fleet, stop, 8)]
             await working
             return taken, dict(fleet.stats().counters)
 

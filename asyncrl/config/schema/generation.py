@@ -58,6 +58,9 @@ class EngineConfig:
     router: str | None = option(None, "url of an SGLang router that names the servers")
     prefix_cache: str = option("flush", "prefixes of older versions: flush | salt (kept apart by version)")
     sampling: dict[str, Any] = option({}, "sampling options besides temperature; those that bend log-probs are refused")
+    segment_tokens: int = option(
+        2048, "tokens that one request to a server asks for, the most that its death loses; 0 is the whole turn"
+    )
     attempts: int = option(4, "server faults in a row after which a turn fails")
     wait_s: float = option(600.0, "seconds that a turn waits for a server")
     check_s: float = option(5.0, "seconds between two looks at a server, and for servers")

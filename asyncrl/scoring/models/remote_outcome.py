@@ -1,9 +1,9 @@
 """Outcome models behind HTTP.
 
 - `json`: the plain contract of remote.py.
-- `classify`: an SGLang server with a reward model or a sequence classifier, through `/classify`. The input is made as
-  sequence_classifier.py makes it, with the served model's tokenizer (`tokenizer`, a folder or hub name), and the score
-  is the one at `label` of what comes back.
+- `classify`: an SGLang server with a reward model or a sequence classifier, through `/classify`, which gives the logits
+  of all labels. Input and score are made as sequence_classifier.py makes them, the input with the served model's
+  tokenizer (`tokenizer`, a folder or hub name).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Params(RemoteParams):
-    """See the module."""
+    """`label` is the good one of several."""
 
     tokenizer: str = ""
-    label: int = 0
+    label: int = 1
 
 
 class RemoteOutcomeModel:
@@ -63,9 +63,18 @@ class RemoteOutcomeModel:
         ids = [list(encode(transcript).ids) for transcript in transcripts]
         answer = self._service.post("/classify", {"input_ids": ids})
         try:
-            return [each["embedding"][self._label] for each in answer]
-        except (LookupError, TypeError) as error:
+            return [_score(each["embedding"], self._label) for each in answer]
+        except (LookupError, TypeError, ValueError) as error:
             raise ScoringError(f"{self._service.url}/classify gave no scores ({error!r}): {answer!r:.200}") from error
+
+
+def _score(logits: Sequence[float], label: int) -> float:
+    """The only logit, or the probability of `label` among several."""
+    if len(logits) == 1:
+        return logits[0]
+    highest = max(logits)
+    weights = [math.exp(logit - highest) for logit in logits]
+    return weights[label] / sum(weights)
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> RemoteOutcomeModel:

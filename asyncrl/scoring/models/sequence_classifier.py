@@ -44,6 +44,7 @@ class SequenceClassifier:
     def __init__(self, name: str, model: Any, encode: Encode, label: int, micro_tokens: int, drop_oldest: bool) -> None:
         self._name = name
         self._model = model
+        self._own_filler: int | None = model.config.pad_token_id
         self._encode = encode
         self._label = label
         self._micro_tokens = micro_tokens
@@ -65,7 +66,8 @@ class SequenceClassifier:
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> list[float]:
-        longest, filler = max(len(each) for each in ids), self._model.config.pad_token_id
+        longest, filler = max(len(each) for each in ids), self._filler(ids)
+        self._model.config.pad_token_id = filler
         tokens = torch.tensor([[*each, *[filler] * (longest - len(each))] for each in ids], device=self._model.device)
         lengths = torch.tensor([len(each) for each in ids], device=self._model.device)
         mask = torch.arange(longest, device=self._model.device) < lengths[:, None]
@@ -73,21 +75,21 @@ class SequenceClassifier:
         scores = logits[:, 0] if logits.shape[1] == 1 else logits.softmax(-1)[:, self._label]
         return [float(score) for score in scores.cpu()]
 
+    def _filler(self, ids: Sequence[Sequence[int]]) -> int:
+        """The model's own; where it has none, a token that ends no input: the model is read at the last other one."""
+        if self._own_filler is not None:
+            return self._own_filler
+        ends = {each[-1] for each in ids}
+        return next(token for token in range(len(ends) + 1) if token not in ends)
+
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> SequenceClassifier:
-    """The model in the folder. Raises ConfigError: it has no such label, or no token to pad with."""
+    """The model in the folder. Raises ConfigError: it has no such label."""
     checkpoint = Checkpoint(config, key)
     model, tokenizer = checkpoint.model("AutoModelForSequenceClassification"), checkpoint.tokenizer()
     labels = model.config.num_labels
     if labels > 1 and not 0 <= params.label < labels:
         raise ConfigError(f"{key}.params.label={params.label}: the model has the labels 0 to {labels - 1}")
-    if model.config.pad_token_id is None:
-        filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        if filler is None:
-            raise checkpoint.refuse(
-                "neither model nor tokenizer has a pad or eos token; add pad_token_id to config.json"
-            )
-        model.config.pad_token_id = filler
     encode = encoder(tokenizer, key)
     drop_oldest = config.long_inputs == "drop_oldest"
     return SequenceClassifier(checkpoint.name, model, encode, params.label, config.micro_tokens, drop_oldest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -49,7 +50,7 @@ class Service:
                 failure = f"status {error.code}: {said}"
                 if error.code != 429 and error.code < 500:
                     break
-            except (OSError, urllib.error.URLError) as error:
+            except (OSError, http.client.HTTPException) as error:
                 failure = f"{type(error).__name__}: {error}"
             except ValueError as error:
                 failure = f"the answer is not JSON: {error}"
@@ -69,6 +70,8 @@ class Service:
                 self._left(deadline)
                 if len(answer) > _MAX_BYTES:
                     raise ValueError(f"it is longer than {_MAX_BYTES} bytes")
+            if response.length:
+                raise ConnectionError(f"the answer breaks off {response.length} bytes before its end")
         return answer
 
     def _left(self, deadline: float) -> float:

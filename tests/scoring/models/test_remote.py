@@ -1,6 +1,7 @@
 """Remote models against a real HTTP server in a thread."""
 
 import json
+import socket
 import threading
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -118,6 +119,28 @@ def test_a_server_that_is_busy_is_asked_again_and_not_for_ever():
     assert len(calls) == 3
 
 
+def test_an_answer_that_breaks_off_is_asked_for_again():
+    """As where the server dies while it writes; half a number is a number too."""
+    whole = b'{"scores": [0.5, 0.25, 0.125]}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(whole)
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n1e\r\n"
+    answers = [b"", b"HTTP/1.1 2", head, head + whole[:20], chunked, chunked + whole[:20], head + whole]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            for answer in answers:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        service = Service(f"http://127.0.0.1:{server.getsockname()[1]}", 20.0, len(answers), pause=lambda _: None)
+        assert service.post("", {}) == {"scores": [0.5, 0.25, 0.125]}
+        thread.join()
+
+
 def test_a_server_that_hangs_costs_the_time_limit():
     release = threading.Event()
     with serving(lambda *_: {"scores": [release.wait(10)]}) as url:
@@ -218,6 +241,9 @@ def test_a_classifier_behind_sglang_scores_whole_episodes(served):
     text = "<s><|start|>user<|end|>\n\nr<|eot|><|start|>assistant<|end|>\n\nc<|eot|>"
     assert TOKENIZER.decode(ids[1]) == text
     assert scores == [len(each) / 2 for each in ids]
+    with serving(lambda *_: [{"embedding": [0.0, 1.0, 0.0]}]) as url:
+        (score,) = outcome(url, contract="classify", tokenizer=str(folder)).score(BATCH[:1])
+    assert score == pytest.approx(np.e / (np.e + 2))
     with serving(lambda *_: [{"embedding": []}]) as url, pytest.raises(ScoringError, match="classify gave no scores"):
         outcome(url, contract="classify", tokenizer=str(folder)).score(BATCH[:1])
 

@@ -15,7 +15,7 @@ from asyncrl.config.schema import OutcomeModelConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models.registry import load_outcome_model
 from asyncrl.scoring.transcript import Segment
-from tests.scoring.models.support import BATCHES, BOUNDS, CHATML, SHAPE, byte_tokenizer, plain, save
+from tests.scoring.models.support import BATCHES, BOUNDS, CHATML, LLAMA3, SHAPE, byte_tokenizer, plain, save
 
 CHAT = byte_tokenizer("<|im_start|>", "<|im_end|>", "<pad>", template=CHATML)
 CHAT.pad_token = "<pad>"
@@ -27,9 +27,13 @@ def load(folder, **changes):
     return load_outcome_model(OutcomeModelConfig(path=str(folder), **changes), "scoring.outcome_model")
 
 
-def decoder(labels):
+ENDING = byte_tokenizer("<|start|>", "<|end|>", "<|eot|>", bos="<s>", template=LLAMA3)
+ENDING.eos_token = "<|eot|>"
+
+
+def decoder(labels, pad_token_id=258):
     torch.manual_seed(0)
-    return Qwen2ForSequenceClassification(Qwen2Config(**SHAPE, num_labels=labels, pad_token_id=258)).eval()
+    return Qwen2ForSequenceClassification(Qwen2Config(**SHAPE, num_labels=labels, pad_token_id=pad_token_id)).eval()
 
 
 def encoder():
@@ -38,7 +42,12 @@ def encoder():
     return BertForSequenceClassification(BertConfig(**shape, num_labels=2)).eval()
 
 
-CASES = {"reward": (decoder(1), CHAT), "labels": (decoder(3), CHAT), "bert": (encoder(), PLAIN)}
+CASES = {
+    "reward": (decoder(1), CHAT),
+    "labels": (decoder(3), CHAT),
+    "bert": (encoder(), PLAIN),
+    "without padding": (decoder(1, pad_token_id=None), ENDING),
+}
 
 
 @pytest.fixture(scope="module")

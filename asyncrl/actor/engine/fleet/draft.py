@@ -1,4 +1,7 @@
-"""What one turn has so far: a turn survives any number of aborts and lost servers, each of which ends a segment."""
+"""What one turn has so far, segment by segment: each is one request, and what a request gave is not lost any more.
+
+A segment ends with the turn, with an abort, or with the tokens that one request may ask for.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,15 @@ from asyncrl.types import Sampling
 
 
 class Draft:
-    """A turn that continues `prompt`; its tokens, log-probs and versions are those of its segments in order."""
+    """A turn that continues `prompt`; its tokens, log-probs and versions are those of its segments in order.
 
-    def __init__(self, prompt: NDArray[np.int32], sampling: Sampling) -> None:
+    `segment_tokens` bounds what one request asks for; 0 asks for the whole turn.
+    """
+
+    def __init__(self, prompt: NDArray[np.int32], sampling: Sampling, segment_tokens: int = 0) -> None:
         self._prompt = prompt
         self._sampling = sampling
+        self._segment_tokens = segment_tokens
         self._segments: list[Segment] = []
         self._count = 0
 
@@ -30,14 +37,18 @@ class Draft:
 
     @property
     def sampling(self) -> Sampling:
-        """How the next request is sampled: with the tokens that are left."""
-        return replace(self._sampling, max_new_tokens=self._sampling.max_new_tokens - self._count)
+        """How the next request is sampled: with the tokens that are left, or those of one segment."""
+        left = self._sampling.max_new_tokens - self._count
+        return replace(self._sampling, max_new_tokens=min(left, self._segment_tokens or left))
 
     def add(self, segment: Segment) -> bool:
-        """Whether the turn is over."""
+        """Add what the next request gave. Whether the turn is over."""
+        whole = len(segment.tokens) >= self.sampling.max_new_tokens
         self._segments.append(segment)
         self._count += len(segment.tokens)
-        return segment.finish != "cut"
+        # A length that is less than was asked for is the server's own limit, behind which nothing goes on.
+        at_segment_end = segment.finish == "length" and whole and self._count < self._sampling.max_new_tokens
+        return segment.finish != "cut" and not at_segment_end
 
     def generation(self, finish: str = "") -> Generation:
         """The turn, ended by its last segment or for the reason given."""

@@ -1,9 +1,11 @@
 """The fleet: many servers as one `Engine` (see base).
 
 A turn goes on until it is whole, whatever updates, aborts and losses it meets: what it has is kept, except for the
-tokens of a request whose server died, which are sampled anew. The fleet's `version` is the newest that one of its
-servers has reached, and only servers that have reached it are given requests. An update returns once the first server
-serves it; the others follow at their own pace, and a slow or dead one holds nobody.
+tokens of a request whose server died, which are sampled anew; so a request asks for one segment of the turn at most.
+
+The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it are given
+requests. An update returns once the first server serves it; the others follow at their own pace, and a slow or dead one
+holds nobody.
 """
 
 from __future__ import annotations
@@ -45,12 +47,14 @@ class Rules:
 
     `attempts` server faults in a row without a new token fail a turn, as do `wait_s` without a server. Servers are
     looked for, and checked, every `check_s`. `salted` keeps the prefixes of versions apart in the servers' caches.
+    A request asks for `segment_tokens` at most, or for its whole turn where that is 0.
     """
 
     attempts: int = 4
     wait_s: float = 600.0
     check_s: float = 5.0
     salted: bool = False
+    segment_tokens: int = 0
 
 
 class Fleet:
@@ -114,7 +118,7 @@ class Fleet:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
         released = self._released[session] = asyncio.get_running_loop().create_future()
         self._idle.enter()
-        draft = Draft(tokens, sampling)
+        draft = Draft(tokens, sampling, self._rules.segment_tokens)
         turn = asyncio.create_task(self._turn(draft, stop, session))
         try:
             await asyncio.wait((turn, released), return_when=asyncio.FIRST_COMPLETED)
@@ -203,7 +207,7 @@ class Fleet:
                 raise
             if draft.add(segment):
                 return draft.generation()
-            self._counts["cut_segments"] += 1
+            self._counts["cut_segments"] += segment.finish == "cut"
             failures = 0 if len(segment.tokens) or not member.ready else failures + 1
             if failures >= self._rules.attempts:
                 raise EngineError(f"{member.server.url} aborted a request {failures} times without a token")

@@ -57,7 +57,7 @@ def open_fleet(config: TrainConfig) -> OpenedEngine:
         changed,
         expected=policy.shapes,
         vocabulary=policy.vocabulary,
-        rules=Rules(engine.attempts, engine.wait_s, engine.check_s, salted=not flush),
+        rules=Rules(engine.attempts, engine.wait_s, engine.check_s, not flush, engine.segment_tokens),
         folders=_folders(config) if "disk" in weights.transports else None,
     )
     return OpenedEngine(fleet, policy.shapes, [fleet.keep, *(server.keep for server in launched)])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.launch.child import kill_group, last_lines, start_child
+from asyncrl.launch.child import kill_group, last_lines, start_guarded
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +88,10 @@ class LaunchedServer:
     async def _live(self) -> bool:
         """One life of the process, to its end. Whether it ever answered."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.which(self._command[0]) is None:
+            raise ConfigError(f"engine.python={self._command[0]}: there is no such program")
         logger.info("starting the server at %s; its log is %s", self.url, self._log)
-        try:
-            self.process = start_child(self._command, self._log, self._environment, signal.SIGKILL)
-        except OSError as error:
-            raise ConfigError(f"engine.python={self._command[0]}: {error}") from error
+        self.process = start_guarded(self._command, self._log, self._environment)
         self.starts += 1
         answered = self.answering = await self._answers(self.process)
         while answered and self.process.poll() is None:

@@ -37,7 +37,7 @@ def tensors(version: int) -> dict[str, torch.Tensor]:
 @dataclass
 class Request:
     rid: str
-    salt: str | None
+    given: int
     limit: int
     stop: list[int]
     done: asyncio.Event
@@ -47,7 +47,7 @@ class Request:
 
 
 class FakeSglang:
-    """`says` gives the token that follows a number of sampled ones, where that is not the weights' own."""
+    """`says` gives the token behind a number of others, the prompt's included, where that is not the weights' own."""
 
     def __init__(self, version: str = "0.5.23", says: Callable[[int], int | None] = lambda _: None) -> None:
         self.version = version
@@ -56,6 +56,8 @@ class FakeSglang:
         self.calls: list[str] = []
         self.salts: list[str | None] = []
         self.prompts: list[list[int]] = []
+        self.limits: list[int] = []
+        self.sampled = 0
         self.refuses: set[str] = set()
         self.hangs: set[str] = set()
         self.context = 4096
@@ -98,7 +100,8 @@ class FakeSglang:
                 self._step(request)
 
     def _step(self, request: Request) -> None:
-        said = self.says(len(request.pairs))
+        said = self.says(request.given + len(request.pairs))
+        self.sampled += 1
         request.pairs.append([-float(self.weights), self.weights if said is None else said, None])
         request.labels.append(self.label)
         if request.pairs[-1][1] in request.stop:
@@ -140,8 +143,10 @@ class FakeSglang:
     async def _generate(self, body: Any) -> Any:
         sampling = body["sampling_params"]
         self.salts.append(body.get("extra_key"))
-        self.prompts.append(body["input_ids"])
-        request = Request(body["rid"], None, sampling["max_new_tokens"], sampling["stop_token_ids"], asyncio.Event())
+        given, limit, stop = body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"]
+        self.prompts.append(given)
+        self.limits.append(limit)
+        request = Request(body["rid"], len(given), limit, stop, asyncio.Event())
         self.running.append(request)
         await request.done.wait()
         if not request.finish:
@@ -245,6 +250,7 @@ async def fleet_over(
     drain_s: float = 5.0,
     attempts: int = 4,
     wait_s: float = 20.0,
+    segment_tokens: int = 0,
     **options: Any,
 ) -> AsyncIterator[Fleet]:
     """A fleet over `servers`, kept until the end."""
@@ -258,7 +264,7 @@ async def fleet_over(
         changed,
         expected=EXPECTED,
         vocabulary=VOCABULARY,
-        rules=Rules(attempts, wait_s, 0.02, salted),
+        rules=Rules(attempts, wait_s, 0.02, salted, segment_tokens),
         **options,
     )
     keeper = asyncio.create_task(fleet.keep())

@@ -24,11 +24,14 @@ def counter(fleet, name):
 
 @pytest.mark.parametrize("version", ["0.5.23", "0.5.17"])
 @pytest.mark.parametrize("mode", ["in_place", "retract", "abort", "drain"])
-def test_turns_survive_pushes_in_every_mode_and_each_token_has_the_version_that_sampled_it(mode, version):
+@pytest.mark.parametrize("segment_tokens", [0, 70])
+def test_turns_survive_pushes_in_every_mode_and_each_token_has_the_version_that_sampled_it(
+    mode, version, segment_tokens
+):
     servers = FakeSglang(version), FakeSglang(version)
 
     async def scenario():
-        async with serving(*servers), fleet_over(*servers, mode=mode) as fleet:
+        async with serving(*servers), fleet_over(*servers, mode=mode, segment_tokens=segment_tokens) as fleet:
             await fleet.update_weights(0, tensors(0))
             taken = []
 

@@ -1,0 +1,85 @@
+"""How fast bytes can be moved on this machine at most: through a plain socket, in memory, to and on a GPU."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+CHUNK = 4 << 20
+ROUNDS = 6
+
+
+def pour(plain: socket.socket, nbytes: int) -> None:
+    """Send so many bytes to whoever connects, as chunks of a buffer of that size; ends when `plain` is closed."""
+    data = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8).data
+    while True:
+        try:
+            peer = plain.accept()[0]
+        except OSError:
+            return
+        with peer:
+            for start in range(0, nbytes, CHUNK):
+                peer.sendall(data[start : start + CHUNK])
+
+
+def socket_seconds(port: int, nbytes: int) -> float:
+    """Seconds in which so many bytes have come through a plain socket into fresh memory."""
+    target = memoryview(np.empty(nbytes, np.uint8))
+    begun = time.perf_counter()
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        received = 0
+        while received < nbytes:
+            received += peer.recv_into(target[received : received + CHUNK])
+    return time.perf_counter() - begun
+
+
+def tensor_copy_rate(source: torch.Tensor, target: torch.Tensor) -> float:
+    """GB/s of a plain copy; the first one does not count."""
+
+    def wait() -> None:
+        for tensor in (source, target):
+            if tensor.is_cuda:
+                torch.cuda.synchronize(tensor.device)
+
+    def copy() -> float:
+        wait()
+        begun = time.perf_counter()
+        target.copy_(source)
+        wait()
+        return time.perf_counter() - begun
+
+    return _rate(copy, source.nbytes)
+
+
+def link_limits(nbytes: int = 256 << 20) -> dict[str, float]:
+    """GB/s of a loopback socket between two threads and of a copy in memory; with a GPU also to it and on it."""
+    host = torch.randint(0, 255, (nbytes,), dtype=torch.uint8)
+    limits = {"socket": _socket_rate(nbytes), "memory": tensor_copy_rate(host, torch.empty_like(host))}
+    if torch.cuda.is_available():
+        device = host.cuda()
+        limits["host to device"] = tensor_copy_rate(host.pin_memory(), torch.empty_like(device))
+        limits["on the device"] = tensor_copy_rate(device, torch.empty_like(device))
+    return {name: round(rate, 2) for name, rate in limits.items()}
+
+
+def _socket_rate(nbytes: int) -> float:
+    with socket.socket() as plain:
+        plain.bind(("127.0.0.1", 0))
+        plain.listen()
+        sender = threading.Thread(target=pour, args=(plain, nbytes), daemon=True)
+        sender.start()
+        port = int(plain.getsockname()[1])
+        rate = _rate(lambda: socket_seconds(port, nbytes), nbytes)
+        plain.shutdown(socket.SHUT_RDWR)
+        sender.join()
+    return rate
+
+
+def _rate(seconds: Callable[[], float], nbytes: int) -> float:
+    return nbytes / statistics.median([seconds() for _ in range(ROUNDS)][1:]) / 1e9

@@ -1,0 +1,73 @@
+"""What our fleet itself costs, over a server that answers at once: see benchmarks.rollout."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.clients import Load, bare_client, fleet_client
+from benchmarks.fleets import Policy, Push, fleet_over
+from benchmarks.instant_server import VOCABULARY, instant_server
+from benchmarks.throughput import compare, processor_cost
+
+LENGTHS = (16, 512)
+PROMPT = 512
+CONCURRENCY = 256
+REQUESTS = 1024
+EPISODES = 256
+TURNS = 4
+
+
+async def measure(rounds: int) -> dict[str, Any]:
+    """Processor time by request and token of the fleet and the bare client; tokens a second of whole episodes."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = stack.enter_context(instant_server())
+        opened = await stack.enter_async_context(fleet_over([url], _tiny(folder), 1024, Push(), folder))
+        clients = {
+            "fleet": fleet_client(opened.fleet),
+            "bare": await stack.enter_async_context(bare_client([url], logprobs=True)),
+        }
+        short, long = [
+            await compare(clients, Load(PROMPT, length, VOCABULARY), CONCURRENCY, REQUESTS, rounds)
+            for length in LENGTHS
+        ]
+    return {
+        "concurrency": CONCURRENCY,
+        "prompt_tokens": PROMPT,
+        **{name: processor_cost(short[name], long[name], REQUESTS, LENGTHS) for name in clients},
+        f"episodes of {TURNS} turns": [await episodes(length, rounds) for length in (128, 512)],
+    }
+
+
+async def episodes(turn_tokens: int, rounds: int) -> dict[str, Any]:
+    """Tokens a second that one core can sample in episodes with the actor's loop around the fleet."""
+    from benchmarks.episodes import Shape, episode_client, turn_of
+
+    tokens = TURNS * turn_tokens
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = stack.enter_context(instant_server(turn_of(turn_tokens)))
+        opened = await stack.enter_async_context(fleet_over([url], _tiny(folder), 1024, Push(), folder))
+        play = episode_client(opened.fleet, Shape(TURNS, turn_tokens))
+        load = Load(PROMPT, tokens, VOCABULARY)
+        runs = (await compare({"episodes": play}, load, CONCURRENCY, EPISODES, rounds))["episodes"]
+    cpu_s = statistics.median(run.cpu_s for run in runs) / EPISODES
+    return {
+        "turn_tokens": turn_tokens,
+        "us_per_turn": round(cpu_s / TURNS * 1e6),
+        "tokens_per_s_of_one_core": round(tokens / cpu_s),
+    }
+
+
+def _tiny(folder: Path) -> Policy:
+    """Weights of one number: the server does not look at them."""
+    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(f'{{"vocab_size": {VOCABULARY}}}')
+    return Policy(folder)

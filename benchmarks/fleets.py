@@ -1,0 +1,153 @@
+"""A policy in a folder, an SGLang server over it, and our fleet over that: what benchmarks of generation begin with.
+
+Needs neither Hydra nor transformers, except to start a server of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from asyncrl.actor.engine.fleet.discovery import listed
+from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.http import Http
+from asyncrl.actor.engine.fleet.signal import Signal
+from asyncrl.actor.engine.fleet.switch import Switcher
+from asyncrl.actor.engine.fleet.update import Folders
+from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
+from asyncrl.actor.engine.sglang.server import SglangServer
+
+DRAIN_S = 60.0
+BUCKET_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model in the Hugging Face folder `path`."""
+
+    path: Path
+
+    @cached_property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Tied parameters once."""
+        return {
+            name: each for file in sorted(self.path.glob("*.safetensors")) for name, each in load_file(file).items()
+        }
+
+    @cached_property
+    def vocabulary(self) -> int:
+        return int(json.loads((self.path / "config.json").read_text())["vocab_size"])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.tensors.values())
+
+    @property
+    def parameters(self) -> int:
+        return sum(each.numel() for each in self.tensors.values())
+
+    def write_config(self, folder: Path) -> None:
+        shutil.copy(self.path / "config.json", folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """How weights reach the servers: the mode and transports of the configuration."""
+
+    mode: str = "abort"
+    transports: Sequence[str] = ("tensor",)
+
+
+@dataclass(slots=True)
+class OpenFleet:
+    """A fleet and its servers, which have been given version 0."""
+
+    fleet: Fleet
+    servers: list[SglangServer] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def fleet_over(
+    urls: Sequence[str], policy: Policy, context: int, push: Push, folder: Path, patience_s: float = 300.0
+) -> AsyncIterator[OpenFleet]:
+    """A fleet over running servers, which need `context` tokens. `folder` is for a transport that writes.
+
+    Raises TimeoutError: no server took the first weights within `patience_s`; the log says why.
+    """
+    changed, salted = Signal(), push.mode == "in_place"
+
+    def open_server(url: str) -> SglangServer:
+        server = SglangServer(url, context=context, transports=push.transports, bucket_bytes=BUCKET_BYTES)
+        opened.servers.append(server)
+        return server
+
+    fleet = Fleet(
+        listed(urls),
+        open_server,
+        Switcher(push.mode, not salted, DRAIN_S, changed),
+        changed,
+        expected={name: tuple(each.shape) for name, each in policy.tensors.items()},
+        vocabulary=policy.vocabulary,
+        rules=Rules(salted=salted),
+        folders=Folders(folder, policy.write_config),
+    )
+    opened = OpenFleet(fleet)
+    keeper = asyncio.create_task(fleet.keep())
+    try:
+        await asyncio.wait_for(fleet.update_weights(0, policy.tensors), patience_s)
+        yield opened
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await fleet.close()
+
+
+async def server_version(url: str) -> str:
+    http = Http(url)
+    try:
+        return str((await http.get("/get_server_info", 60.0))["version"])
+    finally:
+        await http.close()
+
+
+@asynccontextmanager
+async def launched(python: str, model: Path, log: Path) -> AsyncIterator[str]:
+    """The url of a server over `model` that `python` runs: on the GPU where there is one, else on the CPU."""
+    from omegaconf import OmegaConf
+
+    from asyncrl.config.load import config_dir
+    from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+    from asyncrl.launch.local import free_ports
+
+    kind = "sglang" if torch.cuda.is_available() else "sglang_cpu"
+    engine = OmegaConf.to_object(
+        OmegaConf.merge(OmegaConf.structured(EngineConfig), OmegaConf.load(config_dir() / "engine" / f"{kind}.yaml"))
+    )
+    assert isinstance(engine, EngineConfig)
+    engine.python = python
+    dtype = json.loads((model / "config.json").read_text())["dtype"]
+    config = TrainConfig(model=ModelConfig(path=str(model), dtype=dtype), engine=engine)
+    port = free_ports(1)
+    command = [*server_command(config, port, 0), "--skip-tokenizer-init"]
+    server = LaunchedServer(
+        f"http://127.0.0.1:{port}", command, log, engine.server.environment, engine.server.start_s, 0
+    )
+    keeper = asyncio.create_task(server.keep())
+    try:
+        while not server.answering and not keeper.done():
+            await asyncio.sleep(0.1)
+        if keeper.done():
+            keeper.result()
+        yield server.url
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)

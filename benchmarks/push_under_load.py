@@ -1,0 +1,147 @@
+"""What a push costs while requests are always under way: see benchmarks.rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asyncrl.actor.engine.fleet.fleet import Fleet
+from asyncrl.errors import AsyncrlError
+from benchmarks.arrivals import Arrivals, PushCost, cost_of
+from benchmarks.clients import fleet_client
+from benchmarks.fleets import Policy, Push, fleet_over
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 300.0
+WINDOWS = 10
+"""Windows of the profile in each calm time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushLoad:
+    """`requests` at once, each of `prompt` tokens and between `shortest` and `longest` sampled ones.
+
+    There are `calm_s` seconds before each of the `pushes` and behind it, more where the server is slow.
+    """
+
+    requests: int
+    prompt: int
+    shortest: int
+    longest: int
+    pushes: int
+    calm_s: float
+
+
+class Traffic:
+    """Requests through the fleet, a new one for each that ends. `lost` are those that failed or came back short."""
+
+    def __init__(self, fleet: Fleet, load: PushLoad, vocabulary: int) -> None:
+        self.arrivals = Arrivals()
+        self.answered = 0
+        self.lost = 0
+        self._client = fleet_client(fleet)
+        self._load = load
+        self._vocabulary = vocabulary
+        self._ending = False
+        self._workers = [asyncio.create_task(self._work()) for _ in range(load.requests)]
+
+    async def _work(self) -> None:
+        rng = np.random.default_rng()
+        load = self._load
+        while not self._ending:
+            prompt = rng.integers(0, self._vocabulary, load.prompt, dtype=np.int32)
+            count = int(rng.integers(load.shortest, load.longest + 1))
+            try:
+                await self._client(prompt, count)
+            except (AsyncrlError, ValueError):
+                log.exception("a request was lost")
+                self.lost += 1
+            else:
+                self.answered += 1
+                self.arrivals.add(time.perf_counter(), count)
+
+    async def settled_s(self) -> float:
+        """Wait until every request has been replaced twice; the seconds of the second time."""
+        times = []
+        for turn in (1, 2):
+            while self.answered + self.lost < turn * self._load.requests:
+                await asyncio.sleep(0.01)
+            times.append(time.perf_counter())
+        return times[1] - times[0]
+
+    async def end(self) -> None:
+        """Wait for what is under way."""
+        self._ending = True
+        await asyncio.gather(*self._workers)
+
+    def cancel(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
+
+
+async def measure(
+    urls: Sequence[str], policy: Policy, load: PushLoad, push: Push, folder: Path
+) -> dict[str, Any] | None:
+    """The costs of pushes, their medians first; None where the servers can do the mode only as another one."""
+    context = load.prompt + load.longest
+    async with fleet_over(urls, policy, context, push, folder) as opened:
+        if push.mode in ("retract", "in_place") and not all(server.spans for server in opened.servers):
+            return None
+        traffic = Traffic(opened.fleet, load, policy.vocabulary)
+        try:
+            calm_s = max(load.calm_s, await traffic.settled_s())
+            times = [await _pushed(opened.fleet, version, policy, calm_s) for version in range(1, load.pushes + 1)]
+            await traffic.end()
+        finally:
+            traffic.cancel()
+        counters = opened.fleet.stats().counters
+    costs = [cost_of(traffic.arrivals, begin, end, calm_s) for begin, end in times]
+    begin, end = times[0]
+    width = calm_s / WINDOWS
+    windows = traffic.arrivals.windows(begin - calm_s, width, 2 * WINDOWS + int((end - begin) / width))
+    return {
+        **asdict(push),
+        **_summary(costs, policy.nbytes),
+        "answered": traffic.answered,
+        "lost": traffic.lost,
+        "segments_cut": counters["cut_segments"],
+        "segments_lost": counters["lost_segments"],
+        "each_push": [{name: round(value, 4) for name, value in asdict(cost).items()} for cost in costs],
+        "window_s": round(width, 3),
+        "tokens_per_s_from_a_calm_time_before_the_first_push": [round(rate) for rate in windows],
+    }
+
+
+async def _pushed(fleet: Fleet, version: int, policy: Policy, calm_s: float) -> tuple[float, float]:
+    """When a push began and ended, between two calm times. Raises TimeoutError: it does not end."""
+    await asyncio.sleep(calm_s)
+    begin = time.perf_counter()
+    await asyncio.wait_for(fleet.update_weights(version, policy.tensors), PATIENCE_S)
+    end = time.perf_counter()
+    await asyncio.sleep(calm_s)
+    return begin, end
+
+
+def _summary(costs: Sequence[PushCost], nbytes: int) -> dict[str, float]:
+    def median(name: str) -> float:
+        return statistics.median(getattr(cost, name) for cost in costs)
+
+    return {
+        "push_s": round(median("push_s"), 4),
+        "gigabytes_per_s": round(nbytes / median("push_s") / 1e9, 4),
+        "standstill_s": round(median("standstill_s"), 4),
+        "lost_s": round(median("lost_s"), 3),
+        "tokens_per_s_before": round(median("before")),
+        "tokens_per_s_during": round(median("during")),
+        "tokens_per_s_after": round(median("after")),
+        "lost_share_during": round(1 - statistics.median(cost.during / cost.before for cost in costs), 3),
+    }

@@ -1,0 +1,185 @@
+"""How fast does our fleet generate over a real SGLang server, and what does a push of weights cost it meanwhile?
+
+`python -m benchmarks.rollout --python PATH` starts a server of a tiny random model with the Python at PATH, on the CPU
+or, where there is one, on the GPU (`--shape 0.6B`). `--url URL --model FOLDER` takes running servers instead, which
+must serve that folder (`python -m benchmarks.shapes` writes one) with --skip-tokenizer-init. `--fake` needs no server:
+one that answers at once is started, so that what is left is our own cost. Results go to
+benchmarks/results/rollout-NAME.json.
+
+Throughput: requests of one fixed length and distinct random prompts, so many at once, by the fleet and by a bare
+asyncio client, which posts the same requests and drops the answers unread: what the server alone can do. A third client
+asks for no log-probs, which shows what these cost the server. They take turns; ratios are medians over rounds.
+
+Pushes: requests are always under way, a new one for each that ends. The fleet's requests are not streamed, so tokens
+are counted when their answer arrives, and requests are short and of mixed lengths, so that several of a batch end in
+every few decoding steps. A standstill is the longest time around the push in which no answer came, less the longest
+one in the calm time before: it is never seen finer than a step. What a push took in all is told by `lost_s`, the
+seconds of generation that are missing some time after it. Each push carries all weights, whose values stay the same. A
+mode that the servers can only do as `abort` (before 0.5.22) is left out.
+
+Whole episodes, with turns and tool calls, are measured with `--fake` only: random weights call no tools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import push_under_load
+from benchmarks.clients import Load, bare_client, fleet_client
+from benchmarks.copies import link_limits
+from benchmarks.fleet_cost import measure as fleet_cost
+from benchmarks.fleets import Policy, Push, fleet_over, launched, server_version
+from benchmarks.push_under_load import PushLoad
+from benchmarks.record import write_result
+from benchmarks.throughput import compare, rows
+
+PARTS = ("throughput", "pushes")
+MIN_REQUESTS = 4
+MODES = ("retract", "in_place", "abort")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: requests of `prompt` and `output` tokens, at each of `concurrencies`, and the pushes."""
+
+    prompt: int
+    output: int
+    concurrencies: Sequence[int]
+    push: PushLoad
+
+
+SMALL = Plan(32, 32, (1, 8, 32), PushLoad(requests=32, prompt=32, shortest=4, longest=28, pushes=3, calm_s=1.5))
+LARGE = Plan(512, 512, (1, 64, 256), PushLoad(requests=256, prompt=128, shortest=16, longest=112, pushes=5, calm_s=2.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    urls: Sequence[str]
+    policy: Policy
+    folder: Path
+
+
+@asynccontextmanager
+async def servers(options: argparse.Namespace) -> AsyncIterator[Servers]:
+    """Those that the command line names, or one of our own."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if options.url:
+            yield Servers(options.url, Policy(options.model), folder)
+            return
+        from benchmarks.shapes import make_model
+
+        gpu = torch.cuda.is_available()
+        model = make_model(options.shape, *((torch.bfloat16, "cuda") if gpu else (torch.float32, "cpu")))
+        model.save_pretrained(folder / "model")
+        del model
+        url = await stack.enter_async_context(launched(options.python, folder / "model", folder / "server.log"))
+        yield Servers([url], Policy(folder / "model"), folder)
+
+
+async def throughput(served: Servers, plan: Plan, push: Push, rounds: int) -> list[dict[str, Any]]:
+    """Rows of every client at every concurrency."""
+    load = Load(plan.prompt, plan.output, served.policy.vocabulary)
+    result = []
+    async with AsyncExitStack() as stack:
+        context = plan.prompt + plan.output
+        opened = await stack.enter_async_context(
+            fleet_over(served.urls, served.policy, context, push, served.folder / "throughput")
+        )
+        clients = {
+            "fleet": fleet_client(opened.fleet),
+            "bare": await stack.enter_async_context(bare_client(served.urls, logprobs=True)),
+            "bare, no log-probs": await stack.enter_async_context(bare_client(served.urls, logprobs=False)),
+        }
+        for concurrency in plan.concurrencies:
+            requests = max(MIN_REQUESTS, 2 * concurrency)
+            runs = await compare(clients, load, concurrency, requests, rounds)
+            for row in rows(runs, requests * plan.output, "bare"):
+                result.append({"concurrency": concurrency, **row})
+                print(result[-1], flush=True)
+    return result
+
+
+async def pushes(served: Servers, plan: Plan, wanted: Sequence[Push]) -> list[dict[str, Any]]:
+    """A row for every way of pushing."""
+    result = []
+    for number, push in enumerate(wanted):
+        told = {"mode": push.mode, "transports": push.transports}
+        folder = served.folder / f"pushes-{number}"
+        try:
+            row = await push_under_load.measure(served.urls, served.policy, plan.push, push, folder)
+        except (TimeoutError, ValueError) as error:
+            row = {**told, "failed": str(error) or "no server took the weights"}
+        result.append(row or {**told, "failed": "these servers do it as abort"})
+        print({name: value for name, value in result[-1].items() if name != "each_push"}, flush=True)
+    return result
+
+
+async def on_servers(options: argparse.Namespace) -> dict[str, Any]:
+    plan = LARGE if torch.cuda.is_available() else SMALL
+    plan = replace(plan, push=replace(plan.push, pushes=options.pushes or plan.push.pushes))
+    wanted = [Push(mode, (transport,)) for transport in options.transports for mode in options.modes]
+    async with servers(options) as served:
+        result: dict[str, Any] = {
+            "sglang": await server_version(served.urls[0]),
+            "servers": len(served.urls),
+            "parameters": served.policy.parameters,
+            "megabytes": round(served.policy.nbytes / 1e6, 1),
+        }
+        if "throughput" in options.only:
+            result |= {"prompt_tokens": plan.prompt, "output_tokens": plan.output}
+            result["throughput"] = await throughput(served, plan, wanted[0], options.rounds)
+        if "pushes" in options.only:
+            result |= {"limits_gigabytes_per_s": link_limits(), "push_load": asdict(plan.push)}
+            result["pushes"] = await pushes(served, plan, wanted)
+    return result
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--python", help="a Python that has sglang, to start a server with")
+    where.add_argument(
+        "--url", action="append", help="a running server, which is ours alone meanwhile; may be repeated"
+    )
+    where.add_argument("--fake", action="store_true", help="our own cost, over a server that answers at once")
+    parser.add_argument("--shape", default="tiny", help="of the model for --python, from benchmarks/shapes.py")
+    parser.add_argument("--model", type=Path, help="the folder that the servers of --url serve")
+    parser.add_argument("--transports", nargs="+", default=["tensor", "disk"], help="as in weights.transports")
+    parser.add_argument("--modes", nargs="+", default=MODES, help="as in weights.mode")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts of it")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are told")
+    parser.add_argument("--pushes", type=int, help="of each mode and transport, of which medians are told")
+    parser.add_argument("--name", help="of the result; otherwise cpu, cuda or fake")
+    options = parser.parse_args()
+    if options.url and options.model is None:
+        parser.error("--url needs --model, the folder that the servers serve")
+    return options
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING)
+    options = parse()
+    load = round(os.getloadavg()[0], 2)
+    result = asyncio.run(fleet_cost(options.rounds) if options.fake else on_servers(options))
+    cuda = torch.cuda.is_available() and not options.fake
+    name = options.name or ("fake" if options.fake else "cuda" if cuda else "cpu")
+    loads = {"load_before": load, "load_after": round(os.getloadavg()[0], 2)}
+    device = torch.cuda.get_device_name(0) if cuda else None
+    path = write_result(f"rollout-{name}", {**loads, **result}, device)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
