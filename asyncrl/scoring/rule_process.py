@@ -81,7 +81,10 @@ class RuleProcess:
 
 def _resident(process: psutil.Process) -> int:
     """Bytes; what processes share, as forked ones do, is divided among them where the system can tell."""
-    with suppress(psutil.Error):
-        memory = process.memory_full_info()
+    with suppress(psutil.NoSuchProcess):
+        try:
+            memory = process.memory_full_info()
+        except psutil.AccessDenied:
+            return int(process.memory_info().rss)
         return int(getattr(memory, "pss", memory.uss))
     return 0

@@ -1,8 +1,10 @@
+import json
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
 
 import numpy as np
 import psutil
@@ -128,6 +130,14 @@ def test_what_a_rule_leaves_behind_ends_after_a_killed_scorer(tmp_path):
     scorer.wait()
     scorer.stdin.close()
     until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_program_that_never_ends_is_worth_nothing_and_sets_no_episode_aside():
+    rules = {"test": [{"name": "code", "params": {"partial": True}}]}
+    truth = json.dumps({"inputs": ["1"] * 4, "outputs": ["1"] * 4})
+    with closing(Verifier(ScoringConfig(rules=rules, timeout_s=3.0))) as verifier:
+        verdict = verifier.verify(case("while True: pass", truth=truth))
+    assert verdict.scores == {"code": 0.0, "code/passed": 0.0, "code/out_of_time": 1.0}
 
 
 def test_as_many_cases_are_judged_at_once_as_there_are_processes(verifier, tmp_path):

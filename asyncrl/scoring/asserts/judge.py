@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import importlib
 import json
 import os
 import subprocess
@@ -26,24 +27,24 @@ def main(program: str, tests: str, passed: str) -> None:
         # The program runs as the same user: it must not read this process, its standard input included.
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
     sys.set_int_max_str_digits(0)
-    remote = Remote(program)
-    exec(compile(tests, "tests.py", "exec"), {"__name__": "tests", **remote.names})
+    code = compile(tests, "tests.py", "exec")
+    exec(code, {"__name__": "tests", **Remote(program, tests).names})
     # At once: threads that the tests have left do not hold it up.
     _end(passed, 0)
 
 
 class Remote:
-    """The process of the program. `names` are its globals as the tests see them."""
+    """The process of the program. `names` are its globals, as far as `tests` mention them."""
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, tests: str) -> None:
         command = [sys.executable, "-I", "-c", importing("program") + "; main()"]
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, text=True)
         self._exceptions: dict[str, type[Exception]] = {}
         told = self._ask(program)["names"]
-        self.names = {name: self._global(name, *each) for name, each in told.items()}
+        self.names = {name: self._global(name, *each) for name, each in told.items() if name in tests}
 
-    def do(self, what: str, *arguments: Any, **options: Any) -> Any:
+    def do(self, what: str, /, *arguments: Any, **options: Any) -> Any:
         """Raises what it raised there, or the nearest exception that is known here."""
         request = {"do": what, "arguments": _told(list(arguments)), "options": _told(options)}
         answer = self._ask(request)
@@ -71,7 +72,8 @@ class Remote:
 
     def _global(self, name: str, kind: str, told: Any) -> Any:
         if kind == "module":
-            return __import__(told) if told in sys.stdlib_module_names else None
+            # What the program says is imported anew, from where this process imports.
+            return importlib.import_module(told)
         if kind == "exception":
             self._exceptions[name] = type(name, (self._exception(told),), {})
             return self._exceptions[name]
@@ -93,7 +95,7 @@ class RemoteObject:
         object.__setattr__(self, "_remote", remote)
         object.__setattr__(self, "_name", name)
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **options: Any) -> Any:
         return self._remote.do("call", self, *arguments, **options)
 
     def __getattr__(self, attribute: str) -> Any:

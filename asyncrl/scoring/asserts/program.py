@@ -80,7 +80,7 @@ def _answer(request: dict[str, Any], read: Callable[[Any], Any], name: Name) -> 
         return {"raised": _names(type(error)), "text": str(error)[:1000]}
 
 
-def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def _call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
     return function(*arguments, **options)
 
 

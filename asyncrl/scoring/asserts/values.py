@@ -36,6 +36,8 @@ def encode(value: Any, name: Callable[[Any], Any]) -> Any:
                 return [kind.__name__, value.hex() if isinstance(value, bytes) else str(kind(value))]
         if isinstance(value, Real) and not isinstance(value, type):
             return int(value) if isinstance(value, Integral) else float(value)
+        if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+            return inner(value.item())
         return ["object", name(value)]
 
     return inner(value)

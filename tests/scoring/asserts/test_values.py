@@ -47,6 +47,7 @@ class Liar(int):
         (namedtuple("Point", "x y")(1, 2), (1, 2)),
         (np.int64(3), 3),
         (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
         (Liar(3), 3),
     ],
 )

@@ -7,6 +7,7 @@ from tests.scoring.rules.test_code import ASSERTS, judge
 
 STACK = """
 import math
+import numpy as np
 from collections import Counter
 
 class Empty(LookupError):
@@ -45,6 +46,9 @@ def numbers():
         yield number
         number += 1
 
+def named(what=0, self=1, function=2):
+    return what + self + function
+
 def area(radius):
     return math.pi * radius**2
 """
@@ -59,6 +63,7 @@ def area(radius):
         "assert Stack([1]) == Stack([1]) and Stack([1]) != Stack([2]) and isinstance(Stack(), Stack)",
         "items = [3, 1, 2]\nsort(items)\nassert items == [1, 2, 3]",
         "assert count('aab') == {'a': 2, 'b': 1} and LIMIT == 3",
+        "assert named(what=1, self=1, function=1) == 3 and np.array([1]).tolist() == [1] and np.isclose(area(1), 3.1416)",
         "from itertools import islice\nassert list(islice(numbers(), 3)) == [0, 1, 2]",
         "try:\n    Stack().pop()\nexcept Empty as error:\n    assert 'nothing' in str(error)\nelse:\n    assert False",
         "try:\n    Stack().pop()\nexcept LookupError:\n    pass\nelse:\n    assert False",
