@@ -27,26 +27,21 @@ def function_judge(compute_score: Callable[..., Any]) -> Judge:
     the parsed text, is left out."""
 
     def judge(case: Case) -> Any:
-        return _numbers(
-            completed(
-                compute_score(
-                    data_source=case.task.data_source,
-                    solution_str=case.response,
-                    ground_truth=case.task.ground_truth,
-                    extra_info={
-                        **case.task.extra_info,
-                        "num_turns": num_turns(case.trajectory),
-                        "rollout_reward_scores": {},
-                    },
-                )
-            )
+        more = {"num_turns": num_turns(case.trajectory), "rollout_reward_scores": {}}
+        result = compute_score(
+            data_source=case.task.data_source,
+            solution_str=case.response,
+            ground_truth=case.task.ground_truth,
+            extra_info={**case.task.extra_info, **more},
         )
+        return _numbers(completed(result))
 
     return judge
 
 
 def manager_judge(manager: Callable[..., Any]) -> Judge:
-    """A judge that asks a reward manager: the score is the sum of its reward tensor, the rest its extra numbers.
+    """A judge that asks a reward manager: the score is the sum of its reward tensor, the rest its extra numbers. One
+    whose call takes no `return_dict` returns the tensor alone.
 
     Raises ScoringError: the manager returned something else.
     """

@@ -63,7 +63,8 @@ def area(radius):
         "assert Stack([1]) == Stack([1]) and Stack([1]) != Stack([2]) and isinstance(Stack(), Stack)",
         "items = [3, 1, 2]\nsort(items)\nassert items == [1, 2, 3]",
         "assert count('aab') == {'a': 2, 'b': 1} and LIMIT == 3",
-        "assert named(what=1, self=1, function=1) == 3 and np.array([1]).tolist() == [1] and np.isclose(area(1), 3.1416)",
+        "assert named(what=1, self=1, function=1) == 3",
+        "assert np.array([1]).tolist() == [1] and np.isclose(area(1), 3.1416)",
         "from itertools import islice\nassert list(islice(numbers(), 3)) == [0, 1, 2]",
         "try:\n    Stack().pop()\nexcept Empty as error:\n    assert 'nothing' in str(error)\nelse:\n    assert False",
         "try:\n    Stack().pop()\nexcept LookupError:\n    pass\nelse:\n    assert False",
@@ -135,6 +136,11 @@ def test_a_program_that_cheats_is_wrong(program):
     assert judge(program, "assert abs(add(1, 2) - 3) < 0.01")["score"] == 0.0
     assert judge(program, "assert set([add(1, 2)]) == set([3])")["score"] == 0.0
     assert judge(program, "try:\n    assert [add(1, 2)] == [3]\nexcept ValueError:\n    pass")["score"] == 0.0
+
+
+def test_a_program_cannot_end_the_loop_of_the_tests():
+    program = "def add(a, b): raise StopIteration"
+    assert judge(program, "assert all(map(lambda each: add(each, each) == 2 * each, [1, 2]))")["score"] == 0.0
 
 
 def test_a_program_does_not_find_what_is_expected_of_it():
