@@ -2,25 +2,23 @@
 
 A rule is somebody's code: it may loop for ever, hold the interpreter in a regular expression, eat the memory, or crash.
 None of that may stop the scorer or become a reward, so only a process will do. The process ends itself when a rule
-overruns, and tells on stderr where; this side only makes sure. Messages pass a pipe in the wire format.
+overruns, and tells on stderr where; this side only makes sure. Memory is watched from here, for a limit inside would
+reach the rule as an exception that it may take for a wrong answer.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Pipe
 from queue import SimpleQueue
 
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.scoring.rule_process import RuleMemoryError, RuleProcess
 from asyncrl.scoring.rules.base import Case, Verdict
-from asyncrl.wire import Message, decode, encode, join, split, task_body, trajectory_message
+from asyncrl.wire import Message, task_body, trajectory_message
 
 START_TIMEOUT_S = 120.0
 """For the start of the process and the imports of its rules."""
@@ -47,11 +45,12 @@ class Verifier:
         }
         self._arguments = [json.dumps(settings)]
         self._timeout_s = config.timeout_s
+        self._memory_mb = config.rule_memory_mb
         self._lock = threading.Lock()
-        self._running: set[_RuleProcess] = set()
+        self._running: set[RuleProcess] = set()
         self._closed = False
         # The first process starts now, so that what cannot be loaded is told; the others with the first work for them.
-        self._idle: SimpleQueue[_RuleProcess | None] = SimpleQueue()
+        self._idle: SimpleQueue[RuleProcess | None] = SimpleQueue()
         self._idle.put(self._start())
         for _ in range(config.rule_processes - 1):
             self._idle.put(None)
@@ -91,23 +90,25 @@ class Verifier:
         for process in list(self._running):
             self._end(process)
 
-    def _ask(self, process: _RuleProcess, case: Case) -> Message:
+    def _ask(self, process: RuleProcess, case: Case) -> Message:
         message = trajectory_message(case.trajectory)
         body = {**message.body, "row": task_body(case.task), "answer": case.answer, "response": case.response}
         started = time.monotonic()
         try:
             process.send(Message("verify", body=body, arrays=message.arrays))
-            return process.receive(self._timeout_s + GRACE_S)
+            return process.receive(self._timeout_s + GRACE_S, self._memory_mb << 20)
+        except RuleMemoryError as error:
+            raise ScoringError(f"the rule took more than scoring.rule_memory_mb={self._memory_mb}") from error
         except (EOFError, OSError) as error:
             if time.monotonic() - started >= self._timeout_s:
                 raise ScoringError(f"the rule took longer than scoring.timeout_s={self._timeout_s:g}") from error
             raise ScoringError("the rule took its process down") from error
 
-    def _start(self) -> _RuleProcess:
+    def _start(self) -> RuleProcess:
         with self._lock:
             if self._closed:
                 raise ScoringError("the verifier was closed")
-            process = _RuleProcess(self._arguments)
+            process = RuleProcess(self._arguments)
             self._running.add(process)
         try:
             reply = process.receive(START_TIMEOUT_S)
@@ -119,36 +120,8 @@ class Verifier:
             raise ConfigError(str(reply.body["reason"]))
         return process
 
-    def _end(self, process: _RuleProcess) -> None:
+    def _end(self, process: RuleProcess) -> None:
         with self._lock:
             self._running.discard(process)
         process.kill()
         process.close()
-
-
-class _RuleProcess:
-    """A running `verifier_process` and the pipe to it."""
-
-    def __init__(self, arguments: list[str]) -> None:
-        self._pipe, theirs = Pipe()
-        fd = theirs.fileno()
-        # What can be imported here can be imported there.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "asyncrl.scoring.verifier_process", str(fd), *arguments]
-        self._process = subprocess.Popen(command, pass_fds=[fd], env=environment)
-        theirs.close()
-
-    def send(self, message: Message) -> None:
-        self._pipe.send_bytes(join(encode(message)))
-
-    def receive(self, timeout_s: float) -> Message:
-        if not self._pipe.poll(timeout_s):
-            raise TimeoutError
-        return decode(split(self._pipe.recv_bytes()))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def close(self) -> None:
-        self._pipe.close()

@@ -1,8 +1,8 @@
 """The process in which rules run: answers each episode from its pipe with a verdict, and ends with the pipe.
 
 `verifier.py` alone starts it, with the arguments FD SETTINGS_AS_JSON. A rule that overruns ends the process, with its
-traceback on stderr, even if the parent is no longer there to see to it; one that wants too much memory gets a
-MemoryError.
+traceback on stderr, even if the parent is no longer there to see to it. What rules have started and left behind ends
+with the process, which leads a session of its own.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import contextlib
 import faulthandler
 import json
 import logging
+import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,23 +29,36 @@ from asyncrl.wire import Buffer, Message, decode, encode, join, read_task, read_
 
 logger = logging.getLogger(__name__)
 
+_BACKSTOP = 8
+"""Times the limit on memory. The parent acts long before; this is for a parent that is gone or too slow."""
+
 
 def main(fd: int, settings: Mapping[str, Any]) -> None:
-    # Ctrl-C reaches the whole process group; this process ends when its parent does.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a rule starts must not hold the pipe open.
+    os.set_inheritable(fd, False)
     pipe = Connection(fd)
+    try:
+        _serve(pipe, settings)
+    except Exception:
+        logger.exception("the process that runs the rules has failed")
+    finally:
+        pipe.close()
+        os.killpg(0, signal.SIGKILL)
+
+
+def _serve(pipe: Connection, settings: Mapping[str, Any]) -> None:
     try:
         book = _load(settings)
     except AsyncrlError as error:
         _send(pipe, _failed(str(error)))
         return
-    _limit_memory(settings["rule_memory_mb"] << 20)
+    _limit_memory(_BACKSTOP * settings["rule_memory_mb"] << 20)
     _send(pipe, Message("ready"))
     with contextlib.suppress(EOFError):
         while True:
             request = pipe.recv_bytes()
             faulthandler.dump_traceback_later(settings["timeout_s"], exit=True)
-            reply = _judge(book, request)
+            reply = _judge(book, request, time.monotonic() + settings["timeout_s"])
             faulthandler.cancel_dump_traceback_later()
             _send(pipe, reply)
 
@@ -63,7 +78,7 @@ def _load(settings: Mapping[str, Any]) -> RuleBook:
 
 
 def _limit_memory(size: int) -> None:
-    """What a verification may take beyond what the process has mapped now. Programs that a rule starts inherit it."""
+    """What the process may map beyond what it has mapped now. Programs that a rule starts inherit it."""
     mapped = Path("/proc/self/statm")
     if mapped.exists():
         size += int(mapped.read_text().split()[0]) * resource.getpagesize()
@@ -71,11 +86,10 @@ def _limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
 
-def _judge(book: RuleBook, request: Buffer) -> Message:
+def _judge(book: RuleBook, request: Buffer, deadline: float) -> Message:
     message = decode(split(request))
-    case = Case(
-        read_task(message.body["row"]), read_trajectory(message), message.body["answer"], message.body["response"]
-    )
+    body, trajectory = message.body, read_trajectory(message)
+    case = Case(read_task(body["row"]), trajectory, body["answer"], body["response"], deadline)
     try:
         verdict = book.judge(case)
     except ScoringError as error:

@@ -1,8 +1,10 @@
+import json
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
 
 import numpy as np
 import psutil
@@ -18,7 +20,7 @@ from tests.helpers import make_trajectory, until
 from tests.scoring.fakes import answered, case
 
 MODULE = """
-import os, re, time
+import os, re, subprocess, sys, time
 from pathlib import Path
 
 def obeys(task, answer, trajectory):
@@ -33,7 +35,19 @@ def obeys(task, answer, trajectory):
     if answer == "raise":
         raise LookupError("no such thing")
     if answer == "memory":
-        return len(bytearray(1 << 31))
+        try:
+            return len(bytearray(3 << 30))
+        except Exception:
+            return 0.0
+    if answer == "child memory":
+        subprocess.run([sys.executable, "-c", "import time; x = bytearray(3 << 29); time.sleep(60)"])
+        return 0.0
+    if answer.startswith("leave"):
+        child = subprocess.Popen(["sleep", "977"])
+        Path(answer.split()[1]).write_text(str(child.pid))
+        while answer.endswith("overrun"):
+            time.sleep(0.01)
+        return 1.0
     if answer == "nothing":
         return None
     if answer.startswith("meet"):
@@ -48,7 +62,7 @@ def obeys(task, answer, trajectory):
 """
 
 MANAGER = ScoringConfig(rule="tests.scoring.rules.test_verl.Manager")
-CONFIG = ScoringConfig(rule="obedient_rewards.obeys", timeout_s=1.0, rule_memory_mb=1024, rule_processes=2)
+CONFIG = ScoringConfig(rule="obedient_rewards.obeys", timeout_s=4.0, rule_memory_mb=512, rule_processes=2)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +85,12 @@ def test_the_verdict_of_the_process_is_that_of_the_rule(verifier):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("loop", r"longer than scoring\.timeout_s=1"),
-        ("regex", r"longer than scoring\.timeout_s=1"),
+        ("loop", r"longer than scoring\.timeout_s=4"),
+        ("regex", r"longer than scoring\.timeout_s=4"),
         ("crash", "took its process down"),
         ("raise", "LookupError: no such thing"),
-        ("memory", "MemoryError"),
+        ("memory", r"more than scoring\.rule_memory_mb=512"),
+        ("child memory", r"more than scoring\.rule_memory_mb=512"),
         ("nothing", "must be a finite number"),
     ],
 )
@@ -83,6 +98,46 @@ def test_a_rule_that_fails_says_why_and_the_next_episode_is_judged(verifier, ans
     with pytest.raises(ScoringError, match=reason):
         verifier.verify(case(answer))
     assert verifier.verify(case("1")).outcome == 1.0
+
+
+@pytest.mark.parametrize("fate", ["overrun", "close"])
+@pytest.mark.usefixtures("verifier")
+def test_what_a_rule_leaves_behind_ends_with_its_process(tmp_path, fate):
+    verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=1.0))
+    try:
+        if fate == "overrun":
+            with pytest.raises(ScoringError, match="took longer"):
+                verifier.verify(case(f"leave {tmp_path / 'pid'} overrun"))
+        else:
+            assert verifier.verify(case(f"leave {tmp_path / 'pid'} {fate}")).outcome == 1.0
+            verifier.close()
+        left = int((tmp_path / "pid").read_text())
+        until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
+    finally:
+        verifier.close()
+
+
+@pytest.mark.usefixtures("verifier")
+def test_what_a_rule_leaves_behind_ends_after_a_killed_scorer(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    said = f'"leave {tmp_path / "pid"} done"'
+    scorer = subprocess.Popen(
+        [sys.executable, "-c", HANGING.replace('"loop"', said) + "input()"], stdin=subprocess.PIPE, env=environment
+    )
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    left = psutil.Process(int((tmp_path / "pid").read_text()))
+    scorer.kill()
+    scorer.wait()
+    scorer.stdin.close()
+    until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_program_that_never_ends_is_worth_nothing_and_sets_no_episode_aside():
+    rules = {"test": [{"name": "code", "params": {"partial": True}}]}
+    truth = json.dumps({"inputs": ["1"] * 4, "outputs": ["1"] * 4})
+    with closing(Verifier(ScoringConfig(rules=rules, timeout_s=3.0))) as verifier:
+        verdict = verifier.verify(case("while True: pass", truth=truth))
+    assert verdict.scores == {"code": 0.0, "code/passed": 0.0, "code/out_of_time": 1.0}
 
 
 def test_as_many_cases_are_judged_at_once_as_there_are_processes(verifier, tmp_path):

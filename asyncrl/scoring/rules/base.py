@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +18,8 @@ class Rule(Protocol):
     """Judges one episode. `answer` is the text of the last assistant turn, empty where that turn called a tool.
 
     Returns the outcome, or a mapping with the outcome as `score` and named further numbers. An exception is a failure
-    of the rule, which is tried again and never counts as zero. Options of a rule are further keyword parameters.
+    of the rule, which is tried again and never counts as zero. Options of a rule are further keyword parameters; one
+    called `deadline` gets the time, of `time.monotonic`, by which the verdict must be there.
     """
 
     def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float]: ...
@@ -24,13 +27,18 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One episode to be judged. `response` is the text of all that follows the prompt, tool results included."""
+    """One episode to be judged. `response` is the text of all that follows the prompt, tool results included. The
+    verdict must be there by `deadline`, of `time.monotonic`."""
 
     task: Task
     trajectory: Trajectory
     answer: str
     response: str
+    deadline: float = math.inf
 
+
+NOT_FINITE = "not_finite"
+"""The further number that counts the further numbers that were nan or infinite."""
 
 Judge = Callable[[Case], Any]
 """A rule of whatever signature, as the pool calls it."""
@@ -49,20 +57,49 @@ class Verdict:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_result(result: object) -> tuple[float, dict[str, float]]:
-    """The score in what a rule returned, and its further numbers by name.
+def completed(result: object) -> Any:
+    """What a rule returned; where it is a coroutine, what that returns."""
+    if not inspect.isawaitable(result):
+        return result
 
-    Raises ScoringError: it is neither a finite number nor a mapping of names to such numbers with a `score`.
+    async def wait() -> Any:
+        return await result
+
+    return asyncio.run(wait())
+
+
+def read_result(result: object) -> tuple[float, dict[str, float]]:
+    """The score in what a rule returned, and its further numbers by name. Those that are not finite are left out, and
+    counted under NOT_FINITE.
+
+    Raises ScoringError: it is neither a finite number nor a mapping of names to numbers with a finite `score`.
     """
     if not isinstance(result, Mapping):
-        return _number("result", result), {}
+        return _finite("result", result), {}
     if "score" not in result:
         raise ScoringError(f"a rule returned {sorted(map(str, result))} without `score`")
-    extra = {str(name): _number(name, value) for name, value in result.items() if name != "score"}
-    return _number("score", result["score"]), extra
+    numbers = {str(name): _number(name, value) for name, value in result.items() if name != "score"}
+    extra = {name: value for name, value in numbers.items() if math.isfinite(value)}
+    if len(extra) < len(numbers):
+        extra[NOT_FINITE] = float(len(numbers) - len(extra))
+    return _finite("score", result["score"]), extra
+
+
+def plain(value: Any) -> Any:
+    """The one element of an array or tensor that has just one; any other value as it is."""
+    one = math.prod(value.shape) == 1 if hasattr(value, "item") and hasattr(value, "shape") else False
+    return value.item() if one else value
+
+
+def _finite(name: object, value: object) -> float:
+    number = _number(name, value)
+    if not math.isfinite(number):
+        raise ScoringError(f"a rule's {name} is {number}; it must be a finite number")
+    return number
 
 
 def _number(name: object, value: object) -> float:
-    if not isinstance(value, Real) or not math.isfinite(value):
+    number = plain(value)
+    if not isinstance(number, Real):
         raise ScoringError(f"a rule's {name} is {value!r:.100}; it must be a finite number")
-    return float(value)
+    return float(number)

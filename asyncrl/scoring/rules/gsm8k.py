@@ -1,12 +1,13 @@
 """The number after the last `####` mark, as GSM8K's solutions write it, is the ground truth's number.
 
-Read are signs, thousands separators, decimals, fractions (`3/4`, `\\frac{3}{4}`, `1 1/2`), with any currency before and
-any unit behind.
+Read are signs, thousands separators (`1,000`, `1 000`, `1,00,000`), decimals, exponents (`1e3`), fractions (`3/4`,
+`\\frac{3}{4}`, `1 1/2`, `1½`), with any currency before and any unit behind. `1,2345` and `1.234,50` are no numbers.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
 from asyncrl.errors import ScoringError
@@ -15,6 +16,11 @@ from asyncrl.types import Task, Trajectory
 
 _MARK = "####"
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}")
+_SPACED = r"[0-9]{1,3}(?:[ \u00a0\u2009\u202f][0-9]{3}){1,20}"
+_INDIAN = r"[0-9]{1,2}(?:,[0-9]{2}){1,20},[0-9]{3}"
+_GROUPED = re.compile(rf"(?<![0-9.,/])(?:{_SPACED}|{_INDIAN})(?![0-9/,])")
+
+_VULGAR = re.compile(r"([0-9]?)\s?([¼-¾⅐-⅞])")
 _MIXED = re.compile(r"(?<![0-9.,/])([0-9]{1,20}) ([0-9]{1,20})/([0-9]{1,20})(?![0-9])")
 
 
@@ -35,8 +41,15 @@ def gsm8k(task: Task, answer: str, trajectory: Trajectory, *, strict: bool = Tru
 
 def _number(text: str) -> Fraction | None:
     before, mark, after = text.rpartition(_MARK)
-    plain = _MIXED.sub(_improper, _LATEX_FRACTION.sub(r"\1/\2", after.replace("\\$", "$")))
-    return final_number(before + mark + plain)
+    if mark:
+        after = _GROUPED.sub(lambda match: re.sub("[^0-9]", "", match[0]), after, count=1)
+    plain = _VULGAR.sub(_fraction, _LATEX_FRACTION.sub(r"\1/\2", after.replace("\\$", "$")))
+    return final_number(before + mark + _MIXED.sub(_improper, plain))
+
+
+def _fraction(match: re.Match[str]) -> str:
+    whole, sign = match.groups()
+    return f"{whole}{' ' if whole else ''}{unicodedata.normalize('NFKC', sign).replace(chr(0x2044), '/')}"
 
 
 def _improper(match: re.Match[str]) -> str:

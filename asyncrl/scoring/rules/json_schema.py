@@ -34,7 +34,21 @@ def json_schema(task: Task, answer: str, trajectory: Trajectory) -> float:
         value: Any = json.loads(last_block(answer))
     except (ValueError, RecursionError):
         return 0.0
+    validator = family(schema, registry=Registry())
     try:
-        return float(family(schema, registry=Registry()).is_valid(value))
+        return float(validator.is_valid(value))
+    except RecursionError as error:
+        if _ends(validator):
+            return 0.0
+        raise ScoringError(f"the schema of task {task.id} refers to itself without end") from error
     except Unresolvable as error:
         raise ScoringError(f"the schema of task {task.id} refers to what it does not hold: {error}") from error
+
+
+def _ends(validator: Any) -> bool:
+    """Whether the schema can be judged by; then it was the answer that is nested too deep."""
+    try:
+        validator.is_valid(None)
+    except RecursionError:
+        return False
+    return True

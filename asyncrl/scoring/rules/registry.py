@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
 from asyncrl.imports import imported
+from asyncrl.scoring.rules.adapters import KINDS, LoadTokenizer, as_judge
 from asyncrl.scoring.rules.base import Case, Judge, Verdict, read_result
-from asyncrl.scoring.rules.verl import function_judge, manager_judge
 
 BUILT_IN = (
     "code",
@@ -28,12 +26,6 @@ BUILT_IN = (
     "tool_calls",
 )
 """The rule NAME is the function NAME in rules/NAME.py."""
-
-_OWN = ("task", "answer", "trajectory")
-_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
-_MANAGER = ("tokenizer", "num_examine")
-
-LoadTokenizer = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,76 +77,41 @@ def _read(value: Any, key: str, tokenizer: LoadTokenizer | None) -> list[Weighte
     rules = []
     for entry in [value] if isinstance(value, str) else value:
         fields = _entry(entry, key)
-        judge = resolve(fields["name"], key, fields.get("params", {}), tokenizer)
-        rules.append(WeightedRule(fields["name"].rpartition(".")[2], judge, float(fields.get("weight", 1.0))))
+        name = fields.get("as") or fields["name"].rpartition(".")[2]
+        rules.append(WeightedRule(name, _resolve(fields, key, tokenizer), float(fields.get("weight", 1.0))))
     names = [rule.name for rule in rules]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{key} has two rules of one name among {', '.join(names)}; name each once")
+        raise ConfigError(f"{key} has two rules of one name among {', '.join(names)}; give one another name with `as`")
     return rules
 
 
 def _entry(entry: Any, key: str) -> dict[str, Any]:
     if isinstance(entry, str):
         return {"name": entry}
-    known = {"name", "weight", "params"}
+    known = {"name", "as", "kind", "weight", "params"}
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry.keys() <= known:
         raise ConfigError(
-            f"{key} holds {entry!r:.100}; each rule is a name, or {{name: ..., weight: ..., params: ...}}"
+            f"{key} holds {entry!r:.100}; each rule is a name, or {{name: ..., weight: ..., params: ...}}, with `as` "
+            "and `kind` where needed"
         )
-    weight = entry.get("weight", 1.0)
+    name, weight, alias = entry["name"], entry.get("weight", 1.0), entry.get("as")
     if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise ConfigError(f"{key}: the weight of {entry['name']} is {weight!r}; it must be a number")
+        raise ConfigError(f"{key}: the weight of {name} is {weight!r}; it must be a number")
+    if entry.get("kind") not in (None, *KINDS):
+        raise ConfigError(f"{key}: the kind of {name} is {entry['kind']!r}; use one of {', '.join(KINDS)}")
+    if alias is not None and (not isinstance(alias, str) or not alias or "/" in alias):
+        raise ConfigError(f"{key}: {name} is to be told as {alias!r}; give a name without a slash")
     return entry
 
 
-def resolve(
-    name: str, key: str, params: Mapping[str, Any] | None = None, tokenizer: LoadTokenizer | None = None
-) -> Judge:
-    """The rule called `name`, which the configuration has at `key`, with its `params` bound. Raises ConfigError."""
+def _resolve(entry: Mapping[str, Any], key: str, tokenizer: LoadTokenizer | None) -> Judge:
+    name, params = entry["name"], entry.get("params", {})
     if name in BUILT_IN:
         module = importlib.import_module(f"asyncrl.scoring.rules.{name}")
-        return _as_judge(getattr(module, name), f"{key}={name}", params or {}, tokenizer)
+        return as_judge(getattr(module, name), f"{key}={name}", params)
     if "." not in name:
         raise ConfigError(
             f"{key}={name}: use one of {', '.join(BUILT_IN)}, or the dotted path of a function, such as "
             "my_package.rewards.score"
         )
-    return _as_judge(imported(name, f"{key}={name}"), f"{key}={name}", params or {}, tokenizer)
-
-
-def _as_judge(found: Any, told: str, params: Mapping[str, Any], tokenizer: LoadTokenizer | None) -> Judge:
-    if isinstance(found, type) and _takes(found, _MANAGER, params):
-        return _manager(found, params, told, tokenizer)
-    if _takes(found, _OWN, params):
-        return partial(_ask, partial(found, **params))
-    if _takes(found, _VERL, params):
-        return function_judge(partial(found, **params))
-    with_params = f" and params {', '.join(params)}" if params else ""
-    raise ConfigError(
-        f"{told} cannot judge an episode: write a function with the parameters ({', '.join(_OWN)}){with_params}, "
-        f"verl's ({', '.join(_VERL)}), or a reward manager class with ({', '.join(_MANAGER)})"
-    )
-
-
-def _ask(rule: Callable[..., Any], case: Case) -> Any:
-    return rule(task=case.task, answer=case.answer, trajectory=case.trajectory)
-
-
-def _manager(found: type, params: Mapping[str, Any], told: str, tokenizer: LoadTokenizer | None) -> Judge:
-    score = params.get("compute_score")
-    made_with = {**params, "compute_score": imported(score, f"{told}: compute_score={score}")} if score else params
-    if tokenizer is None:
-        return partial(_cannot, told)
-    return manager_judge(found(tokenizer=tokenizer(), num_examine=0, **made_with))
-
-
-def _cannot(told: str, case: Case) -> Any:
-    raise ConfigError(f"{told} was loaded without a tokenizer, only to be checked")
-
-
-def _takes(function: Callable[..., Any], parameters: tuple[str, ...], params: Mapping[str, Any]) -> bool:
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(parameters), **params)
-    except (TypeError, ValueError):
-        return False
-    return True
+    return as_judge(imported(name, f"{key}={name}"), f"{key}={name}", params, entry.get("kind"), tokenizer)

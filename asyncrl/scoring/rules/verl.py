@@ -7,49 +7,81 @@ a class that is made with a tokenizer and called with a batch; it gets batches o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from asyncrl.errors import ScoringError
-from asyncrl.scoring.rules.base import Case, Judge
+from asyncrl.scoring.rules.base import Case, Judge, completed, plain
 from asyncrl.scoring.transcript import response_start
-from asyncrl.types import Task
+from asyncrl.types import Trajectory
 
 
 def function_judge(compute_score: Callable[..., Any]) -> Judge:
-    """A judge that asks `compute_score`. What it returns besides numbers, such as the parsed text, is left out."""
+    """A judge that asks `compute_score`, which may be a coroutine function. What it returns besides numbers, such as
+    the parsed text, is left out."""
 
     def judge(case: Case) -> Any:
-        return _numbers(
-            compute_score(
-                data_source=case.task.data_source,
-                solution_str=case.response,
-                ground_truth=case.task.ground_truth,
-                extra_info=dict(case.task.extra_info),
-            )
+        more = {"num_turns": num_turns(case.trajectory), "rollout_reward_scores": {}}
+        result = compute_score(
+            data_source=case.task.data_source,
+            solution_str=case.response,
+            ground_truth=case.task.ground_truth,
+            extra_info={**case.task.extra_info, **more},
         )
+        return _numbers(completed(result))
 
     return judge
 
 
 def manager_judge(manager: Callable[..., Any]) -> Judge:
-    """A judge that asks a reward manager: the score is the sum of its reward tensor, the rest its extra numbers.
+    """A judge that asks a reward manager: the score is the sum of its reward tensor, the rest its extra numbers. One
+    whose call takes no `return_dict` returns the tensor alone.
 
     Raises ScoringError: the manager returned something else.
     """
+    options = {"return_dict": True} if _takes_return_dict(manager) else {}
 
     def judge(case: Case) -> Any:
-        result = manager(Batch.of(case), return_dict=True)
+        result = completed(manager(Batch.of(case), **options))
+        if hasattr(result, "sum"):
+            return float(result.sum())
         if not isinstance(result, Mapping) or "reward_tensor" not in result:
             raise ScoringError(f"the reward manager returned {type(result).__name__} without `reward_tensor`")
         extra = {name: values[0] for name, values in result.get("reward_extra_info", {}).items() if len(values)}
         return _numbers({**extra, "score": float(result["reward_tensor"].sum())})
 
     return judge
+
+
+def _takes_return_dict(manager: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(manager).parameters.values()
+    return any(each.name == "return_dict" or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def as_config(value: Any) -> Any:
+    """A parameter as verl's configuration has it: the entries of a mapping are attributes as well."""
+    if isinstance(value, Mapping):
+        return _Section({name: as_config(each) for name, each in value.items()})
+    return [as_config(each) for each in value] if isinstance(value, list) else value
+
+
+class _Section(dict[str, Any]):
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def num_turns(trajectory: Trajectory) -> int:
+    """As verl counts: the prompt, the assistant's turns, and its tools' in between, several at once as one."""
+    return sum(1 for _ in groupby(turn.role for turn in trajectory.turns))
 
 
 @dataclass(frozen=True)
@@ -69,9 +101,9 @@ class Batch:
     on the policy's own tokens) and input_ids int64[1, P + R]; `non_tensor_batch` arrays of one object each.
     """
 
-    batch: Mapping[str, Any]
-    non_tensor_batch: Mapping[str, Any]
-    meta_info: Mapping[str, Any] = field(default_factory=dict)
+    batch: dict[str, Any]
+    non_tensor_batch: dict[str, Any]
+    meta_info: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, case: Case) -> Batch:
@@ -87,27 +119,45 @@ class Batch:
             "attention_mask": torch.ones_like(tokens),
             "response_mask": mask[:, start:],
         }
-        return cls(tensors, {name: _objects(value) for name, value in _row(case.task).items()})
+        return cls(tensors, {name: _objects(value) for name, value in _row(case).items()})
 
     def __len__(self) -> int:
-        return 1
+        return len(next(iter(self.batch.values()), next(iter(self.non_tensor_batch.values()), ())))
 
-    def __getitem__(self, index: int) -> Item:
-        if index not in (0, -1):
+    def __getitem__(self, index: int | slice) -> Any:
+        """One row, or the rows of a slice as a batch."""
+        kind = Batch if isinstance(index, slice) else Item
+        if not isinstance(index, slice) and not -len(self) <= index < len(self):
             raise IndexError(index)
         rows = {name: tensor[index] for name, tensor in self.batch.items()}
-        return Item(rows, {name: values[index] for name, values in self.non_tensor_batch.items()}, self.meta_info)
+        return kind(rows, {name: values[index] for name, values in self.non_tensor_batch.items()}, self.meta_info)
 
     def __iter__(self) -> Iterator[Item]:
-        yield self[0]
+        return (self[index] for index in range(len(self)))
+
+    def pop(
+        self,
+        batch_keys: Sequence[str] = (),
+        non_tensor_batch_keys: Sequence[str] = (),
+        meta_info_keys: Sequence[str] = (),
+    ) -> Batch:
+        """Takes the named fields out, and returns them as a batch."""
+        return Batch(
+            {name: self.batch.pop(name) for name in batch_keys or ()},
+            {name: self.non_tensor_batch.pop(name) for name in non_tensor_batch_keys or ()},
+            {name: self.meta_info.pop(name) for name in meta_info_keys or ()},
+        )
 
 
-def _row(task: Task) -> dict[str, Any]:
+def _row(case: Case) -> dict[str, Any]:
+    task = case.task
     return {
         "data_source": task.data_source,
         "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
         "extra_info": dict(task.extra_info),
         "raw_prompt": [dict(message) for message in task.messages],
+        "reward_scores": {},
+        "__num_turns__": num_turns(case.trajectory),
     }
 
 
@@ -118,6 +168,9 @@ def _objects(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _numbers(result: Any) -> Any:
+    """Without what is no number; the first of several results is the score, as verl reads them."""
+    if isinstance(result, tuple | list) and result:
+        return result[0]
     if not isinstance(result, Mapping):
         return result
-    return {name: value for name, value in result.items() if name == "score" or isinstance(value, Real)}
+    return {name: value for name, value in result.items() if name == "score" or isinstance(plain(value), Real)}

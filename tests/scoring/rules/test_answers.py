@@ -31,6 +31,11 @@ def judge(rule, answer, truth, **params):
         ("#### 50%", "50"),
         (r"#### \$12", "12"),
         ("#### 1,000", "#### 1000"),
+        ("#### 1 000 km", "1000"),
+        ("#### 1,00,000", "100000"),
+        ("#### 1e3", "1000"),
+        ("#### 1½", "1.5"),
+        ("#### ¾", "0.75"),
     ],
 )
 def test_gsm8k_reads_the_number_behind_the_mark(answer, truth):
@@ -40,6 +45,12 @@ def test_gsm8k_reads_the_number_behind_the_mark(answer, truth):
 @pytest.mark.parametrize("answer", ["72", "", "72 ####", "#### 7 2", "#### 72/0", "#### -72", "#### seventy-two"])
 def test_gsm8k_gives_nothing_for_another_number_or_no_mark(answer):
     assert judge("gsm8k", answer, "72").outcome == 0.0
+
+
+@pytest.mark.parametrize("answer", ["1,2345", "1.234,50", "1,2,3", "1e3", "1e3000", "1½", "1 000", "1/2/3"])
+def test_what_goes_on_behind_a_number_is_not_cut_off(answer):
+    for rule in ("gsm8k", "exact_number"):
+        assert judge(rule, f"#### {answer}", "1").outcome == (rule == "exact_number" and answer == "1 000")
 
 
 def test_gsm8k_may_be_lenient():
@@ -93,6 +104,14 @@ def test_math_needs_an_expression_to_compare_with():
         r"A. Final: \boxed{\text{C}}",
         "#### C",
         "the answer is option C",
+        "C is correct",
+        "The correct option is C",
+        "Option A is wrong. Option C",
+        "I choose C. (B) is wrong.",
+        "(c)",
+        "The answer is (c)",
+        r"\boxed{\mathrm{C}}",
+        r"\boxed{\textbf{(C)}}",
     ],
 )
 def test_multiple_choice_reads_the_option_that_is_named(answer):
@@ -100,7 +119,10 @@ def test_multiple_choice_reads_the_option_that_is_named(answer):
     assert judge("multiple_choice", answer, "(B)").outcome == 0.0
 
 
-@pytest.mark.parametrize("answer", ["", "Caesar", "the answer is Caesar", "c", "I do not know", "C and D"])
+@pytest.mark.parametrize(
+    "answer",
+    ["", "Caesar", "the answer is Caesar", "c", "I do not know", "C and D", "I choose C vitamins", "C is not correct"],
+)
 def test_multiple_choice_sees_no_option_where_there_is_none(answer):
     assert judge("multiple_choice", answer, "C").outcome == 0.0
 
@@ -149,10 +171,19 @@ SCHEMA = json.dumps(
         ("{}", 0.0),
         ("no json", 0.0),
         ("[" * 100_000, 0.0),
+        ("[" * 400 + "]" * 400, 0.0),
     ],
 )
 def test_json_schema_accepts_what_fits(answer, score):
     assert judge("json_schema", answer, SCHEMA).outcome == score
+
+
+def test_an_answer_nested_too_deep_for_a_recursive_schema_is_worth_nothing():
+    nested = json.dumps({"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}})
+    assert judge("json_schema", "[[[]]]", nested).outcome == 1.0
+    assert judge("json_schema", "[" * 400 + "]" * 400, nested).outcome == 0.0
+    with pytest.raises(ScoringError, match="without end"):
+        judge("json_schema", "[]", json.dumps({"$ref": "#"}))
 
 
 @pytest.mark.parametrize("schema", ["nonsense", '{"type": "no such type"}', '{"$ref": "https://example.com/a.json"}'])

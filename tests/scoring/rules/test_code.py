@@ -1,6 +1,7 @@
 """Programs against unit tests, in the real sandbox."""
 
 import json
+import time
 
 import pytest
 
@@ -19,7 +20,7 @@ def judge(answer, truth, **options):
 
 
 def test_a_program_that_passes_its_tests_is_right():
-    assert judge(RIGHT, ASSERTS) == {"score": 1.0, "passed": 1.0}
+    assert judge(RIGHT, ASSERTS) == {"score": 1.0, "passed": 1.0, "out_of_time": 0.0}
     assert judge("def add(a, b): return b + a", ASSERTS)["score"] == 1.0
 
 
@@ -43,11 +44,24 @@ def test_a_program_that_does_not_is_wrong(program):
 def test_programs_may_read_and_print():
     assert judge("a, b = map(int, input().split())\nprint(a + b)", PAIRS)["score"] == 1.0
     assert judge("import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))", PAIRS)["score"] == 1.0
-    assert judge("print(3)", PAIRS) == {"score": 0.0, "passed": 0.5}
-    assert judge("print(10)", PAIRS, partial=True) == {"score": 0.5, "passed": 0.5}
+    assert judge("print(3)", PAIRS) == {"score": 0.0, "passed": 0.5, "out_of_time": 0.0}
+    assert judge("print(10)", PAIRS, partial=True) == {"score": 0.5, "passed": 0.5, "out_of_time": 0.0}
 
 
 @pytest.mark.parametrize("truth", ["", "{}", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}', "{1"])
 def test_a_ground_truth_without_tests_is_a_failure_and_not_a_zero(truth):
     with pytest.raises(ScoringError, match="tests"):
         judge("x = 1", truth)
+
+
+def test_a_program_that_overruns_costs_its_score_and_not_the_verification():
+    end = time.monotonic() + 2.0
+    verdict = judge("while True: pass", PAIRS, partial=True, deadline=end)
+    assert verdict == {"score": 0.0, "passed": 0.0, "out_of_time": 1.0}
+    assert time.monotonic() < end
+
+
+def test_more_tests_than_there_is_time_to_start_are_a_failure_whatever_the_program():
+    many = json.dumps({"inputs": ["1"] * 100, "outputs": ["1"] * 100})
+    with pytest.raises(ScoringError, match=r"has 100 tests: raise scoring\.timeout_s"):
+        judge("print(2)", many, deadline=time.monotonic() + 2.0)

@@ -1,7 +1,10 @@
 import sys
 import textwrap
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
@@ -10,6 +13,7 @@ from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
 from tests.scoring.fakes import case
 
 MODULE = """
+import asyncio
 def own(task, answer, trajectory):
     return {"score": len(answer), "turns": len(trajectory.turns)}
 
@@ -17,7 +21,7 @@ def own_with_options(task, answer, trajectory, *, factor=2.0):
     return factor * len(answer)
 
 def verl(data_source, solution_str, ground_truth, extra_info):
-    assert (data_source, ground_truth, extra_info) == ("test", "72", {})
+    assert (data_source, ground_truth, extra_info) == ("test", "72", {"num_turns": 4, "rollout_reward_scores": {}})
     return {"score": float(solution_str == "callok72"), "acc": True, "pred": solution_str}
 
 def verl_with_more(data_source, solution_str, ground_truth, extra_info=None, sandbox=None, **kwargs):
@@ -25,6 +29,25 @@ def verl_with_more(data_source, solution_str, ground_truth, extra_info=None, san
 
 def gsm8k(solution_str, ground_truth, method="strict"):
     return 1.0
+
+async def asynchronous(data_source, solution_str, ground_truth, extra_info=None):
+    await asyncio.sleep(0)
+    return 1.0
+
+async def own_asynchronous(task, answer, trajectory):
+    return await asynchronous(None, None, None)
+
+def timed(task, answer, trajectory, *, deadline):
+    return {"score": 1.0, "deadline": deadline}
+
+def retried(*args, **kwargs):
+    return float(kwargs["solution_str"] == "callok72")
+
+def verl_rest(solution_str, ground_truth, **rest):
+    return float(rest["data_source"] == "test")
+
+def configured(data_source, solution_str, ground_truth, extra_info, config=None):
+    return config.buffer.len + config["buffer"]["len"] + config.get("more", 0) + hasattr(config, "more")
 
 constant = 3
 """
@@ -60,6 +83,37 @@ def test_a_function_written_for_verl_is_used_as_it_is_and_sees_the_whole_respons
     verdict = judge(f"{rewards}.verl")
     assert verdict.scores == {"verl": 1.0, "verl/acc": 1.0}
     assert judge(f"{rewards}.verl_with_more").outcome == 1.0
+
+
+def test_coroutine_functions_are_run(rewards):
+    assert judge(f"{rewards}.asynchronous").outcome == 1.0
+    assert judge(f"{rewards}.own_asynchronous").outcome == 1.0
+
+
+def test_a_rule_may_ask_for_its_deadline(rewards):
+    config = ScoringConfig(rule=f"{rewards}.timed")
+    assert load_rules(config).judge(replace(case("72"), deadline=5.0)).scores["timed/deadline"] == 5.0
+
+
+def test_a_function_whose_parameters_do_not_tell_is_refused_until_it_has_a_kind(rewards):
+    assert judge(f"{rewards}.verl_rest").outcome == 1.0
+    with pytest.raises(ConfigError, match=r"whether it is a rule of yours or written for verl.*kind: verl"):
+        judge(f"{rewards}.retried")
+    assert judge([{"name": f"{rewards}.retried", "kind": "verl"}]).outcome == 1.0
+    with pytest.raises(ConfigError, match="cannot judge an episode"):
+        judge([{"name": f"{rewards}.verl", "kind": "own"}])
+
+
+def test_nested_params_of_a_verl_function_are_attributes_too(rewards):
+    entry = {"name": f"{rewards}.configured", "params": {"config": {"buffer": {"len": 2}}}}
+    assert judge([entry]).outcome == 4.0
+
+
+def test_two_functions_of_one_name_are_told_apart_by_another(rewards):
+    entries = [f"{rewards}.own", {"name": f"{rewards}.own", "as": "own_again", "weight": 0.5}]
+    verdict = judge(entries)
+    assert verdict.total == 3.0
+    assert verdict.scores == {"own": 2.0, "own/turns": 4.0, "own_again": 2.0, "own_again/turns": 4.0}
 
 
 def test_every_data_source_can_have_its_rules(rewards):
@@ -121,7 +175,9 @@ def test_a_rule_that_cannot_be_used_is_refused_with_the_fix(rewards, name, fix):
         ([{"name": "gsm8k", "wieght": 1}], "each rule is a name, or"),
         ([{"weight": 1.0}], "each rule is a name, or"),
         ([{"name": "gsm8k", "weight": "much"}], "the weight of gsm8k is 'much'"),
-        (["gsm8k", "gsm8k"], "two rules of one name"),
+        (["gsm8k", "gsm8k"], "two rules of one name.*with `as`"),
+        ([{"name": "gsm8k", "as": "a/b"}], "without a slash"),
+        ([{"name": "gsm8k", "kind": "verll"}], "use one of own, verl"),
         ([{"name": "format", "params": {"patern": "a"}}], "and params patern"),
     ],
 )
@@ -138,7 +194,20 @@ def test_a_rule_without_its_library_names_the_extra(monkeypatch, rule, library):
         load_rules(ScoringConfig(rule=rule))
 
 
-@pytest.mark.parametrize("result", [None, "1", float("nan"), float("inf"), {"acc": 1}, {"score": None}, [1.0]])
+@pytest.mark.parametrize("one", [np.bool_(True), np.float32(1.0), np.array([1.0]), torch.tensor(1.0), torch.ones(1, 1)])
+def test_what_holds_one_number_is_that_number(one):
+    assert read_result(one) == (1.0, {})
+    assert read_result({"score": one, "more": one}) == (1.0, {"more": 1.0})
+
+
+def test_a_further_number_that_is_not_finite_is_left_out_and_counted():
+    result = {"score": 1.0, "acc": 1.0, "ppl": float("nan"), "ratio": float("inf")}
+    assert read_result(result) == (1.0, {"acc": 1.0, "not_finite": 2.0})
+
+
+@pytest.mark.parametrize(
+    "result", [None, torch.ones(2), "1", float("nan"), float("inf"), {"acc": 1}, {"score": None}, [1.0]]
+)
 def test_a_senseless_result_is_a_failure_and_not_a_zero(result):
     with pytest.raises(ScoringError):
         read_result(result)

@@ -48,11 +48,45 @@ class Careless(Manager):
         return None
 
 
+class Old(Manager):
+    """Of the time before `return_dict`."""
+
+    def __call__(self, data):
+        return super().__call__(data)
+
+
+class Overlong(Manager):
+    def __init__(self, tokenizer, num_examine, overlong_buffer_cfg, max_resp_len):
+        super().__init__(tokenizer, num_examine)
+        self.room = max_resp_len - overlong_buffer_cfg.len if overlong_buffer_cfg["enable"] else 0
+
+    def __call__(self, data, return_dict=False):
+        data.batch["room"] = torch.tensor([[float(self.room)]])
+        first, none = data[0:1], data[1:]
+        assert (len(first), len(none)) == (1, 0)
+        taken = data.pop(batch_keys=["responses"], non_tensor_batch_keys=["raw_prompt"])
+        assert "responses" not in data.batch
+        assert set(taken.non_tensor_batch) == {"raw_prompt"}
+        return {
+            "reward_tensor": first.batch["room"],
+            "reward_extra_info": {"turns": data.non_tensor_batch["__num_turns__"]},
+        }
+
+
+class Asynchronous(Manager):
+    async def __call__(self, data, return_dict=False):
+        return super().__call__(data, return_dict)
+
+
+def tuples(data_source, solution_str, ground_truth, extra_info):
+    return solution_str.endswith(ground_truth), "parsed"
+
+
 HERE = "tests.scoring.rules.test_verl."
 
 
-def judge(answer, **entry):
-    config = ScoringConfig(rules={"test": [{"name": HERE + "Manager", **entry}]})
+def judge(answer, name="Manager", **entry):
+    config = ScoringConfig(rules={"test": [{"name": HERE + name, **entry}]})
     return load_rules(config, CharTokenizer).judge(case(answer))
 
 
@@ -61,6 +95,17 @@ def test_a_manager_is_made_with_the_tokenizer_and_judges_batches_of_one():
     assert judge("it is 71").outcome == 0.0
     assert judge("72", params={"scale": 0.5}).outcome == 0.5
     assert judge("72", params={"compute_score": HERE + "compute_score"}).outcome == 1.0
+
+
+@pytest.mark.parametrize("name", ["Old", "Asynchronous", "tuples"])
+def test_other_shapes_of_verls_are_used_as_they_are(name):
+    assert judge("it is 72", name).outcome == 1.0
+    assert judge("it is 71", name).outcome == 0.0
+
+
+def test_a_manager_gets_its_configuration_as_attributes_and_may_cut_its_batch():
+    params = {"max_resp_len": 10, "overlong_buffer_cfg": {"enable": True, "len": 4}}
+    assert judge("72", "Overlong", params=params).scores == {"Overlong": 6.0, "Overlong/turns": 4.0}
 
 
 def test_a_batch_has_the_episode_under_verls_names():

@@ -1,0 +1,60 @@
+import json
+from collections import Counter, OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.scoring.asserts.values import decode, encode
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+plain |= st.fractions() | st.complex_numbers(allow_nan=False) | st.decimals(allow_nan=False)
+keys = plain | st.tuples(plain, plain) | st.frozensets(plain)
+values = st.recursive(
+    keys,
+    lambda each: st.lists(each) | st.tuples(each) | st.dictionaries(keys, each, max_size=3) | st.sets(keys, max_size=3),
+    max_leaves=5,
+)
+
+
+def passed(value):
+    """`value` as it arrives on the other side, where objects are called by their type's name."""
+    told = json.loads(json.dumps(encode(value, lambda each: type(each).__name__)))
+    return decode(told, lambda name: f"<{name}>")
+
+
+@settings(max_examples=50)
+@given(values)
+def test_data_arrives_as_it_was(value):
+    arrived = passed(value)
+    assert arrived == value
+    assert type(arrived) is type(value)
+
+
+class Liar(int):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize(
+    ("value", "arrives"),
+    [
+        (Counter("aab"), {"a": 2, "b": 1}),
+        (OrderedDict(a=1), {"a": 1}),
+        (namedtuple("Point", "x y")(1, 2), (1, 2)),
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (Liar(3), 3),
+    ],
+)
+def test_what_is_like_data_arrives_plain(value, arrives):
+    assert passed(value) == arrives
+    assert type(passed(value)) is type(arrives)
+
+
+def test_another_object_is_only_named():
+    assert passed([object(), int, len]) == ["<object>", "<type>", "<builtin_function_or_method>"]
