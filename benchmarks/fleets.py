@@ -61,10 +61,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """How weights reach the servers: the mode and transports of the configuration."""
+    """How weights reach the servers: the mode, transports and staging of the configuration."""
 
     mode: str = "abort"
     transports: Sequence[str] = ("tensor",)
+    staging: str = "cpu"
 
 
 @dataclass(slots=True)
@@ -99,6 +100,7 @@ async def fleet_over(
         vocabulary=policy.vocabulary,
         rules=Rules(salted=salted),
         folders=Folders(folder, policy.write_config),
+        staging=torch.device(push.staging),
     )
     opened = OpenFleet(fleet)
     keeper = asyncio.create_task(fleet.keep())

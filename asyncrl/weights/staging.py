@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
-from asyncrl.config.schema import WeightsConfig
 from asyncrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import WeightsConfig
 
 CPU = torch.device("cpu")
 
