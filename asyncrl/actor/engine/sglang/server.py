@@ -107,7 +107,7 @@ class SglangServer:
             with suppress(ServerRefusedError):
                 await self._post("/end_weight_update")
         # A flush collects garbage: 0.4 s where the objects of the start are among it, since no warm-up froze them.
-        with suppress(ServerRefusedError):
+        with suppress(ServerRefusedError, ServerFaultError):
             await self._post("/freeze_gc")
 
     async def check(self) -> None:
