@@ -115,10 +115,12 @@ def measure(folder: Path, way: str, options: argparse.Namespace, prm: Path) -> d
     folder.mkdir()
     with replay(folder, settings=settings) as running:
         client = ReplayClient(running.endpoints[0], "benchmark", "1")
-        tickets = client.tickets([], options.count)
+        tickets: list[Ticket] = []
+        while len(tickets) < options.count:
+            tickets += client.tickets([ticket.id for ticket in tickets], options.count - len(tickets))
         client.put_all([make_trajectory(ticket, options.prompt, options.response) for ticket in tickets])
         port = running.endpoints[0].rpartition(":")[2]
-        where = [f"model.path={prm}", "data.train=none", f"run.dir={folder}", "run.name=run"]
+        where = [f"model.path={prm}", f"data.train={folder / 'tasks.parquet'}", f"run.dir={folder}", "run.name=run"]
         with scorers(number, [*where, f"network.replay_port={port}", *settings]):
             per_s = rate(client, len(tickets))
         client.close()
@@ -128,7 +130,7 @@ def measure(folder: Path, way: str, options: argparse.Namespace, prm: Path) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=512, help="trajectories of a load")
+    parser.add_argument("--count", type=int, default=1024, help="trajectories of a load")
     parser.add_argument("--prompt", type=int, default=384)
     parser.add_argument("--response", type=int, default=96)
     parser.add_argument("--layers", type=int, default=4)

@@ -452,6 +452,8 @@ def test_a_server_comes_back_however_often_its_updates_have_failed(monkeypatch):
             await until(lambda: server.calls.count("update_weights_from_tensor") > 1)
             (member,) = fleet._members.values()
             member._failed_updates = 5000
+            tried = server.calls.count("update_weights_from_tensor")
+            await until(lambda: server.calls.count("update_weights_from_tensor") > tried + 1)
             server.refuses.clear()
             await updating
 
