@@ -177,7 +177,7 @@ def main() -> None:
     cuda = torch.cuda.is_available() and not options.fake
     name = options.name or ("fake" if options.fake else "cuda" if cuda else "cpu")
     loads = {"load_before": load, "load_after": round(os.getloadavg()[0], 2)}
-    device = torch.cuda.get_device_name(0) if cuda else None
+    device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}" if cuda else None
     path = write_result(f"rollout-{name}", {**loads, **result}, device)
     print(path)
 
