@@ -60,7 +60,7 @@ class Plan:
 
 
 SMALL = Plan(32, 32, (1, 8, 32), PushLoad(requests=32, prompt=32, shortest=4, longest=28, pushes=3, calm_s=1.5))
-LARGE = Plan(512, 512, (1, 64, 256), PushLoad(requests=256, prompt=128, shortest=16, longest=112, pushes=5, calm_s=2.0))
+LARGE = Plan(512, 512, (1, 64, 256), PushLoad(requests=256, prompt=128, shortest=32, longest=224, pushes=4, calm_s=6.0))
 
 
 @dataclass(frozen=True, slots=True)
