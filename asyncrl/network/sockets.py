@@ -102,6 +102,7 @@ class Watch:
         return broke
 
     def close(self) -> None:
-        """Before the socket is closed."""
-        self._socket.disable_monitor()
-        self._events.close(0)
+        """Before the socket is closed; a second time does nothing."""
+        if not self._events.closed:
+            self._socket.disable_monitor()
+            self._events.close(0)

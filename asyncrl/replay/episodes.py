@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from asyncrl.errors import BusyError, RefusedError, StoreError
-from asyncrl.replay.groups import Groups
+from asyncrl.replay.groups import EVALUATION, TRAINING, Groups, pending_queue
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.records import Facts, Group
 from asyncrl.replay.rules import Rules
@@ -42,24 +42,33 @@ class Episodes:
     ) -> list[Ticket]:
         """Up to `want` tickets for an actor that works on `holding`.
 
-        The call renews the actor's lease. What the store says it holds but it does not (a lost reply) comes first.
+        The call renews the actor's lease. What the store says it holds but it does not (a lost reply) comes first, then
+        evaluations; but half of its places are for training, as long as there is any to do.
         """
         if self._actors.seen(tx, worker, incarnation):
             self._take_back(tx, worker)
         lost = sorted(set(tx.members("held", worker)).difference(holding))
         issued = [self._ticket(tx, name) for name in lost[: max(want, 0)]]
+        at_work = [*holding, *(ticket.id for ticket in issued)]
+        places, evaluations = len(holding) + want, sum(pending_queue(name) == EVALUATION for name in at_work)
         while len(issued) < want:
-            ticket = self._issue(tx, worker)
+            ticket = self._issue(tx, worker, evaluations_last=2 * evaluations >= places)
             if ticket is None:
                 break
             issued.append(ticket)
+            evaluations += ticket.purpose is Purpose.EVAL
         return issued
 
-    def _issue(self, tx: Transaction, worker: str) -> Ticket | None:
+    def _issue(self, tx: Transaction, worker: str, evaluations_last: bool) -> Ticket | None:
+        queues = (TRAINING, EVALUATION) if evaluations_last else (EVALUATION, TRAINING)
+        found = (self._next_of(tx, queue, worker) for queue in queues)
+        return next((ticket for ticket in found if ticket is not None), None)
+
+    def _next_of(self, tx: Transaction, queue: str, worker: str) -> Ticket | None:
         while True:
-            first = tx.first("pending")
+            first = tx.first("pending", queue)
             if first is None:
-                if not self._groups.open_if_admitted(tx):
+                if queue == EVALUATION or not self._groups.open_if_admitted(tx):
                     return None
                 continue
             order, name = first
@@ -94,7 +103,7 @@ class Episodes:
             tx.put("tickets", name, [group, member, ""])
             tx.remove_member("held", worker, name)
             self._given.pop(name, None)
-            tx.append("pending", name, urgent=True)
+            tx.append("pending", name, pending_queue(name), urgent=True)
             tx.add("tickets_redelivered")
 
     def expire(self, tx: Transaction) -> None:

@@ -17,6 +17,14 @@ from asyncrl.types import Purpose, Trajectory
 
 log = logging.getLogger(__name__)
 
+TRAINING, EVALUATION = "t", "e"
+"""The queues of tickets that wait for an actor. Names of an evaluation's groups begin with its own."""
+
+
+def pending_queue(ticket: str) -> str:
+    """The queue in which a ticket waits."""
+    return EVALUATION if ticket.startswith(EVALUATION) else TRAINING
+
 
 class Groups:
     """Operations on whole groups, each within the caller's transaction."""
@@ -57,16 +65,16 @@ class Groups:
         rows = range(self._rules.shard, len(self._rules.held_out), self._rules.shards)
         Evaluation(len(rows), 0, 0, 0.0, 0.0).save(tx, version)
         for row in rows:
-            self._open(tx, f"e{version}-{row:06d}", Group(row, Purpose.EVAL, version, [0], [False]))
+            self._open(tx, f"{EVALUATION}{version}-{row:06d}", Group(row, Purpose.EVAL, version, [0], [False]))
 
     def _open(self, tx: Transaction, name: str, group: Group) -> None:
         group.save(tx, name)
         for member, ticket in enumerate(group.ids(name)):
-            self._offer(tx, ticket, name, member, urgent=not group.training)
+            self._offer(tx, ticket, name, member, urgent=False)
 
     def _offer(self, tx: Transaction, ticket: str, name: str, member: int, urgent: bool) -> None:
         tx.put("tickets", ticket, [name, member, ""])
-        tx.append("pending", ticket, urgent=urgent)
+        tx.append("pending", ticket, pending_queue(ticket), urgent)
 
     def fail_member(self, tx: Transaction, name: str, member: int, reason: str, scoring: bool = False) -> None:
         """One attempt of a member is over: bury it, then replace it, or drop its group where attempts are used up."""

@@ -96,9 +96,14 @@ def versions_in(directory: Path) -> dict[int, Path]:
 
 
 def remove_all(directory: Path) -> None:
-    """Remove the versions of an earlier life, which may not be what they were. Raises OSError."""
-    for stale in versions_in(directory).values() if directory.exists() else ():
-        _remove(stale)
+    """Remove the versions of an earlier life, which may not be what they were, and what it left of others. Raises
+    OSError."""
+    if directory.exists():
+        for stale in versions_in(directory).values():
+            _remove(stale)
+        for pattern in (".v*.partial", ".v*.removed"):
+            for left in directory.glob(pattern):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
@@ -121,7 +126,7 @@ def write_folder(
         save_file(whole, aside / TENSORS, {"format": "pt"})
         (aside / MANIFEST).write_text(json.dumps(manifest.body()))
 
-    return _make(directory / _name(version), write)
+    return _make(directory / folder_name(version), write)
 
 
 def link_folder(folder: Folder, directory: Path) -> Folder:
@@ -131,7 +136,7 @@ def link_folder(folder: Folder, directory: Path) -> Folder:
     def link(aside: Path) -> None:
         shutil.copytree(folder.path, aside, copy_function=_link)
 
-    return Folder(_make(directory / _name(folder.manifest.version), link), folder.manifest)
+    return Folder(_make(directory / folder_name(folder.manifest.version), link), folder.manifest)
 
 
 def _link(source: str, target: str) -> None:
@@ -141,7 +146,8 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _name(version: int) -> str:
+def folder_name(version: int) -> str:
+    """The name under which a version stands in its directory."""
     return f"v{version:08d}"
 
 

@@ -188,7 +188,7 @@ def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) ->
     for _ in range(2):
         with core.store.transaction() as tx:
             core.service._groups.open_evaluation(tx, 3)
-    tickets = core.tickets(3)
+    tickets = core.tickets(6)[:3]
     assert [(t.temperature, t.min_version, t.purpose) for t in tickets] == [(0.0, 3, "eval")] * 3
     for ticket, version in zip(tickets, (3, 3, 5), strict=True):
         core.put(make_trajectory(ticket, version=version))
@@ -202,7 +202,25 @@ def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) ->
     assert (result["count"], result["failed"]) == (3, 0)
     assert result["accuracy"] == pytest.approx(2 / 3)
     assert (result["tokens"], result["newer_tokens"], result["newest_version"]) == (12, 4, 5)
-    assert core.status()["committed"] == 0
+
+
+def test_half_of_an_actors_places_are_for_training_while_there_is_any_to_do(core: Core) -> None:
+    with core.store.transaction() as tx:
+        core.service._groups.open_evaluation(tx, 0)
+    tickets = core.tickets(4)
+    assert [ticket.purpose for ticket in tickets] == ["eval", "eval", "train", "train"]
+    held = [ticket.id for ticket in tickets]
+    assert [ticket.purpose for ticket in core.tickets(1, holding=held)] == ["eval"], "2 of 5 places"
+    with core.store.transaction() as tx:
+        core.service._groups.open_evaluation(tx, 1)
+    rest = [ticket.purpose for ticket in core.tickets(20, worker="b")]
+    assert rest == ["eval"] * 3 + ["train"] * 6, "admission ends what training there is, and every evaluation is given"
+
+
+def test_an_actor_of_one_place_evaluates(core: Core) -> None:
+    with core.store.transaction() as tx:
+        core.service._groups.open_evaluation(tx, 0)
+    assert [ticket.purpose for ticket in core.tickets(1)] == ["eval"]
 
 
 def test_with_a_greedy_sibling_the_first_member_of_every_group_is_greedy(tmp_path: Path) -> None:
@@ -215,9 +233,10 @@ def test_a_failed_evaluation_task_counts_as_failed_not_as_wrong(core: Core) -> N
 
     with core.store.transaction() as tx:
         core.service._groups.open_evaluation(tx, 0)
-    tickets = core.tickets(3)
+    given = core.tickets(6)
+    tickets = given[:3]
     core.fail(tickets[0].id)
-    core.fail(core.tickets(1, holding=[t.id for t in tickets[1:]])[0].id)
+    core.fail(core.tickets(1, holding=[ticket.id for ticket in given[1:]])[0].id)
     for ticket in tickets[1:]:
         core.put(make_trajectory(ticket))
     for trajectory in core.lease():

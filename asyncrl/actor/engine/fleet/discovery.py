@@ -33,7 +33,7 @@ def in_file(path: Path) -> Discovery:
     async def discover() -> Sequence[str] | None:
         try:
             lines = [line.strip() for line in path.read_text().splitlines()]
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             logger.warning("the list of servers cannot be read, so it stays as it was: %s", error)
             return None
         return [line for line in lines if line and not line.startswith("#")]
@@ -48,7 +48,7 @@ def behind_router(url: str) -> Discovery:
         http = Http(url)
         try:
             return _urls(await _workers(http))
-        except (EngineError, ValueError) as error:
+        except (EngineError, ValueError, LookupError, TypeError) as error:
             logger.warning("the router does not tell its servers, so they stay as they were: %s", error)
             return None
         finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from asyncrl.errors import UnavailableError, WeightsError
-from asyncrl.weights.folders import Folder, link_folder, remove_all, remove_older, write_folder
+from asyncrl.weights.folders import Folder, folder_name, link_folder, remove_all, remove_older, write_folder
 
 
 class Folders:
@@ -32,6 +32,10 @@ class Folders:
         self._readers: Counter[Path] = Counter()
         for each in (self._directory, self._held):
             remove_all(each)
+
+    def path(self, version: int) -> Path:
+        """Where `write` puts a version."""
+        return self._directory / folder_name(version)
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Path:
         """The folder of `version`, written now. Raises WeightsError."""

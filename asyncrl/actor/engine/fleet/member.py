@@ -28,7 +28,7 @@ from asyncrl.types import NO_VERSION, Sampling
 logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-MAX_RETRY_S = 32.0
+RETRY_DOUBLINGS = 5
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Member:
     """`target` gives the update that a member should have; `changed` is notified of every change of state.
 
     A server is checked every `check_s`. One that is away is tried again after `RETRY_S`, and after twice the time for
-    every further fault of an update, up to `MAX_RETRY_S`.
+    every further fault of an update, `RETRY_DOUBLINGS` times.
     """
 
     def __init__(
@@ -84,12 +84,13 @@ class Member:
             while True:
                 try:
                     await self._attend()
-                except (EngineError, WeightsError) as error:
-                    self._leave(error)
                 except Exception as error:
-                    logger.exception("%s met what was not foreseen", self.server.url)
+                    if _cancelled():
+                        raise
+                    if not isinstance(error, EngineError | WeightsError):
+                        logger.exception("%s met what was not foreseen", self.server.url)
                     self._leave(error)
-                await asyncio.sleep(min(RETRY_S * 2**self._failed_updates, MAX_RETRY_S))
+                await asyncio.sleep(RETRY_S * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
         finally:
             self._enter(State.AWAY)
 
@@ -146,7 +147,8 @@ class Member:
     async def _update(self, target: Update) -> None:
         self._enter(State.BEHIND)
         self._failed_updates += 1
-        await self._switch(self, target)
+        with target.kept():
+            await self._switch(self, target)
         self._failed_updates = 0
         self.version, self._label = target.version, target.label
         self.updates += 1
@@ -182,6 +184,12 @@ class Member:
             raise ServerFaultError(f"{self.server.url} was lost")
         finally:
             task.cancel()
+
+
+def _cancelled() -> bool:
+    """Whether what this task meets is met on its way out: a fault must not call it back."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def label_of(version: int, owner: str) -> str:

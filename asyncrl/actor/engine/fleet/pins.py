@@ -34,9 +34,10 @@ class Pins:
             self.offer(newest)
 
     def offer(self, update: Update) -> None:
-        """Lend a server for `update` if there are sessions that want it, and none is lent."""
-        if self.update is None and update.version in self._sessions.values():
-            self.update = update
+        """Lend a server for `update` if there are sessions that want it, and none that want the version of a loan."""
+        wanted = self._sessions.values()
+        if update.version in wanted and (self.update is None or self.update.version not in wanted):
+            self.update, self._lent = update, None
 
     def release(self, session: str) -> None:
         if self.wants(session):
@@ -53,17 +54,20 @@ class Pins:
         if self.update is None:
             return None
         alive = [member for member in members if member.state is not State.AWAY]
-        if self._lent is None:
-            self._lent = self._choose(alive, self.update.version)
-        elif self._lent not in alive or len(alive) < 2 or not self._in_use(self.update.version):
+        over = self._lent is not None and (self._lent not in alive or len(alive) < 2)
+        if over or not self._in_use(self.update.version):
             self.update = self._lent = None
+        elif self._lent is None:
+            self._lent = _choose([member for member in alive if member.ready], self.update.version)
         return self._lent
-
-    def _choose(self, alive: list[Member], version: int) -> Member | None:
-        fitting = [member for member in alive if member.version <= version]
-        if len(alive) < 2 or not fitting:
-            return None
-        return min(fitting, key=lambda member: member.under_way)
 
     def _in_use(self, version: int) -> bool:
         return version in self._sessions.values() or self._clock() < self._ended + LINGER_S
+
+
+def _choose(ready: list[Member], version: int) -> Member | None:
+    """The idlest that need not go back, if another one is left to training."""
+    fitting = [member for member in ready if member.version <= version]
+    if len(ready) < 2 or not fitting:
+        return None
+    return min(fitting, key=lambda member: member.under_way)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -55,9 +55,25 @@ class Update:
         """
         if self._folders is None:
             raise WeightsError("weights travel as tensors only; add disk to weights.transports")
-        path = await self._path.get() if isinstance(self._path, _Once) else self._path
-        with self._folders.reading(path):
+        if not isinstance(self._path, _Once):
+            with self._folders.reading(self._path) as path:
+                yield path
+            return
+        with self._folders.reading(self._folders.path(self.version)) as path:
+            await self._path.get()
+            if not path.exists():
+                self._path = _Once(self._path.make)
+                await self._path.get()
             yield path
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A folder that this version came in stays, however long it takes until servers load it."""
+        if self._folders is None or isinstance(self._path, _Once):
+            yield
+        else:
+            with self._folders.reading(self._path):
+                yield
 
     def _written(self, tensors: Tensors) -> Path:
         assert self._folders is not None
@@ -68,10 +84,10 @@ class _Once(Generic[T]):
     """What `make` gives, made in a thread when first asked for; a failure is told, and forgotten."""
 
     def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
+        self.make = make
         self._task: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
         if self._task is None or (self._task.done() and self._task.exception()):
-            self._task = asyncio.create_task(asyncio.to_thread(self._make))
+            self._task = asyncio.create_task(asyncio.to_thread(self.make))
         return await asyncio.shield(self._task)

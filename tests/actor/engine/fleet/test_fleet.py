@@ -422,3 +422,37 @@ def test_a_hung_server_is_lost_and_its_requests_go_elsewhere():
 
     for each in run(scenario):
         assert_true(each)
+
+
+def test_a_fleet_that_is_closed_in_an_update_ends_whatever_its_server_says():
+    server = FakeSglang()
+
+    async def scenario():
+        async with serving(server):
+            async with fleet_over(server, load_s=30) as fleet:
+                server.hangs.add("update_weights_from_tensor")
+                server.refuses.add("end_weight_update")
+                updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
+                await until(lambda: "update_weights_from_tensor" in server.calls)
+                keepers = list(fleet._keepers.values())
+            updating.cancel()
+            assert all(keeper.done() for keeper in keepers)
+
+    run(scenario, 15)
+
+
+def test_a_server_comes_back_however_often_its_updates_have_failed(monkeypatch):
+    monkeypatch.setattr("asyncrl.actor.engine.fleet.member.RETRY_S", 0.001)
+    server = FakeSglang()
+    server.refuses.add("update_weights_from_tensor")
+
+    async def scenario():
+        async with serving(server), fleet_over(server) as fleet:
+            updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
+            await until(lambda: server.calls.count("update_weights_from_tensor") > 1)
+            (member,) = fleet._members.values()
+            member._failed_updates = 5000
+            server.refuses.clear()
+            await updating
+
+    run(scenario)

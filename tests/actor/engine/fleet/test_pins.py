@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,23 @@ from asyncrl.actor.engine.fleet.pins import LINGER_S, Pins
 ASKED = 2
 
 
+@dataclass(eq=False)
+class Fake:
+    version: int
+    under_way: int
+    state: State
+
+    @property
+    def ready(self) -> bool:
+        return self.state is State.READY
+
+
 def update(version: int) -> Any:
     return SimpleNamespace(version=version)
 
 
 def member(version: int = 1, under_way: int = 0, state: State = State.READY) -> Any:
-    return SimpleNamespace(version=version, under_way=under_way, state=state)
+    return Fake(version, under_way, state)
 
 
 class Clock:
@@ -55,8 +67,9 @@ def test_the_idlest_server_that_need_not_go_back_is_lent_and_stays_so(pins: Pins
 
 def test_nothing_is_lent_while_one_server_alone_is_alive_nor_where_all_are_newer(pins: Pins) -> None:
     alone, joining = member(), member(state=State.AWAY)
-    assert pins.lent([alone, joining]) is None
-    joining.state = State.BEHIND
+    for joining.state in (State.AWAY, State.BEHIND):
+        assert pins.lent([alone, joining]) is None, "one must be ready for training"
+    joining.state = State.READY
     assert pins.lent([alone, joining]) in (alone, joining)
     late = Pins(Clock())
     late.pin("e", ASKED, update(ASKED))
@@ -99,6 +112,22 @@ def test_a_loan_ends_a_while_after_its_last_session_and_another_version_follows(
     assert pins.lent(members) is lent
     clock.now += 0.2 * LINGER_S
     assert pins.lent(members) is None
+    assert pins.update is None, "the weights are let go of"
+
+
+def test_a_finished_loan_gives_way_to_the_next_version_at_once(pins: Pins) -> None:
+    lent = pins.lent([member(), member()])
+    assert lent is not None
+    pins.release("e")
+    pins.pin("next", 5, update(ASKED))
     pins.offer(update(5))
-    assert pins.lent(members) is not None
     assert pins.wants("next")
+
+
+def test_weights_that_nobody_could_lend_a_server_for_are_let_go_of(pins: Pins, clock: Clock) -> None:
+    assert pins.lent([member()]) is None
+    clock.now = 100.0
+    pins.release("e")
+    clock.now += 2 * LINGER_S
+    assert pins.lent([member()]) is None
+    assert pins.update is None

@@ -50,8 +50,29 @@ def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path
     run(scenario)
 
 
+def test_a_version_that_a_server_comes_to_late_is_there_though_newer_ones_were_written(tmp_path: Path):
+    async def scenario():
+        folders = Folders(tmp_path / "held", nothing)
+        written = Update(0, "0-me", some_tensors(0), folders)
+        held = Update(9, "9-me", folders.hold(pushed(tmp_path / "pushed", 9, some_tensors(9))), folders)
+        async with written.folder():
+            pass
+        with held.kept():
+            for version in range(10, 14):
+                folders.write(version, some_tensors(version))
+            for late in (written, held):
+                async with late.folder() as path:
+                    assert same_bits(read_folder(path, late.version).read(), some_tensors(late.version))
+        folders.write(14, some_tensors(14))
+        assert sorted(each.name for each in (tmp_path / "held").iterdir()) == ["v00000013", "v00000014"]
+
+    run(scenario)
+
+
 def test_what_an_earlier_life_left_is_removed(tmp_path: Path):
     Folders(tmp_path, nothing).write(100, some_tensors())
+    for cut_off in (".v00000101.partial", ".v00000099.removed"):
+        (tmp_path / cut_off).mkdir()
     folders = Folders(tmp_path, nothing)
     folders.write(3, some_tensors())
     assert [each.name for each in tmp_path.iterdir()] == ["v00000003"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -14,9 +14,12 @@ import torch
 
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.errors import EngineError
 from asyncrl.weights.buckets import Bucket, tight_buckets
 
 CONTROL_S = 30.0
+END_S = 5.0
+"""For the end of an update that failed."""
 
 T = TypeVar("T")
 
@@ -53,9 +56,14 @@ class ServerEnd:
             await self.post("/begin_weight_update", timeout_s=CONTROL_S)
         try:
             yield
-        finally:
+        except BaseException:
+            # What went wrong is told, not what the end of it says; a cancellation must stay one.
             if self.spans:
-                await self.post("/end_weight_update", timeout_s=CONTROL_S)
+                with suppress(EngineError):
+                    await self.post("/end_weight_update", timeout_s=END_S)
+            raise
+        if self.spans:
+            await self.post("/end_weight_update", timeout_s=CONTROL_S)
 
 
 class Transport(ABC):
