@@ -64,7 +64,10 @@ def link_limits(nbytes: int = 256 << 20) -> dict[str, float]:
     if torch.cuda.is_available():
         device = host.cuda()
         limits["host to device"] = tensor_copy_rate(host.pin_memory(), torch.empty_like(device))
+        limits["host to device, not pinned"] = tensor_copy_rate(host, torch.empty_like(device))
         limits["on the device"] = tensor_copy_rate(device, torch.empty_like(device))
+    if torch.cuda.device_count() > 1:
+        limits["device to device"] = tensor_copy_rate(device, torch.empty_like(device, device="cuda:1"))
     return {name: round(rate, 2) for name, rate in limits.items()}
 
 

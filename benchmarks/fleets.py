@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,8 +22,10 @@ from asyncrl.actor.engine.fleet.discovery import listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
+from asyncrl.actor.engine.fleet.member import Member
 from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
+from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 
@@ -70,10 +73,27 @@ class Push:
 
 @dataclass(slots=True)
 class OpenFleet:
-    """A fleet and its servers, which have been given version 0."""
+    """A fleet and its servers, which have been given version 0.
+
+    `switches` are the seconds of every update of a server, `loads` those in which the weights went into it: the rest
+    was the wait for its requests, and the flush.
+    """
 
     fleet: Fleet
     servers: list[SglangServer] = field(default_factory=list)
+    switches: list[float] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+
+
+class TimedServer(SglangServer):
+    """Notes in `loads` how long it took to load weights."""
+
+    loads: list[float]
+
+    async def load(self, update: Update) -> None:
+        begun = time.perf_counter()
+        await super().load(update)
+        self.loads.append(time.perf_counter() - begun)
 
 
 @asynccontextmanager
@@ -87,14 +107,22 @@ async def fleet_over(
     changed, salted = Signal(), push.mode == "in_place"
 
     def open_server(url: str) -> SglangServer:
-        server = SglangServer(url, context=context, transports=push.transports, bucket_bytes=BUCKET_BYTES)
+        server = TimedServer(url, context=context, transports=push.transports, bucket_bytes=BUCKET_BYTES)
+        server.loads = opened.loads
         opened.servers.append(server)
         return server
+
+    switcher = Switcher(push.mode, not salted, DRAIN_S, changed)
+
+    async def switch(member: Member, update: Update) -> None:
+        begun = time.perf_counter()
+        await switcher(member, update)
+        opened.switches.append(time.perf_counter() - begun)
 
     fleet = Fleet(
         listed(urls),
         open_server,
-        Switcher(push.mode, not salted, DRAIN_S, changed),
+        switch,
         changed,
         expected={name: tuple(each.shape) for name, each in policy.tensors.items()},
         vocabulary=policy.vocabulary,

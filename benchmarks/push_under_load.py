@@ -99,6 +99,8 @@ async def measure(
         traffic = Traffic(opened.fleet, load, policy.vocabulary)
         try:
             calm_s = max(load.calm_s, await traffic.settled_s())
+            opened.switches.clear()
+            opened.loads.clear()
             times = [await _pushed(opened.fleet, version, policy, calm_s) for version in range(1, load.pushes + 1)]
             await traffic.end()
         finally:
@@ -111,6 +113,9 @@ async def measure(
     return {
         **asdict(push),
         **_summary(costs, policy.nbytes),
+        "switch_s": round(statistics.median(opened.switches), 4),
+        "load_s": round(statistics.median(opened.loads), 4),
+        "load_gigabytes_per_s": round(policy.nbytes / statistics.median(opened.loads) / 1e9, 4),
         "answered": traffic.answered,
         "lost": traffic.lost,
         "segments_cut": counters["cut_segments"],

@@ -60,7 +60,7 @@ class Plan:
 
 
 SMALL = Plan(32, 32, (1, 8, 32), PushLoad(requests=32, prompt=32, shortest=4, longest=28, pushes=3, calm_s=1.5))
-LARGE = Plan(512, 512, (1, 64, 256), PushLoad(requests=256, prompt=128, shortest=16, longest=112, pushes=5, calm_s=2.0))
+LARGE = Plan(512, 512, (1, 64, 256), PushLoad(requests=256, prompt=128, shortest=32, longest=224, pushes=4, calm_s=6.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def main() -> None:
     cuda = torch.cuda.is_available() and not options.fake
     name = options.name or ("fake" if options.fake else "cuda" if cuda else "cpu")
     loads = {"load_before": load, "load_after": round(os.getloadavg()[0], 2)}
-    device = torch.cuda.get_device_name(0) if cuda else None
+    device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}" if cuda else None
     path = write_result(f"rollout-{name}", {**loads, **result}, device)
     print(path)
 

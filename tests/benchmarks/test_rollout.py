@@ -53,6 +53,7 @@ def test_pushes_under_load_lose_no_request(tmp_path: Path) -> None:
     assert row["lost"] == 0
     assert row["answered"] >= 8
     assert len(row["each_push"]) == 2
+    assert 0 < row["load_s"] <= row["switch_s"] <= row["push_s"]
 
 
 def test_a_mode_that_the_server_does_as_another_one_is_not_measured(tmp_path: Path) -> None:
