@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from asyncrl.actor.engine.base import Engine
 from asyncrl.errors import UnavailableError, WeightsError, WireError
 from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
@@ -41,6 +40,19 @@ class Channel(Protocol):
 
     def reset(self) -> None:
         """Drop what is under way; the next call starts afresh."""
+        ...
+
+
+class Taker(Protocol):
+    """What the receiver needs of an engine (see actor/engine/base.py)."""
+
+    @property
+    def version(self) -> int:
+        """The version that it serves."""
+        ...
+
+    async def update_weights(self, version: int, weights: Weights) -> None:
+        """Switch to `version`, all or nothing. Raises WeightsError."""
         ...
 
 
@@ -74,7 +86,7 @@ class Receiver:
             "weights_switch_s": self._switch_s,
         }
 
-    async def run(self, engine: Engine) -> None:
+    async def run(self, engine: Taker) -> None:
         """Update `engine` whenever there is a newer version; returns only by cancellation."""
         endpoints = ", else ".join(channel.endpoint for channel in self._channels)
         logger.info("waiting for weights newer than version %d from %s", engine.version, endpoints)
@@ -85,7 +97,7 @@ class Receiver:
             for channel in self._channels:
                 channel.reset()
 
-    async def _attempt(self, engine: Engine) -> None:
+    async def _attempt(self, engine: Taker) -> None:
         *others, last = self._channels
         for channel in others:
             try:
@@ -105,7 +117,7 @@ class Receiver:
             logger.error("no new weights, the engine stays at version %d: %s", engine.version, error)
             await asyncio.sleep(self._retry_s)
 
-    async def _update(self, engine: Engine, channel: Channel) -> None:
+    async def _update(self, engine: Taker, channel: Channel) -> None:
         manifest = await channel.newer_than(engine.version)
         if manifest is None:
             return
