@@ -34,7 +34,11 @@ class Tail:
                 lines = file.read().split(b"\n")
                 self._position = file.tell() - len(lines[-1])
             for line in lines[:-1]:
-                self.values.update(json.loads(line))
+                fields = json.loads(line)
+                if "eval/accuracy" in fields:
+                    # Steps that follow an evaluation's own may be over before it is.
+                    fields.pop("step", None)
+                self.values.update(fields)
         return self.values
 
 
