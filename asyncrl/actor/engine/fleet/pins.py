@@ -1,8 +1,9 @@
 """Evaluations: sessions that are served with exactly one version, by a server that is lent to them.
 
 It keeps that version until the last of them has ended; the others go on to newer ones with everybody else. What holds:
-training always has a server, and no server goes back to an older version. So where fewer than two servers are alive, or
-the lent one is lost, the sessions are served like all others, and the versions of their tokens tell.
+a server is lent only while another one is ready for training, and given back when no other one is alive; and no server
+goes back to an older version. Where none is lent, or the lent one is lost, the sessions are served like all others, and
+the versions of their tokens tell.
 """
 
 from __future__ import annotations

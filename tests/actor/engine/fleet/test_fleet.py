@@ -458,3 +458,15 @@ def test_a_server_comes_back_however_often_its_updates_have_failed(monkeypatch):
             await updating
 
     run(scenario)
+
+
+def test_a_server_that_joins_is_asked_to_freeze_its_garbage_and_need_not_know_how():
+    server = FakeSglang()
+    server.refuses.add("freeze_gc")
+
+    async def scenario():
+        async with serving(server), fleet_over(server) as fleet:
+            await fleet.update_weights(1, tensors(1))
+
+    run(scenario)
+    assert server.calls.index("freeze_gc") < server.calls.index("update_weights_from_tensor")
