@@ -28,31 +28,46 @@ def listed(urls: Sequence[str]) -> Discovery:
 
 
 def in_file(path: Path) -> Discovery:
-    """The lines of a file, read anew each time; empty ones and those that begin with # do not count."""
+    """The lines of a file; empty ones and those that begin with # do not count.
+
+    What it says counts once two looks in a row have found the same: a file that is just being written may look empty,
+    or end in half a url.
+    """
+    seen: str | None = None
 
     async def discover() -> Sequence[str] | None:
+        nonlocal seen
+        before, seen = seen, None
         try:
-            lines = [line.strip() for line in path.read_text().splitlines()]
+            seen = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             logger.warning("the list of servers cannot be read, so it stays as it was: %s", error)
+        if seen is None or seen != before:
             return None
+        lines = [line.strip() for line in seen.splitlines()]
         return [line for line in lines if line and not line.startswith("#")]
 
     return discover
 
 
 def behind_router(url: str) -> Discovery:
-    """The workers that an SGLang router names. Requests go to them directly, since versions belong to a server."""
+    """The workers that an SGLang router names. Requests go to them directly, since versions belong to a server.
+
+    One that names none has just started, as routers first look whether their workers are there, and is not believed.
+    """
 
     async def discover() -> Sequence[str] | None:
         http = Http(url)
         try:
-            return _urls(await _workers(http))
+            urls = _urls(await _workers(http))
         except (EngineError, ValueError, LookupError, TypeError) as error:
             logger.warning("the router does not tell its servers, so they stay as they were: %s", error)
             return None
         finally:
             await http.close()
+        if not urls:
+            logger.warning("the router at %s names no servers, so they stay as they were", url)
+        return urls or None
 
     return discover
 
