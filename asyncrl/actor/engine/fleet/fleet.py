@@ -44,6 +44,8 @@ from asyncrl.weights.staging import CPU, staged
 logger = logging.getLogger(__name__)
 
 ERRANDS_S = 1.0
+CLOSE_S = 10.0
+"""For parting with all servers: more than the end of a cut update takes, and than a process group needs to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +185,17 @@ class Fleet:
         )
 
     async def close(self) -> None:
+        """Part with all servers at once; one that has not ended its part within `CLOSE_S` is left as it is."""
         if self._errands:
             await asyncio.wait(self._errands, timeout=ERRANDS_S)
         for errand in self._errands:
             errand.cancel()
-        for url in list(self._members):
-            await self._part_from(url, 0.0)
+        partings = [asyncio.create_task(self._part_from(url, 0.0)) for url in self._members]
+        _, late = await asyncio.wait(partings, timeout=CLOSE_S) if partings else (None, ())
+        for parting in late:
+            parting.cancel()
+        if late:
+            logger.warning("%d of %d servers were not parted from within %g s", len(late), len(partings), CLOSE_S)
         if self._folders is not None:
             await asyncio.to_thread(self._folders.close)
 

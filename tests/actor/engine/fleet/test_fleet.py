@@ -10,6 +10,7 @@ import pytest
 
 from asyncrl.actor.engine.fleet.discovery import behind_router, in_file
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
@@ -439,6 +440,50 @@ def test_a_fleet_that_is_closed_in_an_update_ends_whatever_its_server_says():
             assert all(keeper.done() for keeper in keepers)
 
     run(scenario, 15)
+
+
+def test_a_fleet_parts_with_all_its_servers_at_once(monkeypatch):
+    servers, parting, all_parting = (FakeSglang(), FakeSglang(), FakeSglang()), [], asyncio.Event()
+    close = SglangServer.close
+
+    async def meeting(self):
+        parting.append(self.url)
+        if len(parting) == len(servers):
+            all_parting.set()
+        await all_parting.wait()
+        await close(self)
+
+    monkeypatch.setattr(SglangServer, "close", meeting)
+
+    async def scenario():
+        async with serving(*servers), fleet_over(*servers) as fleet:
+            await fleet.update_weights(1, tensors(1))
+
+    run(scenario)
+    assert sorted(parting) == sorted(server.url for server in servers)
+
+
+def test_a_server_that_will_not_be_parted_from_holds_up_neither_the_end_nor_the_others(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr("asyncrl.actor.engine.fleet.fleet.CLOSE_S", 0.2)
+    good, stuck, closed = FakeSglang(), FakeSglang(), []
+    close = SglangServer.close
+
+    async def hang_or_close(self):
+        await (asyncio.Event().wait() if self.url == stuck.url else close(self))
+        closed.append(self.url)
+
+    monkeypatch.setattr(SglangServer, "close", hang_or_close)
+    held = Folders(tmp_path / "held", lambda folder: None)
+
+    async def scenario():
+        async with serving(good, stuck), fleet_over(stuck, good, transports=("disk",), folders=held) as fleet:
+            await fleet.update_weights(1, tensors(1))
+            await until(lambda: counter(fleet, "servers_ready") == 2)
+
+    run(scenario)
+    assert closed == [good.url]
+    assert not (tmp_path / "held").exists()
+    assert "1 of 2 servers" in caplog.text
 
 
 def test_a_server_comes_back_however_often_its_updates_have_failed(monkeypatch):
