@@ -38,6 +38,7 @@ from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.folders import Weights, tensors_of
+from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class EmbeddedEngine:
     async def update_weights(self, version: int, weights: Weights) -> None:
         """As in the protocol: tensors are named as in `model.named_parameters()`, tied ones once, and must never
         change again, for the model may use them as they are."""
-        staged = await asyncio.to_thread(lambda: self._parameters.stage(tensors_of(weights)))
+        staged = await in_own_thread(lambda: self._parameters.stage(tensors_of(weights)))
         done: Future[None] = Future()
         self._send(partial(self._switch, version, staged, done))
         await asyncio.wrap_future(done)
@@ -152,7 +153,7 @@ class EmbeddedEngine:
         """Ends the thread after the pass under way; what is outstanding fails with EngineError."""
         self._closed = True
         self._commands.put(lambda: None)
-        await asyncio.to_thread(self._thread.join)
+        await in_own_thread(self._thread.join)
 
     def _send(self, command: Callable[[], None]) -> None:
         if self._closed:

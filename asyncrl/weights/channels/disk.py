@@ -8,6 +8,7 @@ from pathlib import Path
 from asyncrl.errors import UnavailableError
 from asyncrl.weights.folders import Folder, Weights, read_folder, versions_in
 from asyncrl.weights.manifest import Manifest
+from asyncrl.weights.threads import in_own_thread
 
 POLL_S = 0.1
 POLLS = 10
@@ -44,9 +45,9 @@ class DiskChannel:
             raise UnavailableError(f"the folder of version {manifest.version} has gone; a newer one will follow")
         folder = Folder(path, manifest)
         if not self._reads:
-            await asyncio.to_thread(folder.check)
+            await in_own_thread(folder.check)
             return folder
-        tensors = await asyncio.to_thread(folder.read)
+        tensors = await in_own_thread(folder.read)
         self.received += manifest.nbytes
         return tensors
 

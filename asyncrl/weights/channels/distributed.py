@@ -6,9 +6,9 @@ is unavailable here, and the fallback has it. The buckets are a second copy of t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from asyncrl.weights.buckets import Bucket, Entry
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, sum_of
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Manifest, TensorSpec, new_bytes
+from asyncrl.weights.threads import in_own_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class DistributedChannel:
         call, self._call = self._call, None
         if call is None or call.version != manifest.version:
             raise UnavailableError("this engine was not called to a push")
-        tensors = await asyncio.to_thread(self._receive, call)
+        tensors = await in_own_thread(partial(self._receive, call))
         self.received += manifest.nbytes
         return tensors
 

@@ -7,10 +7,10 @@ manifest has been checked.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -23,6 +23,7 @@ from asyncrl.weights.buckets import Entry, plan_buckets
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.delta import Bytes, Delta, Step, apply, read_step
 from asyncrl.weights.manifest import Chunk, Manifest, bytes_of, chunks, new_bytes, read_manifest
+from asyncrl.weights.threads import in_own_thread
 
 APPLY_THREADS = 4
 ARENA_BYTES = 64 << 20
@@ -92,7 +93,7 @@ class ZmqChannel:
         await self._fetch_parts(manifest, [delta.payload for delta in chain])
         try:
             with ThreadPoolExecutor(APPLY_THREADS) as pool:
-                return await asyncio.to_thread(apply, base, held, manifest, chain, pool.map)
+                return await in_own_thread(partial(apply, base, held, manifest, chain, pool.map))
         except (WeightsError, WireError):
             # The next manifest comes without deltas.
             self._held = None

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.folders import Folder, Weights
 from asyncrl.weights.manifest import check_covers
 from asyncrl.weights.staging import CPU, staged
+from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +160,7 @@ class Fleet:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
         self._check_shapes(version, weights)
         # Servers go on generating meanwhile.
-        ours = await asyncio.to_thread(self._made_ours, weights)
+        ours = await in_own_thread(partial(self._made_ours, weights))
         self._target = Update(version, label_of(version, self._owner), ours, self._folders, self._staging)
         self._pins.offer(self._target)
         self._changed.notify()
@@ -197,7 +199,7 @@ class Fleet:
         if late:
             logger.warning("%d of %d servers were not parted from within %g s", len(late), len(partings), CLOSE_S)
         if self._folders is not None:
-            await asyncio.to_thread(self._folders.close)
+            await in_own_thread(self._folders.close)
 
     def _check(self, tokens: NDArray[np.int32]) -> None:
         if not len(tokens):

@@ -14,6 +14,7 @@ from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.weights.folders import Folder, Weights
 from asyncrl.weights.staging import CPU, staged
+from asyncrl.weights.threads import in_own_thread
 
 T = TypeVar("T")
 Tensors = Mapping[str, torch.Tensor]
@@ -89,5 +90,5 @@ class _Once(Generic[T]):
 
     async def get(self) -> T:
         if self._task is None or (self._task.done() and self._task.exception()):
-            self._task = asyncio.create_task(asyncio.to_thread(self.make))
+            self._task = asyncio.create_task(in_own_thread(self.make))
         return await asyncio.shield(self._task)

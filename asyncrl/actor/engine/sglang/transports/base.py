@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError
 from asyncrl.weights.buckets import Bucket, tight_buckets
+from asyncrl.weights.threads import in_own_thread
 
 CONTROL_S = 30.0
 END_S = 5.0
@@ -94,7 +96,7 @@ async def bucketed(
 
     def begin(index: int) -> asyncio.Task[T]:
         label = update.label if index + 1 == len(buckets) else None
-        return asyncio.create_task(asyncio.to_thread(make, buckets[index], tensors, label))
+        return asyncio.create_task(in_own_thread(partial(make, buckets[index], tensors, label)))
 
     ahead = begin(0)
     try:

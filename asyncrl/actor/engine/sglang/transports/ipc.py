@@ -9,7 +9,6 @@ attributes alone. 0.5.17 and 0.5.23 take both.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import pickle
@@ -17,6 +16,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +29,7 @@ from asyncrl.actor.engine.sglang.transports.base import Transport, bucketed
 from asyncrl.weights.buckets import Bucket, flatten
 from asyncrl.weights.group import address_towards
 from asyncrl.weights.manifest import DTYPES
+from asyncrl.weights.threads import in_own_thread
 
 DEVICE = 6
 """Where torch's rebuild function takes the device."""
@@ -41,7 +42,7 @@ class IpcTransport(Transport):
 
     async def send(self, update: Update) -> None:
         # A handle of another machine's memory would end the server.
-        if not await asyncio.to_thread(_is_here, *self.end.place):
+        if not await in_own_thread(partial(_is_here, *self.end.place)):
             raise ServerRefusedError(f"{self.end.url} is not on this machine, and cannot use handles of its GPU memory")
         if next(iter((await update.tensors()).values())).device.type != "cuda":
             raise ServerRefusedError("handles are of GPU memory only, and the weights are staged on the CPU")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from threading import Thread
 from typing import Any, TypeVar
+
+from asyncrl.weights.threads import begin
 
 T = TypeVar("T")
 
@@ -22,18 +23,9 @@ class OwnThreads:
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """What `call` gives; whoever is cancelled leaves it running."""
-        done: Future[T] = Future()
-        done.set_running_or_notify_cancel()
+        done = begin(call, NAME, daemon=True)
         self._running.add(done)
         done.add_done_callback(self._running.discard)
-
-        def work() -> None:
-            try:
-                done.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - whoever waits is told
-                done.set_exception(error)
-
-        Thread(target=work, name=NAME, daemon=True).start()
         return asyncio.wrap_future(done)
 
     async def ended(self, seconds: float) -> None:

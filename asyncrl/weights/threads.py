@@ -1,0 +1,35 @@
+"""Threads for the work on weights: reading, staging, serialising.
+
+asyncio's own threads belong to tools, which may block all of them for as long as they like. A version takes a few calls
+for each server, and seconds, so a call has a thread of its own: it waits for nobody, and there is no pool to close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_own_thread(call: Callable[[], T]) -> T:
+    """What `call` gives; whoever is cancelled leaves it running, and the process's exit waits for it."""
+    return await asyncio.wrap_future(begin(call))
+
+
+def begin(call: Callable[[], T], name: str = "weights-work", *, daemon: bool = False) -> Future[T]:
+    """As `in_own_thread`, without waiting; the exit does not wait for a `daemon`."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whoever waits is told
+            done.set_exception(error)
+
+    Thread(target=work, name=name, daemon=daemon).start()
+    return done

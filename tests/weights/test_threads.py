@@ -1,0 +1,125 @@
+"""Weights wait for no tool: with all of asyncio's own threads blocked, updates go on by every way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from asyncrl.actor.engine.embedded import EmbeddedEngine
+from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.config.schema import EngineConfig
+from asyncrl.types import Sampling
+from asyncrl.weights.channels.disk import DiskChannel
+from asyncrl.weights.folders import read_folder, write_folder
+from asyncrl.weights.threads import in_own_thread
+from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, serving, tensors
+from tests.actor.engine.support import parameters, tiny_model
+from tests.weights.fakes import channel, publisher, same_bits, some_tensors, until
+
+LIMIT_S = 20.0
+
+
+@contextlib.asynccontextmanager
+async def blocked_tools() -> AsyncIterator[None]:
+    """All of the default threads are held by a tool that does not come back."""
+    release, held = threading.Event(), threading.Event()
+
+    def tool() -> None:
+        held.set()
+        release.wait()
+
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    working = asyncio.create_task(asyncio.to_thread(tool))
+    try:
+        await until(held.is_set)
+        async with asyncio.timeout(LIMIT_S):
+            yield
+    finally:
+        release.set()
+        await working
+
+
+@pytest.mark.parametrize("transports", [("tensor",), ("disk",)])
+@pytest.mark.parametrize("given", ["tensors", "folder"])
+def test_a_fleet_is_updated_and_closed(transports: tuple[str], given: str, tmp_path: Path) -> None:
+    server = FakeSglang()
+
+    async def scenario() -> Any:
+        weights: Any = tensors(3)
+        if given == "folder":
+            weights = read_folder(write_folder(tmp_path / "pushed", 3, weights, lambda folder: None), 3)
+        options = {"transports": transports, "folders": Folders(tmp_path / "held", lambda folder: None)}
+        async with serving(server), blocked_tools(), fleet_over(server, **options) as fleet:
+            await fleet.update_weights(3, weights)
+            return await fleet.generate(ids(), Sampling(1.0, 5), (), "s")
+
+    assert_true(asyncio.run(scenario()))
+
+
+def test_an_embedded_engine_is_updated_and_closed() -> None:
+    async def scenario() -> int:
+        async with blocked_tools():
+            engine = EmbeddedEngine(tiny_model(), EngineConfig(slots=1, max_length=8))
+            await engine.update_weights(4, parameters(tiny_model(seed=4)))
+            await engine.close()
+            return engine.version
+
+    assert asyncio.run(scenario()) == 4
+
+
+def test_deltas_are_applied() -> None:
+    context: zmq.Context[Any] = zmq.Context()
+
+    async def scenario() -> None:
+        with publisher(context) as source:
+            async with blocked_tools(), channel(source.endpoint) as link:
+                for version in (0, 1):
+                    source.publish(version, {**some_tensors(), "ids": some_tensors()["ids"] + version})
+                    manifest = await link.newer_than(version - 1)
+                    assert manifest is not None
+                    taken = await link.fetch(manifest)
+                assert taken["ids"][0] == 1
+                assert link.received < 2 * manifest.nbytes
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_folders_are_read_and_checked(read: bool, tmp_path: Path) -> None:
+    write_folder(tmp_path, 2, some_tensors(2), lambda folder: None)
+
+    async def scenario() -> Any:
+        link = DiskChannel(tmp_path, read=read)
+        async with blocked_tools():
+            manifest = await link.newer_than(1)
+            assert manifest is not None
+            return await link.fetch(manifest)
+
+    taken = asyncio.run(scenario())
+    assert same_bits(taken if read else taken.read(), some_tensors(2))
+
+
+def test_an_error_is_told_and_calls_wait_for_nobody() -> None:
+    both = threading.Barrier(2)
+
+    def fail() -> None:
+        raise ValueError("in the thread")
+
+    async def scenario() -> None:
+        assert set(await asyncio.gather(*(in_own_thread(lambda: both.wait(LIMIT_S)) for _ in range(2)))) == {0, 1}
+        with pytest.raises(ValueError, match="in the thread"):
+            await in_own_thread(fail)
+
+    asyncio.run(scenario())
