@@ -100,7 +100,7 @@ def remove_all(directory: Path) -> None:
     OSError."""
     if directory.exists():
         for stale in versions_in(directory).values():
-            _remove(stale)
+            remove_folder(stale)
         for pattern in (".v*.partial", ".v*.removed"):
             for left in directory.glob(pattern):
                 shutil.rmtree(left, ignore_errors=True)
@@ -110,7 +110,7 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
     """Remove all versions but the `KEPT` newest and those spared. Raises OSError: the directory cannot be read."""
     for _, old in sorted(versions_in(directory).items())[:-KEPT]:
         if old not in spared:
-            _remove(old)
+            remove_folder(old)
 
 
 def write_folder(
@@ -157,13 +157,13 @@ def _make(folder: Path, fill: Callable[[Path], None]) -> Path:
     shutil.rmtree(aside, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fill(aside)
-    _remove(folder)
+    remove_folder(folder)
     aside.rename(folder)
     return folder
 
 
-def _remove(folder: Path) -> None:
-    """Renamed first: nobody takes what is left of a folder for a whole one."""
+def remove_folder(folder: Path) -> None:
+    """Remove a folder. It is renamed first: nobody takes what is left of it for a whole one. Raises OSError."""
     aside = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(aside, ignore_errors=True)
     if folder.exists():

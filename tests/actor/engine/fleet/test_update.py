@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.actor.engine.fleet.claims import CLAIM
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.server import SglangServer
@@ -32,6 +33,11 @@ def pushed(directory: Path, version: int, weights: Any = None) -> Folder:
     return read_folder(write_folder(directory, version, weights or tensors(version), nothing), version)
 
 
+def names(directory: Path) -> list[str]:
+    """What is there besides the claim."""
+    return sorted(each.name for each in directory.iterdir() if each.name != CLAIM)
+
+
 def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path):
     async def scenario():
         folders = Folders(tmp_path / "held", nothing)
@@ -40,7 +46,7 @@ def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path
             for version in range(1, 5):
                 async with Update(version, f"{version}-me", some_tensors(version), folders).folder():
                     pass
-            assert sorted(each.name for each in path.parent.iterdir()) == ["v00000000", "v00000003", "v00000004"]
+            assert names(path.parent) == ["v00000000", "v00000003", "v00000004"]
             assert same_bits(read_folder(path, 0).read(), some_tensors(0))
         folders.write(5, some_tensors(5))
         assert not path.exists()
@@ -64,7 +70,7 @@ def test_a_version_that_a_server_comes_to_late_is_there_though_newer_ones_were_w
                 async with late.folder() as path:
                     assert same_bits(read_folder(path, late.version).read(), some_tensors(late.version))
         folders.write(14, some_tensors(14))
-        assert sorted(each.name for each in (tmp_path / "held").iterdir()) == ["v00000013", "v00000014"]
+        assert names(tmp_path / "held") == ["v00000013", "v00000014"]
 
     run(scenario)
 
@@ -75,7 +81,7 @@ def test_what_an_earlier_life_left_is_removed(tmp_path: Path):
         (tmp_path / cut_off).mkdir()
     folders = Folders(tmp_path, nothing)
     folders.write(3, some_tensors())
-    assert [each.name for each in tmp_path.iterdir()] == ["v00000003"]
+    assert names(tmp_path) == ["v00000003"]
 
 
 def test_a_folder_is_read_and_tensors_are_written_once_for_all_servers(tmp_path: Path, monkeypatch):
