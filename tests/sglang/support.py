@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.actor.engine.fleet.discovery import listed
+from asyncrl.actor.engine.fleet.discovery import Discovery, listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
@@ -95,6 +95,11 @@ def run(scenario: Callable[[], Awaitable[Any]], seconds: float = 600) -> Any:
     return asyncio.run(asyncio.wait_for(scenario(), seconds))
 
 
+async def servers_ready(fleet: Fleet, count: int) -> None:
+    while fleet.stats().counters["servers_ready"] != count:
+        await asyncio.sleep(0.001)
+
+
 def prompts(count: int, seed: int = 0) -> list[np.ndarray[Any, Any]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 200, int(length)).astype(np.int32) for length in rng.integers(5, 60, count)]
@@ -106,17 +111,17 @@ def folders(directory: Path) -> Folders:
 
 @asynccontextmanager
 async def fleet_of(
-    urls: Sequence[str],
+    servers: Sequence[str] | Discovery,
     mode: str = "retract",
     transports: Sequence[str] = ("tensor",),
     segment_tokens: int = 0,
     **options: Any,
 ) -> AsyncIterator[Fleet]:
-    """A fleet over `urls`, kept until the end."""
+    """A fleet over `servers`, kept until the end."""
     changed = Signal()
     salted = mode == "in_place"
     fleet = Fleet(
-        listed(urls),
+        servers if callable(servers) else listed(servers),
         lambda url: SglangServer(url, context=512, transports=transports, silence_s=30, bucket_bytes=64 << 10),
         Switcher(mode, not salted, 60.0, changed),
         changed,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
-from collections.abc import AsyncIterator
-from typing import Any
+import time
 
 import numpy as np
 import pytest
@@ -17,12 +17,13 @@ from asyncrl.actor.engine.sglang.transports import distributed
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import Weights, read_folder, write_folder
 from tests.actor.engine.support import assert_exact, parameters, until
-from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy, prompts, run
+from tests.sglang.load import Taken, load, some
+from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy, prompts, run, servers_ready
 
-PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "6"))
+logger = logging.getLogger(__name__)
+
+PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "50"))
 EPISODES = 32
-Taken = tuple[Any, Generation, int]
-"""What was continued, what came, and the version that was served when it was asked for."""
 MODES = ["retract", "abort", "in_place", "drain"]
 
 
@@ -55,34 +56,6 @@ def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(serve
         assert got.finish_reason == "stop" or len(got.tokens) == 40
 
 
-async def episode(fleet: Fleet, name: str, start: np.ndarray[Any, Any], turns: int = 3) -> list[Taken]:
-    """Turns of one session, each of which continues all before it."""
-    taken = []
-    tokens = start
-    for _ in range(turns):
-        asked_at = fleet.version
-        got = await fleet.generate(tokens, Sampling(1.0, 150), (), name)
-        taken.append((tokens, got, asked_at))
-        tokens = np.concatenate([tokens, got.tokens, start[:3]])
-    fleet.release(name)
-    return taken
-
-
-async def load(fleet: Fleet, stop: asyncio.Event, episodes: int = EPISODES) -> AsyncIterator[Taken]:
-    """`episodes` at once until `stop`; every one that was begun is finished."""
-    taken: list[Taken] = []
-
-    async def work(index: int, start: np.ndarray[Any, Any]) -> None:
-        count = 0
-        while not stop.is_set():
-            taken.extend(await episode(fleet, f"e{index}.{count}", start))
-            count += 1
-
-    await asyncio.gather(*(work(index, start) for index, start in enumerate(prompts(episodes))))
-    for each in taken:
-        yield each
-
-
 async def pushes(fleet: Fleet, count: int, stop: asyncio.Event) -> None:
     for version in range(1, count + 1):
         await asyncio.sleep(0.4)
@@ -95,17 +68,18 @@ async def pushes(fleet: Fleet, count: int, stop: asyncio.Event) -> None:
 def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_version_recorded_for_its_token(
     server, mode, transport
 ):
-    async def scenario() -> tuple[list[Taken], dict[str, float]]:
+    async def scenario() -> tuple[list[Taken], dict[str, float], float]:
         await server.ready()
         stop = asyncio.Event()
         async with fleet_of([server.url], mode, [transport]) as fleet:
             await fleet.update_weights(0, parameters(policy(0)))
+            begun = time.monotonic()
             pushing = asyncio.create_task(pushes(fleet, PUSHES, stop))
-            taken = [each async for each in load(fleet, stop)]
+            taken = [each async for each in load(fleet, stop, EPISODES)]
             await pushing
-            return taken, dict(fleet.stats().counters)
+            return taken, dict(fleet.stats().counters), time.monotonic() - begun
 
-    taken, counters = run(scenario)
+    taken, counters, seconds = run(scenario)
     models = {version: policy(version) for version in range(PUSHES + 1)}
     spanning = [case for case in taken if len(set(case[1].versions)) > 1]
     assert counters["server_updates"] == PUSHES + 1
@@ -114,21 +88,22 @@ def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_vers
     assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got, _ in taken)
     assert all((np.diff(got.versions) >= 0).all() for _, got, _ in taken)
     assert spanning or mode == "drain"
-    for start, got, asked_at in [*spanning[:40], *taken[:: max(1, len(taken) // 40)]]:
+    sample, largest = [*some(spanning), *some(taken)], 0.0
+    for start, got, asked_at in sample:
         if mode == "in_place":
             got = up_to_the_first_push(got, asked_at)
-        assert_exact(models, start, got, 1.0)
+        largest = max(largest, assert_exact(models, start, got, 1.0))
+    logger.info(
+        "%s over %s: %d pushes in %.0f s, %d turns in %d requests, %d lost; %d turns have log-probs within %.1e",
+        *(mode, transport, PUSHES, seconds, len(taken), counters["segments"], counters["lost_segments"]),
+        *(len(sample), largest),
+    )
 
 
 def up_to_the_first_push(got: Generation, asked_at: int) -> Generation:
     """Behind it, and in a request that met one on its way, keys and values of older weights are there by intent."""
     first = got.versions == asked_at
     return Generation(got.tokens[first], got.logprobs[first], got.versions[first], got.finish_reason)
-
-
-async def servers_ready(fleet: Fleet, count: int) -> None:
-    while fleet.stats().counters["servers_ready"] != count:
-        await asyncio.sleep(0.001)
 
 
 def test_servers_killed_while_they_generate_and_while_they_are_updated_are_missed_by_nobody(model, server, tmp_path):
@@ -170,7 +145,7 @@ def test_servers_killed_while_they_generate_and_while_they_are_updated_are_misse
     assert counters["lost_segments"] > 0
     assert {int(version) for _, got, _ in taken for version in got.versions} == set(models)
     assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got, _ in taken)
-    for start, got, _ in taken[:: max(1, len(taken) // 60)]:
+    for start, got, _ in some(taken, 60):
         assert_exact(models, start, got, 1.0)
 
 

@@ -54,13 +54,16 @@ def plain_logprobs(model: Any, tokens: NDArray[np.int32], temperature: float) ->
     return logprobs.gather(-1, ids[0, 1:, None])[:, 0].numpy()
 
 
-def assert_exact(models: dict[int, Any], start: NDArray[np.int32], got: Generation, temperature: float) -> None:
-    """Every log-prob in `got` is the plain one under the version recorded for its token, within 1e-4."""
-    whole = np.concatenate([start, got.tokens])
+def assert_exact(models: dict[int, Any], start: NDArray[np.int32], got: Generation, temperature: float) -> float:
+    """Every log-prob in `got` is the plain one under the version recorded for its token, within 1e-4; the largest
+    difference."""
+    whole, largest = np.concatenate([start, got.tokens]), 0.0
     for version in np.unique(got.versions):
         expected = plain_logprobs(models[int(version)], whole, temperature)[len(start) - 1 :]
         of_version = got.versions == version
         np.testing.assert_allclose(got.logprobs[of_version], expected[of_version], atol=1e-4)
+        largest = max(largest, float(np.abs(got.logprobs - expected)[of_version].max()))
+    return largest
 
 
 async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
