@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import secrets
 import socket
 import sys
 import time
@@ -26,17 +27,18 @@ from asyncrl.observe.progress import Progress
 log = logging.getLogger("asyncrl.train")
 
 LOOPBACK = "127.0.0.1"
+PORTS = range(10000, 32768)
+"""Above those that services are known for, and below those that Linux gives to connections."""
 CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row on which nobody listens now."""
+    """The first of `count` ports in a row on which nobody listens now. None of them is one that the kernel may give to
+    a connection before a server that takes long to start listens there."""
     while True:
-        with socket.socket() as probe:
-            probe.bind((LOOPBACK, 0))
-            first = int(probe.getsockname()[1])
+        first = PORTS.start + secrets.randbelow(len(PORTS) - count)
         with suppress(OSError):
-            for port in range(first + 1, first + count):
+            for port in range(first, first + count):
                 _try(LOOPBACK, port)
             return first
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from asyncrl.actor.engine.base import Generation
@@ -117,29 +117,32 @@ class Router:
 
     def __init__(self, log: Path, *urls: str) -> None:
         self._log = log
-        self._urls = urls
         self._port, metrics = free_ports(1), free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
         self._command = [os.environ[ROUTER], "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
         self._command += ["--port", str(self._port), "--prometheus-port", str(metrics)]
         self._command += ["--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"]
-        self.start()
+        self._command += ["--worker-urls", *urls]
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self._process: subprocess.Popen[bytes] = start_guarded(
-            [*self._command, "--worker-urls", *self._urls], self._log, {}
-        )
+        self._process = start_guarded(self._command, self._log, {})
 
     def kill(self) -> None:
-        kill_group(self._process)
+        if self._process is not None:
+            kill_group(self._process)
 
-    @asynccontextmanager
-    async def http(self) -> AsyncIterator[Http]:
-        http = Http(self.url)
-        try:
-            yield http
-        finally:
-            await http.close()
+    async def add(self, url: str) -> None:
+        await self._call("POST", "/workers", json={"url": url})
+
+    async def remove(self, url: str) -> None:
+        workers = (await self._call("GET", "/workers"))["workers"]
+        (found,) = [each["id"] for each in workers if each["url"] == url]
+        await self._call("DELETE", f"/workers/{found}")
+
+    async def _call(self, method: str, path: str, **options: Any) -> Any:
+        async with aiohttp.request(method, self.url + path, raise_for_status=True, **options) as response:
+            return await response.json()
 
 
 @pytest.mark.skipif(ROUTER not in os.environ, reason=f"needs a real router: set {ROUTER} to a Python that has it")
@@ -148,24 +151,25 @@ def test_the_servers_behind_a_real_router_come_and_go_with_its_own_and_outlive_i
 ) -> None:
     router = Router(tmp_path / "router.log", server.url, other.url)
 
-    async def workers(http: Http) -> dict[str, str]:
-        return {each["url"]: each["id"] for each in (await http.get("/workers", 10))["workers"]}
-
     async def scenario() -> list[Taken]:
-        async with fleet_of(behind_router(router.url)) as fleet, router.http() as http:
+        await asyncio.gather(server.ready(), other.ready())
+        router.start()
+        async with fleet_of(behind_router(router.url)) as fleet:
             await push(fleet, 0)
             await until(lambda: count(fleet, "servers_ready") == 2, START_S)
 
             async def events() -> None:
-                await http.call("DELETE", f"/workers/{(await workers(http))[other.url]}", None, 10)
+                await router.remove(other.url)
                 await until(lambda: count(fleet, "servers") == 1, START_S)
                 await push(fleet, 1)
-                await http.post("/workers", {"url": other.url}, 10)
+                await router.add(other.url)
                 await until(lambda: count(fleet, "servers_ready") == 2, START_S)
                 router.kill()
                 router.start()
                 await push(fleet, 2)
-                await asyncio.sleep(20)
+                for _ in range(200):
+                    await asyncio.sleep(0.1)
+                    assert count(fleet, "servers") == 2
 
             return await under_load(fleet, events)
 
