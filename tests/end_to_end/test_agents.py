@@ -20,7 +20,7 @@ Start = Callable[..., Run]
 
 
 async def forgetful(task: Task, base_url: str, api_key: str) -> Mapping[str, float] | None:
-    """Begins anew behind every result, with nothing but the expression that is left."""
+    """Begins anew behind a result, with nothing but the expression that is left, while that is like those of the task."""
     messages: list[Any] = [*task.messages]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
         while True:
@@ -37,7 +37,7 @@ async def forgetful(task: Task, base_url: str, api_key: str) -> Mapping[str, flo
             except ToolRefusal as refusal:
                 left = str(refusal)
             expression = parse(left)
-            if expression is not None and expression.operators:
+            if expression is not None and len(expression.operators) > 1:
                 messages = [*opening(expression)]
             else:
                 messages = [*messages, answer, {"role": "tool", "tool_call_id": call["id"], "content": left}]
