@@ -20,7 +20,7 @@ Start = Callable[..., Run]
 
 
 async def forgetful(task: Task, base_url: str, api_key: str) -> Mapping[str, float] | None:
-    """Begins anew behind a result, with nothing but the expression that is left, while that is like those of the task."""
+    """Begins anew with the expression that is left, as long as that is like those of the task."""
     messages: list[Any] = [*task.messages]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
         while True:
