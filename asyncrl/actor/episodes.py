@@ -44,7 +44,7 @@ async def open_episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> 
     from asyncrl.actor.door.server import Door
 
     agent = load_agent(actor.agent)
-    door = Door(engine, chat, limits, actor.door_host, actor.door_port)
+    door = Door(engine, chat, limits, actor.max_total_tokens, actor.door_host, actor.door_port)
     await door.start()
     try:
         play = partial(run_agent_episode, engine=engine, chat=chat, door=door, agent=agent, step_split=split)

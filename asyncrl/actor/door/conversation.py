@@ -4,58 +4,22 @@ A request repeats the conversation so far. Where it only adds to what was said, 
 by the exact suffix of the chat template. Otherwise a new branch begins: behind the point up to which it agrees, where
 there is one, else with the whole conversation as a prompt. What was sampled before is mere context there.
 
-What holds: every sampled token is in the loss mask of exactly one branch, that in which it was sampled, with its
-log-prob and version; and a branch is one sequence in which every token follows from those before it.
+What holds: every answer that the agent was given is in the loss mask of exactly one branch, that in which it was
+sampled, with its log-probs and versions; in a branch every token follows from those before it; all branches together
+never have more than `max_total_tokens`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from asyncrl.actor.chat import Chat
+from asyncrl.actor.door.branch import Branch
 from asyncrl.actor.door.messages import Ask, Message
 from asyncrl.actor.engine.base import Generation
-from asyncrl.types import NO_VERSION, Role, Turn
-
-
-@dataclass(eq=False)
-class Branch:
-    """One token sequence that grows. `name` is the engine's session."""
-
-    name: str
-    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    versions: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    turns: list[Turn] = field(default_factory=list)
-
-    @property
-    def loss_mask(self) -> NDArray[np.bool_]:
-        return np.asarray(self.versions != NO_VERSION)
-
-    @property
-    def sampled(self) -> int:
-        return int(self.loss_mask.sum())
-
-    def add_context(self, tokens: NDArray[np.int32], role: Role) -> None:
-        none = np.zeros(len(tokens), np.float32), np.full(len(tokens), NO_VERSION, np.int32)
-        self._add(tokens, *none, Turn(len(self.tokens), len(self.tokens) + len(tokens), role))
-
-    def add_turn(self, generation: Generation) -> None:
-        start, end = len(self.tokens), len(self.tokens) + len(generation.tokens)
-        turn = Turn(start, end, Role.ASSISTANT, generation.finish_reason)
-        self._add(generation.tokens, generation.logprobs, generation.versions, turn)
-
-    def _add(
-        self, tokens: NDArray[np.int32], logprobs: NDArray[np.float32], versions: NDArray[np.int32], turn: Turn
-    ) -> None:
-        self.tokens = np.concatenate([self.tokens, tokens])
-        self.logprobs = np.concatenate([self.logprobs, logprobs])
-        self.versions = np.concatenate([self.versions, versions])
-        self.turns.append(turn)
+from asyncrl.actor.episode import Limits
+from asyncrl.types import Role, ToolCall
 
 
 @dataclass(eq=False)
@@ -70,49 +34,84 @@ class _Point:
     continued: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where the answer to `ask` will stand: at the end of `branch`, with room for so many tokens."""
+
+    ask: Ask
+    branch: Branch
+    room: int
+    behind: _Point | None
+
+
 class Conversation:
     """The branches of one episode; `name` begins the names of their sessions.
 
-    `fits` tells whether a prompt of so many tokens leaves room for an answer.
+    `limits` are those of one branch, but for `max_turns`, and `max_total_tokens` that of all. `truncated` is set while
+    the last request was one that the limits refused: an agent may go on by rewriting its history.
     """
 
-    def __init__(self, name: str, chat: Chat, fits: Callable[[int], bool]) -> None:
+    def __init__(self, name: str, chat: Chat, limits: Limits, max_total_tokens: int) -> None:
         self.branches: list[Branch] = []
         self.truncated = False
         self._name = name
         self._chat = chat
-        self._fits = fits
+        self._limits = limits
+        self._max_total_tokens = max_total_tokens
         self._points: list[_Point] = []
+        self._begun = 0
 
     @property
     def turns(self) -> int:
         """Answers that were recorded."""
         return len(self._points)
 
-    def prepare(self, ask: Ask) -> Branch | None:
-        """The branch to continue, its tokens up to where the policy writes, or None where no room would be left.
+    def prepare(self, ask: Ask) -> Place | None:
+        """Where the policy is to write the answer, or None where no room would be left. The place must be given to
+        `record` or `withdraw`.
 
         A branch is given to one request at a time: another one that comes meanwhile, or comes again, gets its own.
         """
         point = self._agreeing(ask)
         added = ask.messages[len(point.messages) :] if point else ()
         suffix = self._chat.suffix(added, ask.tools) if point else self._chat.prompt(ask.messages, ask.tools)
-        if not self._fits((point.length if point else 0) + len(suffix)):
+        behind = point if point and not point.continued else None
+        copied = point.branch.tokens[: point.length] if point and not behind else suffix[:0]
+        length = len(copied) + len(suffix) + (behind.length if behind else 0)
+        left = self._max_total_tokens - sum(branch.claimed for branch in self.branches)
+        room = min(self._limits.max_turn_tokens, self._limits.max_tokens - length, left - len(copied) - len(suffix))
+        if room < 1:
             self.truncated = True
             return None
-        branch = self._branch(point)
+        branch = behind.branch if behind else self._new_branch()
+        if behind:
+            behind.continued = True
+        if len(copied):
+            branch.add_context(copied, Role.PROMPT)
         branch.add_context(suffix, Role.TOOL if point else Role.PROMPT)
-        return branch
+        branch.reserved = room = min(room, ask.max_tokens or room)
+        return Place(ask, branch, room, behind)
 
-    def record(self, ask: Ask, branch: Branch, generation: Generation, answer: Message) -> None:
-        """Add what was sampled behind `prepare`; `answer` is what the agent is given, as it is read back."""
-        branch.add_turn(generation)
-        by_policy = generation.finish_reason == "stop"
-        self._points.append(_Point((*ask.messages, answer), ask.tools, branch, len(branch.tokens), by_policy))
+    def record(self, place: Place, generation: Generation, answer: Message, calls: Sequence[ToolCall]) -> None:
+        """Add what was sampled; `answer` is what the agent is given, as it is read back, with these calls of tools."""
+        ask, branch = place.ask, place.branch
+        branch.add_turn(generation, calls)
+        self.truncated = False
+        said = (*ask.messages, answer)
+        self._points.append(_Point(said, ask.tools, branch, len(branch.tokens), generation.finish_reason == "stop"))
 
-    def main(self) -> Branch | None:
-        """The branch that is trained: the one with the most sampled tokens, the first of equals."""
-        return max((branch for branch in self.branches if branch.sampled), key=lambda each: each.sampled, default=None)
+    def withdraw(self, place: Place) -> bool:
+        """There will be no answer: all is as before the request. False if that leaves nothing of the branch."""
+        if place.behind is None:
+            self.branches.remove(place.branch)
+            return False
+        place.behind.continued = False
+        place.branch.cut(place.behind.length)
+        return True
+
+    def answered(self) -> list[Branch]:
+        """The branches that have answers, in the order of their last ones."""
+        return list(reversed(dict.fromkeys(point.branch for point in reversed(self._points))))
 
     def _agreeing(self, ask: Ask) -> _Point | None:
         """The latest point that the request goes on from. Behind an answer that was cut there is none: to go on, one
@@ -124,14 +123,10 @@ class Conversation:
                 return point
         return None
 
-    def _branch(self, point: _Point | None) -> Branch:
-        if point and not point.continued:
-            point.continued = True
-            return point.branch
-        branch = Branch(f"{self._name}/{len(self.branches)}")
+    def _new_branch(self) -> Branch:
+        self._begun += 1
+        branch = Branch(f"{self._name}/{self._begun}")
         self.branches.append(branch)
-        if point:
-            branch.add_context(point.branch.tokens[: point.length], Role.PROMPT)
         return branch
 
 

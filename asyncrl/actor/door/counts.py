@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class DoorCounts:
-    """Since the start: requests answered and refused, branches, and sampled tokens outside an episode's main branch."""
+    """Since the start: requests answered, refused, and abandoned (the agent did not wait for the answer, which is then
+    no part of its episode), and branches with an answer."""
 
     answered: int = 0
     refused: int = 0
+    abandoned: int = 0
     branches: int = 0
-    dropped_tokens: int = 0

@@ -104,11 +104,16 @@ def functions_of(tools: Sequence[Message]) -> dict[str, Mapping[str, Any]]:
         raise RefusedError("a tool must be {type: function, function: {name, description, parameters}}") from error
 
 
-def answer_message(text: str, tools: Sequence[Message]) -> dict[str, Any]:
-    """The policy's turn as an API message. Where a call cannot be made as written, the whole turn stays text."""
+def calls_in(text: str, tools: Sequence[Message]) -> list[ToolCall]:
+    """The calls that the policy's turn makes; none where one of them cannot be made as written."""
     parsed = parse_tool_calls(text, functions_of(tools))
     calls = [call for call in parsed if isinstance(call, ToolCall)]
-    if not calls or len(calls) < len(parsed):
+    return calls if len(calls) == len(parsed) else []
+
+
+def answer_message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """The policy's turn as an API message: text and calls of tools, or where it makes none all of it as text."""
+    if not calls:
         return {"role": "assistant", "content": text}
     return {
         "role": "assistant",

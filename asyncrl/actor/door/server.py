@@ -1,11 +1,13 @@
 """The door itself: an OpenAI-compatible address for every episode, over any engine.
 
 An episode's address has its ticket's id in it and takes only its own key. What the agent asks is sampled by the engine
-and recorded in the episode's conversation before it is answered.
+and recorded in the episode's conversation before it is answered. An agent that hangs up, as impatient clients do before
+they try again, ends its request, which leaves nothing behind: what it never read is not trained.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -17,9 +19,9 @@ from urllib.parse import quote
 from aiohttp import web
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.door.conversation import Branch, Conversation
+from asyncrl.actor.door.conversation import Conversation, Place
 from asyncrl.actor.door.counts import DoorCounts
-from asyncrl.actor.door.messages import Ask, answer_message, as_events, completion, read_answer, read_ask
+from asyncrl.actor.door.messages import Ask, answer_message, as_events, calls_in, completion, read_answer, read_ask
 from asyncrl.actor.engine.base import Engine, Generation
 from asyncrl.actor.episode import Limits
 from asyncrl.errors import AsyncrlError, EngineError, RefusedError
@@ -32,7 +34,8 @@ MAX_REQUEST_BYTES = 64 << 20
 
 @dataclass(eq=False)
 class Seat:
-    """One episode at the door. `fault` is what the engine did not do: the agent is not to blame for what follows."""
+    """One episode at the door. `fault` is what the engine did not do: the agent is not to blame for what follows.
+    `closed` is set when the agent is done."""
 
     ticket: Ticket
     base_url: str
@@ -40,16 +43,19 @@ class Seat:
     conversation: Conversation
     generate_s: float = 0.0
     fault: Exception | None = None
+    closed: bool = False
 
 
 class Door:
-    """Conversations over `engine` at `host`, within `limits` each; port 0 takes a free one. `clock` gives seconds."""
+    """Conversations over `engine` at `host`, within `limits` and `max_total_tokens` each (see Conversation); port 0
+    takes a free one. `clock` gives seconds."""
 
     def __init__(
         self,
         engine: Engine,
         chat: Chat,
         limits: Limits,
+        max_total_tokens: int,
         host: str = "127.0.0.1",
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -58,6 +64,7 @@ class Door:
         self._engine = engine
         self._chat = chat
         self._limits = limits
+        self._max_total_tokens = max_total_tokens
         self._host = host
         self._port = port
         self._clock = clock
@@ -65,7 +72,7 @@ class Door:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/{ticket}/v1/chat/completions", self._chat_completions)
         app.router.add_get("/{ticket}/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
 
     async def start(self) -> None:
         await self._runner.setup()
@@ -79,21 +86,17 @@ class Door:
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[Seat]:
         """A seat for the episode of `ticket`; afterwards nothing more is answered there."""
-        conversation = Conversation(ticket.id, self._chat, lambda length: length < self._limits.max_tokens)
+        conversation = Conversation(ticket.id, self._chat, self._limits, self._max_total_tokens)
         url = f"http://{self._host}:{self._port}/{quote(ticket.id, safe='')}/v1"
         seat = self._seats[ticket.id] = Seat(ticket, url, secrets.token_urlsafe(16), conversation)
         try:
             yield seat
         finally:
+            seat.closed = True
             del self._seats[ticket.id]
             for branch in conversation.branches:
                 self._engine.release(branch.name)
-            self._count(conversation)
-
-    def _count(self, conversation: Conversation) -> None:
-        main = conversation.main()
-        self.counts.branches += len(conversation.branches)
-        self.counts.dropped_tokens += sum(branch.sampled for branch in conversation.branches if branch is not main)
+            self.counts.branches += len(conversation.answered())
 
     async def _models(self, http: web.Request) -> web.Response:
         return web.json_response(
@@ -112,8 +115,9 @@ class Door:
             self.counts.refused += 1
             return _error(400, str(error), "invalid_request_error")
         except AsyncrlError as error:
-            seat.fault = error
-            log.warning("the engine failed episode %s: %s", seat.ticket.id, error)
+            if not seat.closed:
+                seat.fault = error
+                log.warning("the engine failed episode %s: %s", seat.ticket.id, error)
             return _error(503, str(error), "engine_error")
 
     async def _answer(self, seat: Seat, ask: Ask) -> web.Response:
@@ -121,15 +125,17 @@ class Door:
         if conversation.turns >= self._limits.max_turns:
             conversation.truncated = True
             return _error(400, f"actor.max_turns={self._limits.max_turns} answers were given", "turn_limit")
-        branch = conversation.prepare(ask)
-        if branch is None:
-            limit = self._limits.max_tokens
-            return _error(400, f"the conversation leaves no room in {limit} tokens", "context_length_exceeded")
-        prompt_tokens = len(branch.tokens)
-        generation = await self._generate(seat, branch, ask)
+        place = conversation.prepare(ask)
+        if place is None:
+            limits = f"{self._limits.max_tokens} tokens, or the episode in {self._max_total_tokens}"
+            return _error(400, f"the conversation leaves no room in {limits}", "context_length_exceeded")
+        prompt_tokens = len(place.branch.tokens)
+        generation = await self._generate(seat, place)
         ended = generation.finish_reason == "stop"
-        message = answer_message(self._chat.text(generation.tokens[:-1] if ended else generation.tokens), ask.tools)
-        conversation.record(ask, branch, generation, read_answer(message))
+        text = self._chat.text(generation.tokens[:-1] if ended else generation.tokens)
+        calls = calls_in(text, ask.tools)
+        message = answer_message(text, calls)
+        conversation.record(place, generation, read_answer(message), calls)
         self.counts.answered += 1
         body = completion(
             message, generation.finish_reason, prompt_tokens, len(generation.tokens), created=int(time.time())
@@ -138,14 +144,22 @@ class Door:
             return web.Response(body=as_events(body), content_type="text/event-stream")
         return web.json_response(body)
 
-    async def _generate(self, seat: Seat, branch: Branch, ask: Ask) -> Generation:
-        room = min(self._limits.max_turn_tokens, self._limits.max_tokens - len(branch.tokens))
-        sampling = Sampling(seat.ticket.temperature, min(room, ask.max_tokens or room))
+    async def _generate(self, seat: Seat, place: Place) -> Generation:
+        """Raises EngineError: there is no answer, and nothing is left of the request; so too where the agent hangs
+        up."""
+        sampling = Sampling(seat.ticket.temperature, place.room)
+        tokens, session = place.branch.tokens, place.branch.name
         started = self._clock()
-        generation = await self._engine.generate(branch.tokens, sampling, self._chat.stop_ids, branch.name)
+        try:
+            generation = await self._engine.generate(tokens, sampling, self._chat.stop_ids, session)
+            if generation.finish_reason == "abort" or not len(generation.tokens):
+                raise EngineError("the engine aborted the generation")
+        except BaseException as error:
+            self.counts.abandoned += seat.closed or isinstance(error, asyncio.CancelledError)
+            if not seat.conversation.withdraw(place):
+                self._engine.release(session)
+            raise
         seat.generate_s += self._clock() - started
-        if generation.finish_reason == "abort" or not len(generation.tokens):
-            raise EngineError("the engine aborted the generation")
         return generation
 
 

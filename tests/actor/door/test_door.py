@@ -26,6 +26,7 @@ from tests.actor.fakes import CHATML, END, Cut, ScriptedEngine, call, ids, make_
 TOKENIZER = make_tokenizer(CHATML)
 CHAT = Chat(TOKENIZER)
 LIMITS = Limits(max_turns=8, max_turn_tokens=400, max_tokens=4000)
+TOTAL = 40_000
 TOOL = {
     "type": "function",
     "function": {"name": "echo", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
@@ -58,11 +59,13 @@ def agent_of(play: Play) -> Agent:
     return agent
 
 
-def run(script: list[Any], play: Play, limits: Limits = LIMITS) -> tuple[Trajectory, OneScript, Door]:
+def run(
+    script: list[Any], play: Play, limits: Limits = LIMITS, total: int = TOTAL
+) -> tuple[Trajectory, OneScript, Door]:
     engine = OneScript(TOKENIZER, script)
 
     async def scenario() -> tuple[Trajectory, Door]:
-        door = Door(engine, CHAT, limits)
+        door = Door(engine, CHAT, limits, total)
         await door.start()
         try:
             return await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, agent_of(play)), door
@@ -134,7 +137,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(["grow", "repeat", "rewrite", "restar
 
 @settings(max_examples=25)
 @given(MOVES)
-def test_whatever_an_agent_does_to_its_history_each_sampled_token_is_trained_at_most_once(moves):
+def test_whatever_an_agent_does_to_its_history_each_sampled_token_is_trained_exactly_once(moves):
     script = [f"answer {number}" for number in range(len(moves) + 1)]
     histories: list[list[Any]] = []
 
@@ -156,17 +159,101 @@ def test_whatever_an_agent_does_to_its_history_each_sampled_token_is_trained_at_
             histories.append([*messages, said(await post(messages))])
 
     trajectory, engine, door = run(script, play)
-    every = [tuple(each.tokens) for each in engine.sampled]
-    spans = [turn for turn in trajectory.turns if turn.role is Role.ASSISTANT]
-    trained = [tuple(trajectory.tokens[turn.start : turn.end]) for turn in spans]
-    assert len(set(trained)) == len(trained)
-    assert set(trained) <= set(every)
-    sampled = sum(len(each) for each in every)
-    assert trajectory.sampled_tokens + door.counts.dropped_tokens == sampled
-    assert trajectory.sampled_tokens >= sampled / door.counts.branches
-    for turn in spans:
-        request = next(r for r, each in zip(engine.requests, every, strict=True) if each == trained[spans.index(turn)])
-        np.testing.assert_array_equal(request[0], trajectory.tokens[: turn.start])
+    assert len(trajectory.branches) == door.counts.branches
+    found = {}
+    for start, end in trajectory.branches:
+        for turn in trajectory.turns:
+            if turn.role is Role.ASSISTANT and start <= turn.start < end:
+                found[tuple(trajectory.tokens[turn.start : turn.end])] = trajectory.tokens[start : turn.start]
+    assert trajectory.sampled_tokens == sum(len(each.tokens) for each in engine.sampled)
+    for request, sampled in zip(engine.requests, engine.sampled, strict=True):
+        np.testing.assert_array_equal(request[0], found.pop(tuple(sampled.tokens)))
+    assert not found
+    assert CHAT.text(trajectory.tokens).endswith(f"answer {len(moves)}{END}")
+
+
+def test_an_agent_that_sums_its_history_up_trains_all_of_it_and_what_it_called_last_is_last():
+    async def play(post: Post) -> None:
+        asked = [user("dig"), said(await post([user("dig")], tools=[TOOL]))]
+        result = {"role": "tool", "tool_call_id": asked[1]["tool_calls"][0]["id"], "content": "gold"}
+        summary = said(await post([user("sum up: gold was found")]))["content"]
+        assert said(await post([user(summary), user("go on")]))["content"] == "sold it"
+        assert said(await post([*asked, result], tools=[TOOL]))["content"] == "done"
+
+    trajectory, engine, door = run([call("gold"), "there is gold", "sold it", "done"], play)
+    one, two, three, four = engine.sampled
+    assert_as_sampled(trajectory, [two, three, one, four])
+    assert [turn.tool_calls[0].arguments for turn in trajectory.turns if turn.tool_calls] == [{"text": "gold"}]
+    assert len(trajectory.steps) == 4
+    assert trajectory.finish is Finish.COMPLETED
+    assert door.counts.branches == len(trajectory.branches) == 3
+
+
+def test_all_branches_together_stay_within_their_limit_also_where_they_grow_at_once():
+    async def play(post: Post) -> None:
+        answers = await asyncio.gather(*(post([user(f"number {index}")]) for index in range(8)))
+        refused = [body["error"]["code"] for status, body in answers if status != 200]
+        assert refused
+        assert set(refused) == {"context_length_exceeded"}
+
+    script = [f"{index} is a number" for index in range(8)]
+    trajectory, engine, _ = run(script, play, Limits(max_turns=8, max_turn_tokens=20, max_tokens=100), total=100)
+    assert 50 < len(trajectory) <= 100
+    assert_as_sampled(trajectory, engine.sampled)
+
+
+def test_an_agent_that_makes_room_after_a_refusal_completes_its_episode():
+    async def play(post: Post) -> None:
+        first = said(await post([user("one")]))
+        status, _ = await post([user("one"), first, user("word " * 200)])
+        assert status == 400
+        said(await post([user("two")]))
+
+    trajectory, _, _ = run(["a", "b"], play, Limits(max_turns=8, max_turn_tokens=50, max_tokens=200))
+    assert trajectory.finish is Finish.COMPLETED
+
+
+def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
+    hung_up = asyncio.Event()
+
+    class Slow(OneScript):
+        async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
+            if len(self.requests) in (1, 3) and not hung_up.is_set():
+                self.requests.append((tokens, sampling, stop, session))
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    hung_up.set()
+            return await super().generate(tokens, sampling, stop, session)
+
+    engine = Slow(TOKENIZER, ["a", "never", "b", "never", "c"])
+
+    async def impatient(post: Post, messages: list[Any]) -> None:
+        hung_up.clear()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(post(messages), 0.2)
+        await asyncio.wait_for(hung_up.wait(), 10)
+
+    async def play(post: Post) -> None:
+        messages = [user("one")]
+        messages += [said(await post(messages)), user("two")]
+        await impatient(post, messages)
+        messages += [said(await post(messages)), user("three")]
+        await impatient(post, [user("other")])
+        said(await post(messages))
+
+    async def scenario() -> tuple[Trajectory, Door]:
+        door = Door(engine, CHAT, LIMITS, TOTAL)
+        await door.start()
+        try:
+            return await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, agent_of(play)), door
+        finally:
+            await door.close()
+
+    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert_as_sampled(trajectory, engine.sampled)
+    assert len(trajectory.branches) == 1
+    assert (door.counts.answered, door.counts.abandoned) == (3, 2)
 
 
 def test_answers_asked_for_at_the_same_time_get_branches_and_sessions_of_their_own():
@@ -178,7 +265,7 @@ def test_answers_asked_for_at_the_same_time_get_branches_and_sessions_of_their_o
     assert door.counts.branches == 3
     assert len({request[3] for request in engine.requests}) == 3
     assert set(engine.released) == {"t/1"} | {request[3] for request in engine.requests}
-    assert trajectory.sampled_tokens == max(len(each.tokens) for each in engine.sampled)
+    assert trajectory.sampled_tokens == sum(len(each.tokens) for each in engine.sampled)
 
 
 def test_behind_a_cut_answer_no_end_is_written_in_the_policys_name():
@@ -189,8 +276,8 @@ def test_behind_a_cut_answer_no_end_is_written_in_the_policys_name():
 
     trajectory, _, door = run([Cut("never end"), "done"], play)
     assert door.counts.branches == 2
-    assert trajectory.finish is Finish.TRUNCATED
-    assert CHAT.text(trajectory.tokens).endswith("never end")
+    assert trajectory.finish is Finish.COMPLETED
+    assert CHAT.text(trajectory.tokens[: trajectory.branches[0][1]]).endswith("never end")
 
 
 def test_a_client_that_streams_gets_the_same_in_one_piece():
@@ -261,7 +348,7 @@ def test_only_the_episodes_own_key_opens_its_address():
     engine = OneScript(TOKENIZER, ["a"])
 
     async def scenario() -> Trajectory:
-        door = Door(engine, CHAT, LIMITS)
+        door = Door(engine, CHAT, LIMITS, TOTAL)
         await door.start()
         try:
             return await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, nosy)
