@@ -192,7 +192,8 @@ class Fleet:
             await asyncio.wait(self._errands, timeout=ERRANDS_S)
         for errand in self._errands:
             errand.cancel()
-        partings = [asyncio.create_task(self._part_from(url, 0.0)) for url in self._members]
+        # Servers that were still leaving are among the errands.
+        partings = [*self._errands, *(asyncio.create_task(self._part_from(url, 0.0)) for url in self._members)]
         _, late = await asyncio.wait(partings, timeout=CLOSE_S) if partings else (None, ())
         for parting in late:
             parting.cancel()
@@ -289,10 +290,12 @@ class Fleet:
         self._counts["left_updates"] += member.updates
         keeper = self._keepers.pop(url)
         keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
-        await self._changed.wait_for(lambda: member.under_way == 0, grace_s)
-        member.lose()
-        await member.server.close()
+        try:
+            await asyncio.gather(keeper, return_exceptions=True)
+            await self._changed.wait_for(lambda: member.under_way == 0, grace_s)
+        finally:
+            member.lose()
+            await member.server.close()
 
     def _run_errand(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something whose end nobody waits for."""

@@ -487,6 +487,35 @@ def test_a_server_that_will_not_be_parted_from_holds_up_neither_the_end_nor_the_
     assert "1 of 2 servers" in caplog.text
 
 
+def test_a_fleet_that_is_closed_parts_with_a_server_that_is_still_leaving_too(monkeypatch):
+    stays, leaves, closed = FakeSglang(), FakeSglang(), []
+    close = SglangServer.close
+
+    async def note(self):
+        closed.append(self.url)
+        await close(self)
+
+    monkeypatch.setattr(SglangServer, "close", note)
+    servers = [leaves]
+
+    async def discover():
+        return [server.url for server in servers]
+
+    async def scenario():
+        async with serving(stays, leaves):
+            async with fleet_over(discover=discover) as fleet:
+                await fleet.update_weights(1, tensors(1))
+                turn = asyncio.create_task(fleet.generate(ids(), Sampling(1.0, 10**6), (), "s"))
+                await until(lambda: leaves.running)
+                servers[:] = [stays]
+                await until(lambda: stays.url in fleet._members and leaves.url not in fleet._members)
+                assert not closed
+            turn.cancel()
+
+    run(scenario)
+    assert sorted(closed) == sorted([stays.url, leaves.url])
+
+
 def test_a_server_comes_back_however_often_its_updates_have_failed(monkeypatch):
     monkeypatch.setattr("asyncrl.actor.engine.fleet.member.RETRY_S", 0.001)
     server = FakeSglang()
