@@ -14,7 +14,7 @@ help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
 	@echo "make test     the whole test suite but for the next"
-	@echo "make test-sglang SGLANG_PYTHON=PATH   the tests that need a real SGLang server, on the CPU (9 minutes on 2 cores)"
+	@echo "make test-sglang SGLANG_PYTHON=PATH   the tests that need a real SGLang server, on the CPU (10 minutes on 2 cores)"
 	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
 	@echo "make chaos    kill -9 at random moments of a whole run, and what it kept to (KILLS=100 SEED=0 SHARDS=2)"
 	@echo "make check    ruff and mypy"
