@@ -25,19 +25,18 @@ class Branch:
     reserved: int = 0
 
     @property
-    def claimed(self) -> int:
-        """Tokens that it has, or may have with the answer that is under way."""
-        return len(self.tokens) + self.reserved
-
-    @property
     def loss_mask(self) -> NDArray[np.bool_]:
-        return np.asarray(self.versions != NO_VERSION)
+        mask = np.zeros(len(self.tokens), np.bool_)
+        for turn in self.turns:
+            mask[turn.start : turn.end] = turn.role is Role.ASSISTANT
+        return mask
 
-    def add_context(self, tokens: NDArray[np.int32], role: Role) -> None:
+    def add_context(self, tokens: NDArray[np.int32], role: Role, calls: Sequence[ToolCall] = ()) -> None:
+        """Add what was not sampled here; `calls` of tools are those in it that the policy made earlier."""
         none = np.zeros(len(tokens), np.float32), np.full(len(tokens), NO_VERSION, np.int32)
-        self._add(tokens, *none, [Turn(0, len(tokens), role)])
+        self._add(tokens, *none, [Turn(0, len(tokens), role, tool_calls=tuple(calls))])
 
-    def add_turn(self, generation: Generation, calls: Sequence[ToolCall]) -> None:
+    def add_answer(self, generation: Generation, calls: Sequence[ToolCall]) -> None:
         turn = Turn(0, len(generation.tokens), Role.ASSISTANT, generation.finish_reason, tuple(calls))
         self._add(generation.tokens, generation.logprobs, generation.versions, [turn])
         self.reserved = 0
@@ -45,12 +44,17 @@ class Branch:
     def cut(self, length: int) -> None:
         """Take back what stands behind the first `length` tokens, and what was reserved."""
         self.tokens, self.logprobs, self.versions = self.tokens[:length], self.logprobs[:length], self.versions[:length]
-        self.turns = [turn for turn in self.turns if turn.end <= length]
+        self.turns = self.turns_until(length)
         self.reserved = 0
 
-    def append(self, other: Branch) -> None:
-        """Add all of `other` behind it."""
-        self._add(other.tokens, other.logprobs, other.versions, other.turns)
+    def turns_until(self, length: int) -> list[Turn]:
+        """The turns in the first `length` tokens."""
+        return [turn for turn in self.turns if turn.end <= length]
+
+    def add_answered(self, other: Branch) -> None:
+        """Add `other` up to its last answer."""
+        end = max(turn.end for turn in other.turns if turn.role is Role.ASSISTANT)
+        self._add(other.tokens[:end], other.logprobs[:end], other.versions[:end], other.turns_until(end))
 
     def _add(
         self,
@@ -67,9 +71,8 @@ class Branch:
 
 
 def joined(branches: Sequence[Branch]) -> Branch:
-    """The branches one behind the other, each up to its last answer; they stay as they are."""
+    """The branches one behind the other, each up to its last answer."""
     whole = Branch("")
     for branch in branches:
-        whole.append(branch)
-        whole.cut(max(turn.end for turn in whole.turns if turn.role is Role.ASSISTANT))
+        whole.add_answered(branch)
     return whole

@@ -4,9 +4,8 @@ A request repeats the conversation so far. Where it only adds to what was said, 
 by the exact suffix of the chat template. Otherwise a new branch begins: behind the point up to which it agrees, where
 there is one, else with the whole conversation as a prompt. What was sampled before is mere context there.
 
-What holds: every answer that the agent was given is in the loss mask of exactly one branch, that in which it was
-sampled, with its log-probs and versions; in a branch every token follows from those before it; all branches together
-never have more than `max_total_tokens`.
+What holds: every answer that was recorded is in the loss mask of exactly one branch, that in which it was sampled, with
+its log-probs and versions; in a branch every token follows from those before it; limits hold, whatever is under way.
 """
 
 from __future__ import annotations
@@ -14,12 +13,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.door.branch import Branch
 from asyncrl.actor.door.messages import Ask, Message
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.episode import Limits
+from asyncrl.errors import BusyError, RefusedError
 from asyncrl.types import Role, ToolCall
+
+
+class LimitError(RefusedError):
+    """A limit of the episode leaves no room for a request; `code` names it in the API's words."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationLimits:
+    """Answers of an episode, tokens of one answer, of one branch, and of all branches together."""
+
+    max_turns: int
+    max_turn_tokens: int
+    max_tokens: int
+    max_total_tokens: int
 
 
 @dataclass(eq=False)
@@ -35,83 +55,106 @@ class _Point:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Start:
+    """How a request begins: behind the point `behind` of its branch, or else in a new branch with the tokens up to the
+    point `copied`, if any; then `added`."""
+
+    behind: _Point | None
+    copied: _Point | None
+    added: NDArray[np.int32]
+
+    @property
+    def new(self) -> int:
+        """Tokens that it adds to the episode."""
+        return len(self.added) + (self.copied.length if self.copied else 0)
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy will see."""
+        return self.new + (self.behind.length if self.behind else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where the answer to `ask` will stand: at the end of `branch`, with room for so many tokens."""
+    """Where the answer to `ask` will stand: at the end of `branch`, which reserves its room. `refused` tells that the
+    limits had refused the request before."""
 
     ask: Ask
     branch: Branch
-    room: int
     behind: _Point | None
+    refused: bool
 
 
 class Conversation:
     """The branches of one episode; `name` begins the names of their sessions.
 
-    `limits` are those of one branch, but for `max_turns`, and `max_total_tokens` that of all. `truncated` is set while
-    the last request was one that the limits refused: an agent may go on by rewriting its history.
+    `truncated` is set while nothing was answered that was asked since a limit refused a request: an agent may make room
+    by rewriting its history, and go on.
     """
 
-    def __init__(self, name: str, chat: Chat, limits: Limits, max_total_tokens: int) -> None:
+    def __init__(self, name: str, chat: Chat, limits: ConversationLimits) -> None:
         self.branches: list[Branch] = []
         self.truncated = False
         self._name = name
         self._chat = chat
         self._limits = limits
-        self._max_total_tokens = max_total_tokens
         self._points: list[_Point] = []
         self._begun = 0
+        self._under_way = 0
 
     @property
-    def turns(self) -> int:
+    def answers(self) -> int:
         """Answers that were recorded."""
         return len(self._points)
-
-    def prepare(self, ask: Ask) -> Place | None:
-        """Where the policy is to write the answer, or None where no room would be left. The place must be given to
-        `record` or `withdraw`.
-
-        A branch is given to one request at a time: another one that comes meanwhile, or comes again, gets its own.
-        """
-        point = self._agreeing(ask)
-        added = ask.messages[len(point.messages) :] if point else ()
-        suffix = self._chat.suffix(added, ask.tools) if point else self._chat.prompt(ask.messages, ask.tools)
-        behind = point if point and not point.continued else None
-        copied = point.branch.tokens[: point.length] if point and not behind else suffix[:0]
-        length = len(copied) + len(suffix) + (behind.length if behind else 0)
-        left = self._max_total_tokens - sum(branch.claimed for branch in self.branches)
-        room = min(self._limits.max_turn_tokens, self._limits.max_tokens - length, left - len(copied) - len(suffix))
-        if room < 1:
-            self.truncated = True
-            return None
-        branch = behind.branch if behind else self._new_branch()
-        if behind:
-            behind.continued = True
-        if len(copied):
-            branch.add_context(copied, Role.PROMPT)
-        branch.add_context(suffix, Role.TOOL if point else Role.PROMPT)
-        branch.reserved = room = min(room, ask.max_tokens or room)
-        return Place(ask, branch, room, behind)
-
-    def record(self, place: Place, generation: Generation, answer: Message, calls: Sequence[ToolCall]) -> None:
-        """Add what was sampled; `answer` is what the agent is given, as it is read back, with these calls of tools."""
-        ask, branch = place.ask, place.branch
-        branch.add_turn(generation, calls)
-        self.truncated = False
-        said = (*ask.messages, answer)
-        self._points.append(_Point(said, ask.tools, branch, len(branch.tokens), generation.finish_reason == "stop"))
-
-    def withdraw(self, place: Place) -> bool:
-        """There will be no answer: all is as before the request. False if that leaves nothing of the branch."""
-        if place.behind is None:
-            self.branches.remove(place.branch)
-            return False
-        place.behind.continued = False
-        place.branch.cut(place.behind.length)
-        return True
 
     def answered(self) -> list[Branch]:
         """The branches that have answers, in the order of their last ones."""
         return list(reversed(dict.fromkeys(point.branch for point in reversed(self._points))))
+
+    def prepare(self, ask: Ask) -> Place:
+        """Where the policy is to write the answer. The place must be given to `record` or `withdraw`.
+
+        A branch is given to one request at a time: another one that comes meanwhile, or comes again, gets its own.
+
+        Raises LimitError: there is no room. Raises BusyError: there may be room once others have their answers.
+        """
+        start = self._start(ask)
+        room = self._room(start, self._under_way, sum(branch.reserved for branch in self.branches))
+        if room < 1:
+            if self._room(start, 0, 0) > 0:
+                raise BusyError("answers that are under way may take the rest of the episode's room")
+            self.truncated = True
+            raise self._limit()
+        self._under_way += 1
+        branch = self._branch(start)
+        branch.reserved = min(room, ask.max_tokens or room)
+        return Place(ask, branch, start.behind, self.truncated)
+
+    def record(self, place: Place, generation: Generation, answer: Message, calls: Sequence[ToolCall]) -> None:
+        """Add what was sampled; `answer` is what the agent is given, as it is read back, with these calls of tools."""
+        self._under_way -= 1
+        ask, branch = place.ask, place.branch
+        branch.add_answer(generation, calls)
+        self.truncated = self.truncated and not place.refused
+        said = (*ask.messages, answer)
+        self._points.append(_Point(said, ask.tools, branch, len(branch.tokens), generation.finish_reason == "stop"))
+
+    def withdraw(self, place: Place) -> str | None:
+        """There will be no answer: all is as before the request. Returns the session that ends with it, if any."""
+        self._under_way -= 1
+        if place.behind is None:
+            self.branches.remove(place.branch)
+            return place.branch.name
+        place.behind.continued = False
+        place.branch.cut(place.behind.length)
+        return None
+
+    def _start(self, ask: Ask) -> _Start:
+        point = self._agreeing(ask)
+        if point is None:
+            return _Start(None, None, self._chat.prompt(ask.messages, ask.tools))
+        added = self._chat.suffix(ask.messages[len(point.messages) :], ask.tools)
+        return _Start(None, point, added) if point.continued else _Start(point, None, added)
 
     def _agreeing(self, ask: Ask) -> _Point | None:
         """The latest point that the request goes on from. Behind an answer that was cut there is none: to go on, one
@@ -123,10 +166,38 @@ class Conversation:
                 return point
         return None
 
-    def _new_branch(self) -> Branch:
+    def _room(self, start: _Start, under_way: int, reserved: int) -> int:
+        """Tokens that an answer may have beside those `under_way`, for which so many tokens are `reserved`."""
+        limits = self._limits
+        if self.answers + under_way >= limits.max_turns:
+            return 0
+        taken = sum(len(branch.tokens) for branch in self.branches) + reserved
+        left = limits.max_total_tokens - taken - start.new
+        return min(limits.max_turn_tokens, limits.max_tokens - start.length, left)
+
+    def _limit(self) -> LimitError:
+        limits = self._limits
+        if self.answers >= limits.max_turns:
+            return LimitError("turn_limit", f"actor.max_turns={limits.max_turns} answers were given")
+        return LimitError(
+            "context_length_exceeded",
+            f"no room is left in actor.max_tokens={limits.max_tokens} of the conversation, or in "
+            f"actor.max_total_tokens={limits.max_total_tokens} of the episode",
+        )
+
+    def _branch(self, start: _Start) -> Branch:
+        if start.behind:
+            start.behind.continued = True
+            start.behind.branch.add_context(start.added, Role.TOOL)
+            return start.behind.branch
         self._begun += 1
         branch = Branch(f"{self._name}/{self._begun}")
         self.branches.append(branch)
+        if start.copied:
+            length, source = start.copied.length, start.copied.branch
+            calls = [call for turn in source.turns_until(length) for call in turn.tool_calls]
+            branch.add_context(source.tokens[:length], Role.PROMPT, calls)
+        branch.add_context(start.added, Role.TOOL if start.copied else Role.PROMPT)
         return branch
 
 

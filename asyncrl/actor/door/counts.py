@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class DoorCounts:
-    """Since the start: requests answered, refused, and abandoned (the agent did not wait for the answer, which is then
-    no part of its episode), and branches with an answer."""
+    """Since the start: requests answered, refused, and abandoned (the agent hung up before the answer was ready, and it
+    is no part of the episode), and branches with an answer."""
 
     answered: int = 0
     refused: int = 0

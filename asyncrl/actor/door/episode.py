@@ -46,7 +46,7 @@ async def run_agent_episode(
         "generate": seat.generate_s,
         "agent": max(0.0, clock() - begun - seat.generate_s),
     }
-    if not seat.conversation.turns:
+    if not seat.conversation.answers:
         raise EpisodeFailed(State.FAILED, "the agent ended without having asked the policy anything")
     try:
         return _trajectory(seat, chat, rewards, timings, step_split)
