@@ -29,25 +29,36 @@ class Claim:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._file: TextIO | None = None
+        self._told = False
 
     def make(self) -> None:
         """Claim the directory, which is made where it is not there, unless that was done before."""
         try:
             self._file = self._file or _locked(self._directory / CLAIM)
         except OSError as error:
-            logger.warning("%s cannot be claimed, and stays if this process is killed: %s", self._directory, error)
+            self._tell("%s cannot be claimed, and stays if this process is killed: %s", error)
         self.use()
 
     def use(self) -> None:
         """A directory that is claimed is about to be used by somebody who may outlive this process."""
-        if self._file is not None:
+        if self._file is None:
+            return
+        try:
             os.utime(self._file.fileno())
+        except OSError as error:
+            self._tell("that %s is in use cannot be told, if this process is killed it may go early: %s", error)
 
     def end(self) -> None:
         """The directory has been removed."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _tell(self, text: str, error: OSError) -> None:
+        """Once: it comes with every version."""
+        if not self._told:
+            logger.warning(text, self._directory, error)
+        self._told = True
 
 
 def remove_abandoned(parent: Path, unused_s: float) -> None:
