@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import io
 import json
 import os
@@ -186,16 +187,21 @@ def test_what_a_failed_post_shared_is_released_since_the_server_may_never_open_i
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_failed_posts_leave_nothing_on_the_gpu():
     tensors = {name: torch.ones(1 << 20, device="cuda") for name in "abc"}
-    transport = ipc.IpcTransport(ServerEnd("http://127.0.0.1:1", Http("http://127.0.0.1:1"), 4 << 20, 5.0, ranks=2))
 
-    def send() -> int:
+    async def send() -> None:
+        http = Http("http://127.0.0.1:1")
+        transport = ipc.IpcTransport(ServerEnd("http://127.0.0.1:1", http, 4 << 20, 5.0, ranks=2))
         with pytest.raises(ServerFaultError):
-            asyncio.run(transport.send(Update(1, "1-me", tensors)))
-        torch.cuda.ipc_collect()
+            await transport.send(Update(1, "1-me", tensors))
+        await http.close()
+
+    def held() -> int:
+        asyncio.run(send())
+        gc.collect()
         return torch.cuda.memory_allocated()
 
     before = torch.cuda.memory_allocated()
-    assert [send() for _ in range(3)] == [before] * 3
+    assert [held() for _ in range(3)] == [before] * 3
 
 
 READER = """
