@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from asyncrl.config.schema import WeightsConfig
 
 CPU = torch.device("cpu")
-BUFFERS = 4
+BUFFERS = 8
 """A thread each, since one alone fills buffers more slowly than the GPU empties them."""
 
-BUFFER_BYTES = 16 << 20
+BUFFER_BYTES = 8 << 20
 
 
 def staging_device(weights: WeightsConfig) -> torch.device:

@@ -59,6 +59,8 @@ class IpcTransport(Transport):
         async with self.end.updating(), aclosing(bucketed(update, self.end.bucket_bytes, make)) as made:
             async for bucket, flat, label in made:
                 with shared(flat, self.end.ranks) as buffers:
+                    # Or the traceback of an error would keep it.
+                    del flat
                     await self.end.post("/update_weights_from_tensor", handles_body(bucket, buffers, label))
 
 
@@ -78,7 +80,9 @@ def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
     """
     reduced: list[Reduced] = []
     try:
-        reduced.extend(reductions.reduce_tensor(flat) for _ in range(processes))
+        for _ in range(processes):
+            reduced.append(reductions.reduce_tensor(flat))
+        del flat
         yield [_by_uuid(each) for each in reduced]
     except BaseException:
         # A process that still reads has weights that count for nothing until a whole update has succeeded.
