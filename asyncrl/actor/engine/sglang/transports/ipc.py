@@ -80,8 +80,7 @@ def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
     """
     reduced: list[Reduced] = []
     try:
-        for _ in range(processes):
-            reduced.append(reductions.reduce_tensor(flat))
+        reduced.extend(reductions.reduce_tensor(flat) for _ in range(processes))
         del flat
         yield [_by_uuid(each) for each in reduced]
     except BaseException:
