@@ -1,7 +1,10 @@
-"""Trajectories as text: the answer that rules read, and the transcript that process models read.
+"""Trajectories as text: the answer that rules read, and the transcripts that process models read.
+
+An episode whose agent rewrote its history has a transcript for each branch. Its answer and response are those of the
+last one, in which the policy spoke last.
 
 Text is decoded from the policy's tokens and never mapped back onto them: the k-th step of a transcript is the k-th step
-of its trajectory.
+of its trajectory, counted through the transcripts of all branches.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from asyncrl.types import Role, Task, Trajectory
+from asyncrl.types import Finish, Role, Task, Trajectory
 
 _ROLE_HEADER = re.compile(r"\A(system|user|assistant|tool|ipython|function|model)(\n|\Z)")
 """What a chat template writes behind a special token to say whose turn it is."""
@@ -47,35 +50,39 @@ Transcript = Sequence[Segment]
 
 
 def answer_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
-    """The last assistant turn without special tokens; empty where it called a tool, for then there is no answer."""
+    """The last assistant turn without special tokens; empty where the episode was cut at its call of a tool."""
     last = next(turn for turn in reversed(trajectory.turns) if turn.role is Role.ASSISTANT)
-    if last.tool_calls:
+    if last.tool_calls and trajectory.finish is Finish.TRUNCATED:
         return ""
     return _decode(trajectory.tokens[last.start : last.end].tolist(), tokenizer, skip_special=True)
 
 
-def response_start(trajectory: Trajectory) -> int:
-    """The first token behind the prompt."""
-    return next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT)
+def prompt_and_response(trajectory: Trajectory) -> tuple[int, int]:
+    """Where in the tokens the prompt of the last branch begins, and where what follows it does."""
+    start, _ = trajectory.branches[-1]
+    return start, next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT and turn.start >= start)
 
 
 def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
     """All that follows the prompt, tool results included, without special tokens."""
-    return _decode(trajectory.tokens[response_start(trajectory) :].tolist(), tokenizer, skip_special=True)
+    _, start = prompt_and_response(trajectory)
+    return _decode(trajectory.tokens[start:].tolist(), tokenizer, skip_special=True)
 
 
-def transcript(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[Segment]:
-    """The text up to the end of the last step, cut at the bounds of the steps.
+def transcripts(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[Transcript]:
+    """For each branch the text up to the end of its last step, cut at the bounds of the steps.
 
-    Bare, the prompt is what the task's messages say without the system's, each behind its role where several speak, and
-    tool results stand without the template's role headers.
+    Bare, the first prompt is what the task's messages say without the system's, each behind its role where several
+    speak; later prompts and tool results stand without the template's role headers.
     """
-    return list(_segments(trajectory, tokenizer, task))
+    return [list(_segments(trajectory, span, tokenizer, task)) for span in trajectory.branches]
 
 
-def _segments(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> Iterator[Segment]:
-    position = 0
+def _segments(trajectory: Trajectory, span: tuple[int, int], tokenizer: Decoder, task: Task) -> Iterator[Segment]:
+    position, end = span
     for step in trajectory.steps:
+        if not position <= step.start < end:
+            continue
         if step.start > position:
             tokens = trajectory.tokens[position : step.start].tolist()
             bare = _without_template(tokens, tokenizer) if position else _problem(task)

@@ -18,7 +18,7 @@ import numpy as np
 
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.base import Case, Judge, completed, plain
-from asyncrl.scoring.transcript import response_start
+from asyncrl.scoring.transcript import prompt_and_response
 from asyncrl.types import Trajectory
 
 
@@ -109,9 +109,11 @@ class Batch:
     def of(cls, case: Case) -> Batch:
         import torch
 
-        trajectory, start = case.trajectory, response_start(case.trajectory)
-        tokens = torch.tensor(trajectory.tokens[None], dtype=torch.int64)
-        mask = torch.tensor(trajectory.loss_mask[None], dtype=torch.int64)
+        trajectory = case.trajectory
+        begin, behind = prompt_and_response(trajectory)
+        start = behind - begin
+        tokens = torch.tensor(trajectory.tokens[None, begin:], dtype=torch.int64)
+        mask = torch.tensor(trajectory.loss_mask[None, begin:], dtype=torch.int64)
         tensors = {
             "prompts": tokens[:, :start],
             "responses": tokens[:, start:],
