@@ -1,7 +1,7 @@
 """Where the actor of a fleet holds the version that its servers are getting.
 
-A GPU copies from pinned memory about eight times faster than from any other, and arriving weights are not pinned: doing
-so takes longer than the copy. So they pass through a few pinned buffers, which stay for the next version.
+A GPU copies from pinned memory about eight times faster than from any other. To pin all memory in which weights arrive
+would take longer than to copy it, so they pass through a few pinned buffers, which stay for the next version.
 """
 
 from __future__ import annotations
