@@ -64,7 +64,7 @@ def copy_through(
 
     def work(_: int) -> None:
         buffer = new_buffer()
-        while remaining:
+        while True:
             try:
                 chunk = remaining.popleft()
             except IndexError:
