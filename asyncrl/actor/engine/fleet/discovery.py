@@ -27,36 +27,41 @@ def listed(urls: Sequence[str]) -> Discovery:
     return discover
 
 
-def in_file(path: Path) -> Discovery:
-    """The lines of a file; empty ones and those that begin with # do not count.
-
-    What it says counts once two looks in a row have found the same: a file that is just being written may look empty,
-    or end in half a url.
-    """
-    seen: str | None = None
+def settled(look: Discovery) -> Discovery:
+    """What two looks in a row have found."""
+    found: Sequence[str] | None = None
 
     async def discover() -> Sequence[str] | None:
-        nonlocal seen
-        before, seen = seen, None
-        try:
-            seen = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            logger.warning("the list of servers cannot be read, so it stays as it was: %s", error)
-        if seen is None or seen != before:
-            return None
-        lines = [line.strip() for line in seen.splitlines()]
-        return [line for line in lines if line and not line.startswith("#")]
+        nonlocal found
+        before, found = found, await look()
+        return found if found == before else None
 
     return discover
+
+
+def in_file(path: Path) -> Discovery:
+    """The lines of a file; empty ones and those that begin with # do not count. They must be settled: a file that is
+    just being written may look empty, or end in half a url."""
+
+    async def look() -> Sequence[str] | None:
+        try:
+            lines = [line.strip() for line in path.read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            logger.warning("the list of servers cannot be read, so it stays as it was: %s", error)
+            return None
+        return [line for line in lines if line and not line.startswith("#")]
+
+    return settled(look)
 
 
 def behind_router(url: str) -> Discovery:
     """The workers that an SGLang router names. Requests go to them directly, since versions belong to a server.
 
-    One that names none has just started, as routers first look whether their workers are there, and is not believed.
+    They must be settled: a router that has just started adds its workers one after another, once it has seen that they
+    are there. So one that names none is not believed at all.
     """
 
-    async def discover() -> Sequence[str] | None:
+    async def look() -> Sequence[str] | None:
         http = Http(url)
         try:
             urls = _urls(await _workers(http))
@@ -67,9 +72,9 @@ def behind_router(url: str) -> Discovery:
             await http.close()
         if not urls:
             logger.warning("the router at %s names no servers, so they stay as they were", url)
-        return urls or None
+        return sorted(urls) or None
 
-    return discover
+    return settled(look)
 
 
 async def _workers(http: Http) -> Any:

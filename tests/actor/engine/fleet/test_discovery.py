@@ -76,17 +76,18 @@ def test_no_server_leaves_while_the_list_is_rewritten_again_and_again(tmp_path: 
     assert all(server.calls.count("freeze_gc") == 1 for server in servers), "each joined once"
 
 
-def test_a_router_that_has_just_started_and_names_nobody_yet_ends_nobody() -> None:
-    router, answers = FakeSglang(), [{"workers": []}, {"workers": [{"url": A}]}, {"workers": []}]
+def test_a_router_that_has_just_started_and_names_its_workers_one_by_one_ends_nobody() -> None:
+    router, named = FakeSglang(), [[], [A], [B, A], [A, B], [], [], [B], [A, B], [A, B]]
+    count = len(named)
 
     async def workers(body: object) -> object:
-        return answers.pop(0)
+        return {"workers": [{"url": url} for url in named.pop(0)]}
 
     router._workers = workers
 
     async def scenario() -> list[Sequence[str] | None]:
         async with serving(router):
             discover = behind_router(router.url)
-            return [await discover() for _ in range(3)]
+            return [await discover() for _ in range(count)]
 
-    assert run(scenario) == [None, [A], None]
+    assert run(scenario) == [None, None, None, [A, B], None, None, None, None, [A, B]]
