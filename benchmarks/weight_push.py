@@ -37,7 +37,7 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.delta import diff
 from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.manifest import dtype_name, take_snapshot
+from asyncrl.weights.manifest import dtype_name, new_bytes, take_snapshot
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.push import Push
 from asyncrl.weights.receiver import Channel, Receiver
@@ -52,9 +52,9 @@ BUCKET_BYTES = 64 << 20
 def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[Filled]:
     """As the learner gathers a model that is not sharded."""
     device = next(iter(weights.values())).device
-    flat = torch.empty(max(bucket.nbytes for bucket in plan), dtype=torch.uint8, device=device)
+    shared = torch.empty(max(each.nbytes for each in plan) * (device.type == "cuda"), dtype=torch.uint8, device=device)
     for bucket in plan:
-        part = flat[: bucket.nbytes]
+        part = shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes)
         for name, view in bucket.views(part).items():
             view.copy_(weights[name])
         yield Filled(bucket, part)

@@ -39,7 +39,7 @@ class Broadcaster:
         self._name = ""
         self._group: Group | None = None
         self._sums: list[torch.Tensor] = []
-        self._work: dist.Work | None = None
+        self._works: list[dist.Work] = []
         self.broadcasts = 0
         self.failures = 0
 
@@ -58,19 +58,17 @@ class Broadcaster:
                 self._fail(str(error))
 
     def start(self, filled: Filled) -> None:
-        """Begin to send a bucket, which must stay as it is until `wait`."""
-        if self._group is not None:
-            self._sums.append(sum_of(filled.flat))
-            self._start(filled.flat)
+        """Begin to send a bucket, which must stay as it is until `wait` or `commit`."""
+        self._start(filled.flat)
+        self._sums.append(sum_of(filled.flat))
 
     def wait(self) -> None:
-        """Return once the bucket is sent, or has failed."""
-        if self._group is None or self._work is None:
-            return
-        try:
-            self._group.finish(self._work)
-        except UnavailableError as error:
-            self._fail(str(error))
+        """Return once all buckets so far are sent, or one has failed."""
+        while self._group is not None and self._works:
+            try:
+                self._group.finish(self._works.pop(0))
+            except UnavailableError as error:
+                self._fail(str(error))
 
     def commit(self) -> None:
         """After the last bucket: let the engines have the version."""
@@ -85,7 +83,7 @@ class Broadcaster:
     def _start(self, tensor: torch.Tensor) -> None:
         if self._group is not None:
             try:
-                self._work = self._group.begin(tensor)
+                self._works.append(self._group.begin(tensor))
             except UnavailableError as error:
                 self._fail(str(error))
 
@@ -104,7 +102,7 @@ class Broadcaster:
         self._drop()
 
     def _drop(self) -> None:
-        self._work = None
+        self._works = []
         if self._group is not None:
             self._group.close()
             self._group = None
