@@ -2,7 +2,10 @@
 
 Who is there is decided anew for each push, by the publisher's thread (see `offers.py`): engines ask it to join, and are
 summoned with everything they need to know before the first byte. Whoever is away takes the version by the fallback. One
-engine that fails ends the broadcast for all of them, after `timeout_s` at most, and the push goes on without it.
+engine that fails ends the broadcast, after `timeout_s` at most, and who lacks any of it by then takes the fallback.
+
+Buckets on the CPU are the version's host copy, so they go one after the other while the next are filled. One on a GPU
+must have gone before its buffer is filled again.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ class Broadcaster:
     def start(self, filled: Filled) -> None:
         """Begin to send a bucket, which must stay as it is until `wait` or `commit`."""
         self._start(filled.flat)
-        self._sums.append(sum_of(filled.flat))
+        if self._group is not None:
+            self._sums.append(sum_of(filled.flat))
 
     def wait(self) -> None:
         """Return once all buckets so far are sent, or one has failed."""
@@ -98,7 +102,9 @@ class Broadcaster:
 
     def _fail(self, reason: str) -> None:
         self.failures += 1
-        logger.warning("no broadcast to %d engines, they take the fallback: %s", len(self._members), reason)
+        logger.warning(
+            "a broadcast to %d engines failed, who lacks any of it takes the fallback: %s", len(self._members), reason
+        )
         self._drop()
 
     def _drop(self) -> None:
