@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ def _require(condition: bool, owner: str, message: str) -> None:
 
 
 class Role(StrEnum):
+    """Who speaks in a turn. A prompt begins a branch: what stands before it is not part of what the policy sees."""
+
     PROMPT = "prompt"
     ASSISTANT = "assistant"
     TOOL = "tool"
@@ -121,14 +124,16 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One episode as one token sequence.
+    """One episode as one token sequence, or as several: `branches`, one behind the other, which know nothing of each
+    other. Only an agent that rewrites its history has more than one.
 
     tokens int32[T]; loss_mask bool[T], true exactly on the tokens that the policy sampled; logprobs float32[T], the
     behaviour policy's at the sampling temperature, 0 elsewhere; versions int32[T], the policy version that sampled the
     token, `NO_VERSION` elsewhere. `rewards` come from the environment (tools); `timings` are seconds by phase. The id
     is the ticket's, so that an episode that ran twice is stored once.
 
-    Raises InvariantError: shapes differ, a sampled token lacks a finite log-prob or a version, spans are out of order.
+    Raises InvariantError: shapes differ, a sampled token lacks a finite log-prob, a version or a token to follow, spans
+    are out of order.
     """
 
     id: str
@@ -172,9 +177,18 @@ class Trajectory:
         )
         _check_spans(self.id, "turn", self.turns, shape[0])
         _check_spans(self.id, "step", self.steps, shape[0])
+        for start, end in self.branches:
+            if start == end or mask[start]:
+                raise InvariantError(f"{self.id}: branch [{start}, {end}) does not begin with a token that was given")
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def branches(self) -> list[tuple[int, int]]:
+        """The token spans [start, end) of its branches: each begins where a prompt does."""
+        prompts = [turn.start for turn in self.turns if turn.role is Role.PROMPT and turn.start > 0]
+        return list(pairwise([0, *prompts, len(self.tokens)])) if prompts else [(0, len(self.tokens))]
 
     @property
     def oldest_version(self) -> int:

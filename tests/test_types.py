@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,17 @@ def test_overlapping_or_unordered_spans_are_refused(spans: list[tuple[int, int]]
         make_trajectory(turns=[Turn(start, end, Role.TOOL) for start, end in spans])
     with pytest.raises(InvariantError, match="overlaps"):
         make_trajectory(steps=[Step(start, end) for start, end in spans])
+
+
+def test_a_prompt_begins_a_branch_and_a_branch_begins_with_what_was_given() -> None:
+    def turns(*bounds: int) -> list[Turn]:
+        return [Turn(start, end, Role.PROMPT) for start, end in pairwise(bounds)]
+
+    assert make_trajectory(turns=()).branches == [(0, 8)]
+    assert make_trajectory(turns=turns(0, 2, 4)).branches == [(0, 2), (2, 8)]
+    for bad in (turns(5, 6), turns(2, 2, 3), turns(8, 8)):
+        with pytest.raises(InvariantError, match="does not begin"):
+            make_trajectory(turns=bad)
 
 
 def test_the_oldest_version_counts_sampled_tokens_only() -> None:

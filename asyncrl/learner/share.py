@@ -47,15 +47,17 @@ def _firsts(groups: Sequence[str]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """The sequences of the plan that this rank trains, packed in plan order.
+    """The episodes of the plan that this rank trains, packed in plan order: the sequences of the algorithms.
 
-    ids int64[N] are the token ids that `tokens` speaks of; `lengths` gives the tokens of each sequence by its index in
-    the plan.
+    ids int64[N] are the token ids that `tokens` speaks of; places int64[N] are their places in their branches, and
+    `lengths` gives the tokens of each branch of an episode, by the episode's index in the plan: a forward pass sees
+    every branch by itself.
     """
 
     ids: Tensor
     tokens: Tokens
-    lengths: dict[int, int]
+    places: Tensor
+    lengths: dict[int, list[int]]
 
     def rows(self, members: Sequence[int]) -> Tensor:
         """Where among the N tokens those of `members` are, int64."""
@@ -65,9 +67,8 @@ class Share:
         """The tokens of `members` (ascending) at `rows`, for one forward pass; a dummy where there are none."""
         if not members:
             return Packed.of([self.ids.new_zeros(2)])
-        tokens = self.tokens
-        wanted = tokens.mask[rows] & (tokens.position[rows] > 0)
-        return Packed(self.ids[rows], tokens.position[rows], wanted, [self.lengths[each] for each in members])
+        lengths = [length for each in members for length in self.lengths[each]]
+        return Packed(self.ids[rows], self.places[rows], self.tokens.mask[rows], lengths)
 
 
 def build_share(members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device) -> Share:
@@ -81,8 +82,9 @@ def build_share(members: Sequence[int], trajectories: Sequence[Trajectory], devi
         versions=_joined([each.versions for each in trajectories], torch.int64, device),
     )
     ids = _joined([each.tokens for each in trajectories], torch.int64, device)
-    lengths = {member: len(each) for member, each in zip(members, trajectories, strict=True)}
-    return Share(ids, tokens, lengths)
+    lengths = [[end - start for start, end in each.branches] for each in trajectories]
+    places = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, device)
+    return Share(ids, tokens, places, dict(zip(members, lengths, strict=True)))
 
 
 def _joined(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> Tensor:

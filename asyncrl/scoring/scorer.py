@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from asyncrl.scoring.rules.base import Case, Verdict
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Found, shape
 from asyncrl.scoring.steps import Scores, aggregate, earned, middle, repeated, said_at, scale, transformed
-from asyncrl.scoring.transcript import Decoder, Segment, Transcript, answer_text, response_text, transcript
+from asyncrl.scoring.transcript import Decoder, Segment, Transcript, answer_text, response_text, transcripts
 from asyncrl.types import Labels, Lease
 
 logger = logging.getLogger(__name__)
@@ -115,25 +116,27 @@ class Scorer:
 
     def _read_outcomes(self, leases: Sequence[Lease]) -> list[float]:
         model = _served(self._outcome_model, "outcome_model")
-        scores = model.score([self._transcript(lease) for lease in leases])
+        scores = model.score([self._transcripts(lease)[-1] for lease in leases])
         if len(scores) != len(leases) or not all(math.isfinite(score) for score in scores):
             raise ScoringError(f"{model.name} gave {scores!r:.200} for {len(leases)} episodes")
         return scores
 
     def _read_steps(self, leases: Sequence[Lease]) -> list[Scores]:
         model = _served(self._prm, "prm")
-        scores = [
-            scale(each, self._config.shaping) for each in model.score([self._transcript(each) for each in leases])
-        ]
-        found, wanted = [each.shape for each in scores], [(len(lease.trajectory.steps),) for lease in leases]
+        asked = [self._transcripts(lease) for lease in leases]
+        branches = [branch for each in asked for branch in each]
+        scores = [scale(each, self._config.shaping) for each in model.score(branches)]
+        found = [each.shape for each in scores]
+        wanted = [(sum(segment.is_step for segment in branch),) for branch in branches]
         if found != wanted:
             raise ScoringError(f"{model.name} gave scores of shapes {found} for steps of shapes {wanted}")
         if not all(np.isfinite(each).all() for each in scores):
             raise ScoringError(f"{model.name} gave a step score that is not finite")
-        return scores
+        rest = iter(scores)
+        return [np.concatenate([*islice(rest, len(each))]) for each in asked]
 
-    def _transcript(self, lease: Lease) -> Transcript:
-        return transcript(lease.trajectory, self._tokenizer, lease.task)
+    def _transcripts(self, lease: Lease) -> list[Transcript]:
+        return transcripts(lease.trajectory, self._tokenizer, lease.task)
 
     def _label(
         self,
@@ -164,11 +167,12 @@ class Scorer:
     def _finish(self, lease: Lease, found: Mapping[str, float], scores: Scores) -> Scored:
         """The labels with the reward, from all that was found; `scores` are those of all steps, or empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
-        texts = [segment.plain for segment in self._transcript(lease) if segment.is_step]
+        texts = [each.plain for branch in self._transcripts(lease) for each in branch if each.is_step]
+        said = said_at(trajectory, texts)
         counted, process = _NO_SCORES, None
         kept: list[int] = []
         if len(scores):
-            counted, kept = earned(scores, said_at(trajectory, texts), trajectory.sampled_tokens, config)
+            counted, kept = earned(scores, said, trajectory.sampled_tokens, config)
             process = aggregate(counted, config.prm_aggregation)
         models = {"outcome_model": found.get("outcome_model"), "process": process}
         parts = Found(
@@ -191,7 +195,7 @@ class Scorer:
             step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
             extra=by_rule | dict(shaped.parts) | shadowed,
         )
-        share = sum(repeated(texts)) / max(1, len(texts))
+        share = sum(repeated(said)) / max(1, len(said))
         return Scored(labels, True, scores, share, self._agree(scores, parts.accuracy))
 
     def _agree(self, scores: Scores, accuracy: float | None) -> bool | None:

@@ -1,7 +1,10 @@
-"""Trajectories as text: the answer that rules read, and the transcript that process models read.
+"""Trajectories as text: the answer that rules read, and the transcripts that process models read.
+
+An episode whose agent rewrote its history has a transcript for each branch. Its answer and response are those of the
+last one, in which the policy spoke last.
 
 Text is decoded from the policy's tokens and never mapped back onto them: the k-th step of a transcript is the k-th step
-of its trajectory.
+of its trajectory, counted through the transcripts of all branches.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from asyncrl.types import Role, Task, Trajectory
+from asyncrl.types import Finish, Role, Task, Trajectory
 
 _ROLE_HEADER = re.compile(r"\A(system|user|assistant|tool|ipython|function|model)(\n|\Z)")
 """What a chat template writes behind a special token to say whose turn it is."""
@@ -47,38 +50,48 @@ Transcript = Sequence[Segment]
 
 
 def answer_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
-    """The last assistant turn without special tokens; empty where it called a tool, for then there is no answer."""
+    """The last assistant turn without special tokens; empty where the episode was cut at its call of a tool."""
     last = next(turn for turn in reversed(trajectory.turns) if turn.role is Role.ASSISTANT)
-    if last.tool_calls:
+    if last.tool_calls and trajectory.finish is Finish.TRUNCATED:
         return ""
     return _decode(trajectory.tokens[last.start : last.end].tolist(), tokenizer, skip_special=True)
 
 
-def response_start(trajectory: Trajectory) -> int:
-    """The first token behind the prompt."""
-    return next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT)
+def prompt_and_response(trajectory: Trajectory) -> tuple[int, int]:
+    """Where in the tokens the prompt of the last branch begins, and where what follows it does."""
+    start, _ = trajectory.branches[-1]
+    return start, next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT and turn.start >= start)
 
 
 def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
     """All that follows the prompt, tool results included, without special tokens."""
-    return _decode(trajectory.tokens[response_start(trajectory) :].tolist(), tokenizer, skip_special=True)
+    _, start = prompt_and_response(trajectory)
+    return _decode(trajectory.tokens[start:].tolist(), tokenizer, skip_special=True)
 
 
-def transcript(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[Segment]:
-    """The text up to the end of the last step, cut at the bounds of the steps.
+def transcripts(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[Transcript]:
+    """For each branch the text up to the end of its last step, cut at the bounds of the steps.
 
-    Bare, the prompt is what the task's messages say without the system's, each behind its role where several speak, and
-    tool results stand without the template's role headers.
+    Bare, the prompt is what the task's messages say without the system's, each behind its role where several speak; of
+    several branches each has a prompt of its own. Tool results stand without the template's role headers.
     """
-    return list(_segments(trajectory, tokenizer, task))
+    branches = trajectory.branches
+    problem = _problem(task) if len(branches) == 1 else None
+    return [list(_segments(trajectory, span, tokenizer, problem)) for span in branches]
 
 
-def _segments(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> Iterator[Segment]:
-    position = 0
+def _segments(
+    trajectory: Trajectory, span: tuple[int, int], tokenizer: Decoder, problem: str | None
+) -> Iterator[Segment]:
+    start, end = span
+    position = start
     for step in trajectory.steps:
+        if not position <= step.start < end:
+            continue
         if step.start > position:
             tokens = trajectory.tokens[position : step.start].tolist()
-            bare = _without_template(tokens, tokenizer) if position else _problem(task)
+            told = problem if position == start else None
+            bare = _without_template(tokens, tokenizer) if told is None else told
             yield Segment(_decode(tokens, tokenizer, skip_special=False), False, bare)
         tokens = trajectory.tokens[step.start : step.end].tolist()
         bare = _decode(tokens, tokenizer, skip_special=True)
@@ -99,13 +112,15 @@ def _content(content: Any) -> str:
 
 
 def _without_template(tokens: list[int], tokenizer: Decoder) -> str:
+    """What is said in the tokens, but not by the system."""
     special = {token for token in set(tokens) if not _decode([token], tokenizer, skip_special=True)}
-    pieces = [
-        _decode(list(piece), tokenizer, skip_special=True)
-        for is_special, piece in groupby(tokens, special.__contains__)
-        if not is_special
-    ]
-    return "".join(_ROLE_HEADER.sub("", piece) for piece in pieces).strip()
+    said, role = "", ""
+    for is_special, piece in groupby(tokens, special.__contains__):
+        text = "" if is_special else _decode(list(piece), tokenizer, skip_special=True)
+        if header := _ROLE_HEADER.match(text):
+            role, text = header[1], text[header.end() :]
+        said += text if role != "system" else ""
+    return said.strip()
 
 
 def _decode(tokens: list[int], tokenizer: Decoder, skip_special: bool) -> str:

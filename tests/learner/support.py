@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.schema import AlgorithmConfig, Choice, DataConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
-from asyncrl.types import BatchPlan, Labels, Trajectory
+from asyncrl.types import BatchPlan, Labels, Role, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, Filled, on_host
 from tests.helpers import make_trajectory
 
@@ -45,11 +46,13 @@ def make_config(model: Path, folder: Path, **learner: Any) -> TrainConfig:
 
 
 def random_trajectory(name: str, group: str, version: int, rng: np.random.Generator) -> Trajectory:
-    """A prompt, and two turns with a tool's answer between them."""
-    prompt, first, tool, second = rng.integers(3, 9, 4)
-    length = prompt + first + tool + second
-    mask = np.zeros(length, dtype=np.bool_)
-    mask[prompt : prompt + first] = mask[length - second :] = True
+    """A prompt, and two turns with a tool's answer or the prompt of a second branch between them."""
+    bounds = np.cumsum([0, *rng.integers(3, 9, 4)]).tolist()
+    between = Role.PROMPT if rng.random() < 0.5 else Role.TOOL
+    roles = (Role.PROMPT, Role.ASSISTANT, between, Role.ASSISTANT)
+    turns = tuple(Turn(*span, role) for span, role in zip(pairwise(bounds), roles, strict=True))
+    length = bounds[-1]
+    mask = np.repeat([role is Role.ASSISTANT for role in roles], np.diff(bounds))
     return make_trajectory(
         id=name,
         group_id=group,
@@ -57,7 +60,7 @@ def random_trajectory(name: str, group: str, version: int, rng: np.random.Genera
         loss_mask=mask,
         logprobs=np.where(mask, -rng.random(length) * 6, 0).astype(np.float32),
         versions=np.where(mask, version, -1).astype(np.int32),
-        turns=(),
+        turns=turns,
         steps=(),
     )
 

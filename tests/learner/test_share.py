@@ -5,7 +5,7 @@ import torch
 
 from asyncrl.learner.report import Phases, lag_counts, lag_values
 from asyncrl.learner.share import build_episodes, build_share
-from asyncrl.types import BatchPlan, Labels
+from asyncrl.types import BatchPlan, Labels, Role, Turn
 from tests.helpers import make_trajectory
 
 CPU = torch.device("cpu")
@@ -60,6 +60,22 @@ def test_a_share_packs_whole_sequences_and_finds_them_again():
     assert packed.ids.tolist() == [0, 1, 2, 3]
     assert packed.lengths == [4]
     assert packed.wanted.tolist() == [False, False, True, True]
+
+
+def test_every_branch_of_an_episode_is_packed_by_itself():
+    mask = np.array([0, 1, 1, 0, 0, 1, 0, 1], np.bool_)
+    bounds = (0, 1, Role.PROMPT), (1, 3, Role.ASSISTANT), (3, 5, Role.PROMPT), (5, 6, Role.ASSISTANT)
+    ends = (6, 7, Role.PROMPT), (7, 8, Role.ASSISTANT)
+    turns = tuple(Turn(*each) for each in (*bounds, *ends))
+    versions = np.where(mask, 0, -1).astype(np.int32)
+    logprobs = np.where(mask, -1, 0).astype(np.float32)
+    several = make_trajectory(turns=turns, steps=(), loss_mask=mask, versions=versions, logprobs=logprobs)
+    assert several.branches == [(0, 3), (3, 6), (6, 8)]
+    share = build_share([0, 4], [make_trajectory(length=4), several], CPU)
+    assert share.tokens.position.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
+    packed = share.packed([0, 4], share.rows([0, 4]))
+    assert packed.lengths == [4, 3, 3, 2]
+    assert packed.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 1]
 
 
 def test_a_rank_without_sequences_packs_a_dummy_that_belongs_to_nobody():

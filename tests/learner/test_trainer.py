@@ -54,8 +54,8 @@ def backward(trainer: Trainer, share: Share, passes: Passes, totals: Totals) -> 
 
 
 def padded_logprobs(model: torch.nn.Module, share: Share, temperature: float) -> Tensor:
-    """Log-probs [N] of all sequences from one padded, masked forward pass of the bare model."""
-    rows = list(share.ids.split(list(share.lengths.values())))
+    """Log-probs [N] from one padded, masked forward pass of the bare model, with a row for each branch."""
+    rows = list(share.ids.split([length for branches in share.lengths.values() for length in branches]))
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     attend = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
     logits = model(input_ids=ids, attention_mask=attend.long()).logits / temperature
@@ -81,6 +81,7 @@ def test_loss_and_gradients_are_those_of_a_padded_reference(model: Path, ranks: 
     tokens = algorithm.prepare(episodes, tokens, lambda values: values)
     expected, _ = algorithm.loss(padded_logprobs(bare, share, 0.8), tokens, totals)
     expected.backward()
+    assert {len(branches) for branches in share.lengths.values()} == {1, 2}
     assert abs(loss - expected.item()) < 1e-6
     assert_close(gradients, [parameter.grad for parameter in bare.parameters()])
     assert max(float(gradient.abs().max()) for gradient in gradients) > 1e-3

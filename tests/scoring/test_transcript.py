@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from asyncrl.scoring.transcript import Segment, answer_text, transcript
-from asyncrl.types import Step
+from asyncrl.scoring.transcript import Segment, Transcript, answer_text, response_text, transcripts
+from asyncrl.types import Finish, Step, Task, Trajectory
 from tests.scoring.fakes import END, CharTokenizer, answered, episode
 
 E = chr(END)
@@ -13,9 +13,31 @@ def test_the_answer_is_the_last_assistant_turn_without_special_tokens():
     assert answer_text(trajectory, CharTokenizer()) == "it is 5"
 
 
-def test_an_episode_that_ends_in_a_tool_call_has_no_answer():
-    _, trajectory = episode(("prompt", "Q"), ("assistant", "call 72"))
+def test_an_episode_that_was_cut_at_a_tool_call_has_no_answer_and_one_that_ended_with_it_has():
+    turns = ("prompt", "Q"), ("assistant", "call 72")
+    _, trajectory = episode(*turns, finish=Finish.TRUNCATED)
     assert answer_text(trajectory, CharTokenizer()) == ""
+    _, trajectory = episode(*turns)
+    assert answer_text(trajectory, CharTokenizer()) == "call 72"
+
+
+def transcript(trajectory: Trajectory, tokenizer: CharTokenizer, task: Task) -> Transcript:
+    (only,) = transcripts(trajectory, tokenizer, task)
+    return only
+
+
+def test_a_branch_is_a_transcript_of_its_own_and_the_last_one_has_the_answer():
+    again = ("prompt", f"{E}system\nbe brief{E}\n{E}user\nso far: 5")
+    task, trajectory = episode(*TURNS, again, ("assistant", "six"), ("tool", "after"))
+    first, second = transcripts(trajectory, CharTokenizer(), task)
+    assert [segment.text for segment in first] == ["Q", "call<end>", "ok", "it is 5<end>"]
+    assert first[0].plain == "Q"
+    assert second == [
+        Segment("<end>system\nbe brief<end>\n<end>user\nso far: 5", False, "so far: 5"),
+        Segment("six<end>", True, "six"),
+    ]
+    assert answer_text(trajectory, CharTokenizer()) == "six"
+    assert response_text(trajectory, CharTokenizer()) == "sixafter"
 
 
 def test_a_transcript_is_cut_at_the_bounds_of_the_steps_and_ends_with_the_last():

@@ -18,7 +18,7 @@ import numpy as np
 
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.base import Case, Judge, completed, plain
-from asyncrl.scoring.transcript import response_start
+from asyncrl.scoring.transcript import prompt_and_response
 from asyncrl.types import Trajectory
 
 
@@ -80,8 +80,10 @@ class _Section(dict[str, Any]):
 
 
 def num_turns(trajectory: Trajectory) -> int:
-    """As verl counts: the prompt, the assistant's turns, and its tools' in between, several at once as one."""
-    return sum(1 for _ in groupby(turn.role for turn in trajectory.turns))
+    """As verl counts: the prompt, the assistant's turns, and its tools' in between, several at once as one. Of several
+    branches it is the last that counts."""
+    start, _ = prompt_and_response(trajectory)
+    return sum(1 for _ in groupby(turn.role for turn in trajectory.turns if turn.start >= start))
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,11 @@ class Batch:
     def of(cls, case: Case) -> Batch:
         import torch
 
-        trajectory, start = case.trajectory, response_start(case.trajectory)
-        tokens = torch.tensor(trajectory.tokens[None], dtype=torch.int64)
-        mask = torch.tensor(trajectory.loss_mask[None], dtype=torch.int64)
+        trajectory = case.trajectory
+        begin, behind = prompt_and_response(trajectory)
+        start = behind - begin
+        tokens = torch.tensor(trajectory.tokens[None, begin:], dtype=torch.int64)
+        mask = torch.tensor(trajectory.loss_mask[None, begin:], dtype=torch.int64)
         tensors = {
             "prompts": tokens[:, :start],
             "responses": tokens[:, start:],
