@@ -54,7 +54,7 @@ BUCKET_BYTES = 64 << 20
 def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[Filled]:
     """As the learner gathers a model that is not sharded."""
     device = next(iter(weights.values())).device
-    shared = torch.empty(max(each.nbytes for each in plan) * (device.type == "cuda"), dtype=torch.uint8, device=device)
+    shared = new_bytes(max(each.nbytes for each in plan), device)
     for bucket in plan:
         part = shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes)
         for name, view in bucket.views(part).items():
@@ -156,9 +156,9 @@ async def transfer_seconds(link: Channel, holds: int) -> float:
 
 async def broadcast_transfer_seconds(learner: Learner, cast: DistributedChannel, version: int, way: str) -> float:
     """Seconds from the call to a push until all of it is here."""
+    touch(3 * learner.nbytes)
     calling = asyncio.create_task(until_called(cast, version - 1))
     await asyncio.sleep(0.1)
-    touch(3 * learner.nbytes)
     learner.push(version, way)
     manifest = await calling
     begun = time.perf_counter()
