@@ -1,0 +1,134 @@
+"""The fleet over a real vLLM: exact log-probs and versions, whatever is updated, cancelled or killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.fleet.http import Http
+from asyncrl.actor.engine.fleet.server import ServerFaultError
+from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.types import Sampling
+from tests.actor.engine.real import (
+    Taken,
+    assert_nothing_lost,
+    assert_sampled_from,
+    assert_whole,
+    load,
+    prompts,
+    push_under_load,
+    run,
+    sample_at_temperatures,
+    servers_ready,
+)
+from tests.actor.engine.support import assert_exact, parameters
+from tests.vllm.support import RealServer, fleet_of, policy
+
+PUSHES = int(os.environ.get("ASYNCRL_VLLM_PUSHES", "6"))
+EPISODES = 8
+
+
+@pytest.mark.parametrize("spans", [True, False])
+def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature_and_after_every_push(
+    server: RealServer, spans: bool, tmp_path: Path
+) -> None:
+    async def scenario() -> list[list[Generation]]:
+        await server.ready()
+        async with fleet_of(server.url, tmp_path, spans=spans) as fleet:
+            sampled = []
+            for version in (7, 8):
+                await fleet.update_weights(version, parameters(policy(version)))
+                sampled.append(await sample_at_temperatures(fleet))
+            return sampled
+
+    before, behind = run(scenario)
+    assert_sampled_from(policy(7), 7, before)
+    assert_sampled_from(policy(8), 8, behind)
+
+
+@pytest.mark.parametrize(
+    ("mode", "spans"),
+    [("retract", True), ("in_place", True), ("abort", True), ("drain", True), ("retract", False), ("drain", False)],
+)
+def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_version_recorded_for_its_token(
+    server: RealServer, mode: str, spans: bool, tmp_path: Path
+) -> None:
+    models = {version: policy(version) for version in range(PUSHES + 1)}
+
+    async def scenario() -> tuple[list[Taken], dict[str, float]]:
+        await server.ready()
+        async with fleet_of(server.url, tmp_path, mode, spans) as fleet:
+            return await push_under_load(fleet, models, EPISODES)
+
+    assert_nothing_lost(*run(scenario), models, mode)
+
+
+def test_a_cancelled_turn_leaves_the_server(server: RealServer, tmp_path: Path) -> None:
+    async def running(http: Http) -> float:
+        told = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", await http.get("/metrics", 30), re.MULTILINE)
+        assert told is not None
+        return float(told.group(1))
+
+    async def scenario() -> None:
+        await server.ready()
+        http = Http(server.url)
+        async with fleet_of(server.url, tmp_path) as fleet:
+            await fleet.update_weights(1, parameters(policy(1)))
+            turn = asyncio.create_task(fleet.generate(prompts(1)[0], Sampling(1.0, 1900), (), "s"))
+            while await running(http) != 1:
+                await asyncio.sleep(0.05)
+            turn.cancel()
+            while await running(http) != 0:
+                await asyncio.sleep(0.05)
+            assert turn.cancelled()
+        await http.close()
+
+    run(scenario, 60)
+
+
+def test_a_server_killed_while_it_generates_comes_back_with_the_newest_weights_and_its_turns_go_on(
+    server: RealServer, tmp_path: Path
+) -> None:
+    async def scenario() -> tuple[list[Taken], dict[str, float]]:
+        await server.ready()
+        stop = asyncio.Event()
+        async with fleet_of(server.url, tmp_path) as fleet:
+            await fleet.update_weights(1, parameters(policy(1)))
+            working = asyncio.create_task(load(fleet, stop, EPISODES))
+            await asyncio.sleep(1)
+            server.kill()
+            await servers_ready(fleet, 0)
+            pushing = asyncio.create_task(fleet.update_weights(2, parameters(policy(2))))
+            server.restart()
+            await server.ready()
+            await pushing
+            stop.set()
+            return await working, dict(fleet.stats().counters)
+
+    taken, counters = run(scenario)
+    assert counters["server_faults"] >= 1
+    assert counters["lost_segments"] >= EPISODES
+    assert {int(version) for _, got, _ in taken for version in got.versions} == {1, 2}
+    assert_whole(taken)
+    for start, got, _ in taken:
+        assert_exact({1: policy(1), 2: policy(2)}, start, got, 1.0)
+
+
+def test_a_policy_with_tied_embeddings_is_refused_where_an_update_would_miss_its_output_layer(
+    server: RealServer,
+) -> None:
+    async def scenario() -> None:
+        await server.ready()
+        tied = VllmServer(server.url, context=512, tied=True)
+        try:
+            with pytest.raises(ServerFaultError, match="tie_word_embeddings"):
+                await tied.join()
+        finally:
+            await tied.close()
+
+    run(scenario)
