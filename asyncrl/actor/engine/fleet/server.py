@@ -46,7 +46,7 @@ class Segment:
 
 
 def read_spans(told: Sequence[Mapping[str, Any]], count: int) -> tuple[Span, ...]:
-    """The spans that a server tells of `count` tokens. Raises KeyError, TypeError, ValueError: they do not cover them."""
+    """The spans that a server tells of `count` tokens. Raises KeyError, TypeError or ValueError: they are not such."""
     spans = tuple(Span(str(each["version"]), each["start"], each["end"]) for each in told)
     ends = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != ends[:-1] or ends[-1] != count:

@@ -1,7 +1,7 @@
 """One vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. Weights reach it as a folder.
 
-With `--enable-scale-out` it tells which version sampled which token, and requests may live on through an update; without
-it none may. A restart, by which it lost the weights that it was given, is known by the time at which it was started.
+Started with `--enable-scale-out` it tells which version sampled which token, and requests may live on through an
+update; otherwise none may. A restart, which loses the weights that it was given, is known by the time of the start.
 """
 
 from __future__ import annotations
