@@ -65,12 +65,12 @@ class VllmServer:
             settings = (await self._get("/server_info?config_format=json"))["vllm_config"]
             self._model, longest = model["id"], int(model["max_model_len"])
             mode, device = settings["model_config"]["logprobs_mode"], settings["device_config"]["device"]
+            self._check_settings(longest, mode, device)
+            self._started = await self._start_time()
+            await self.abort()
+            self.spans = await self._tells_versions()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
             raise ServerFaultError(f"this is no vLLM server with VLLM_SERVER_DEV_MODE=1: {error!r}") from error
-        self._check_settings(longest, mode, device)
-        self._started = await self._start_time()
-        await self.abort()
-        self.spans = await self._tells_versions()
 
     def _check_settings(self, longest: int, mode: str, device: str) -> None:
         if longest < self._context:
@@ -92,10 +92,10 @@ class VllmServer:
     async def _tells_versions(self) -> bool:
         body = generate_body("versions", np.zeros(1, np.int32), Sampling(1.0, 1), (), None)
         try:
-            read_segment(await self._http.post("/inference/v1/generate", body, self._silence_s), 1, ())
+            answer = await self._http.post("/inference/v1/generate", body, self._silence_s)
         except ServerRefusedError:
             return False
-        return True
+        return bool(answer["choices"][0].get("weight_versions"))
 
     async def check(self) -> None:
         await self._get("/health")
@@ -136,7 +136,7 @@ class VllmServer:
     async def flush(self) -> None:
         """As in the protocol; requests that are paused or just leaving lose their keys and values as well."""
         answer = await self._post("/reset_prefix_cache?reset_running_requests=true")
-        if not answer["success"]:
+        if answer == {"success": False}:
             raise ServerFaultError(f"{self.url} keeps the prefixes of older weights")
 
     async def close(self) -> None:

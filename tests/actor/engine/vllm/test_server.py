@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from aiohttp import web
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span
 from asyncrl.actor.engine.vllm.requests import NO_LOGPROB, completion_body, generate_body, read_segment
 from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import ids, run
+from tests.actor.engine.support import tiny_model
 from tests.actor.engine.vllm.exchanges import CONTEXT, LABEL, live
 
 RECORDED = json.loads(Path(__file__).with_name("exchanges.json").read_text())
@@ -50,14 +53,18 @@ class Replay:
         return web.Response(text=f"this was never asked of the real server: {body}", status=400)
 
 
+def opened(url: str, context: int = CONTEXT) -> VllmServer:
+    return VllmServer(url, context=context, tied=False)
+
+
 @asynccontextmanager
-async def replaying(replay: Replay, **options: Any) -> AsyncIterator[VllmServer]:
+async def replaying(replay: Replay, open_server: Callable[[str], VllmServer] = opened) -> AsyncIterator[VllmServer]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", replay.answer)
     runner = web.AppRunner(app, shutdown_timeout=0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server = VllmServer(f"http://127.0.0.1:{runner.addresses[0][1]}", **{"context": CONTEXT, "tied": False, **options})
+    server = open_server(f"http://127.0.0.1:{runner.addresses[0][1]}")
     try:
         yield server
     finally:
@@ -88,10 +95,10 @@ def test_a_life_of_a_server_asks_what_was_asked_of_the_real_one_and_reads_what_t
     assert [segment.finish for segment in segments.values()] == ["length", "stop", "cut"]
     for name, rid in (("whole", "whole"), ("stopped", "stopped"), ("aborted", "long")):
         choice, segment = recorded_choice(kind, rid), segments[name]
-        told = choice["logprobs"]
-        told = told["token_logprobs"] if kind == SILENT else [each["logprob"] for each in told["content"]]
+        logprobs = choice["logprobs"]
+        logprobs = logprobs["token_logprobs"] if kind == SILENT else [each["logprob"] for each in logprobs["content"]]
         assert segment.tokens.tolist() == choice["token_ids"]
-        np.testing.assert_array_equal(segment.logprobs, np.array(told, np.float32))
+        np.testing.assert_array_equal(segment.logprobs, np.array(logprobs, np.float32))
         assert segment.spans == (Span(LABEL, 0, len(segment.tokens)),)
     assert asked.count(WAYS[kind]) == 3 + (kind == SPANS)
     assert ("/update_weight_version" in asked) == (kind == SPANS)
@@ -154,9 +161,9 @@ def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: Any) ->
         read_segment(broken, 9, ())
 
 
-def joined(replay: Replay, **options: Any) -> None:
+def joined(replay: Replay, open_server: Callable[[str], VllmServer] = opened) -> None:
     async def scenario() -> None:
-        async with replaying(replay, **options) as server:
+        async with replaying(replay, open_server) as server:
             await server.join()
 
     run(scenario)
@@ -168,7 +175,7 @@ def with_settings(**settings: Any) -> Callable[[Any], Any]:
 
 def test_a_server_whose_context_is_too_short_is_refused() -> None:
     with pytest.raises(ServerFaultError, match="--max-model-len"):
-        joined(Replay(RECORDED[SPANS]), context=5000)
+        joined(Replay(RECORDED[SPANS]), partial(opened, context=5000))
 
 
 def test_a_server_whose_logprobs_leave_out_the_temperature_is_refused() -> None:
@@ -178,12 +185,35 @@ def test_a_server_whose_logprobs_leave_out_the_temperature_is_refused() -> None:
         joined(replay)
 
 
-def test_a_policy_with_tied_embeddings_is_refused_on_a_cpu_alone() -> None:
-    replay = Replay(RECORDED[SPANS])
+def test_a_policy_with_tied_embeddings_is_refused_on_a_cpu_alone(tmp_path: Path) -> None:
+    def joined_on(device: str, tied: bool) -> None:
+        replay = Replay(RECORDED[SPANS])
+        replay.change("/server_info", with_settings(device_config={"device": device}))
+        tiny_model(tie_word_embeddings=tied).save_pretrained(tmp_path)
+        config = TrainConfig(model=ModelConfig(path=str(tmp_path)))
+        config.actor.max_tokens = CONTEXT
+        joined(replay, partial(VllmServer.of, config))
+
     with pytest.raises(ServerFaultError, match="tie_word_embeddings"):
-        joined(replay, tied=True)
-    replay.change("/server_info", with_settings(device_config={"device": "cuda"}))
-    joined(replay, tied=True)
+        joined_on("cpu", tied=True)
+    joined_on("cpu", tied=False)
+    joined_on("cuda", tied=True)
+
+
+def test_a_server_that_knows_no_versions_yet_is_asked_for_completions() -> None:
+    """As 0.27.1 has it, which answers `/inference/v1/generate`; still earlier ones do not say whether they flushed."""
+    replay = Replay(RECORDED[SILENT])
+    older = {"status": 200, "answer": {"choices": [{"index": 0, "token_ids": [5]}]}}
+    for each in replay.exchanges:
+        each.update(older if each["path"] == WAYS[SPANS] else {})
+    replay.change("/reset_prefix_cache", lambda answer: "")
+
+    async def scenario() -> dict[str, Segment]:
+        async with replaying(replay) as server:
+            return await live(server)
+
+    assert run(scenario)["whole"].finish == "length"
+    assert "/v1/completions" in replay.asked
 
 
 def test_a_server_without_its_control_calls_is_refused() -> None:
