@@ -53,10 +53,9 @@ class SilentServer(VllmServer):
 
 
 def fleet_of(
-    url: str, directory: Path, mode: str = "retract", spans: bool = True
+    url: str, directory: Path, mode: str = "retract", kind: type[VllmServer] = VllmServer
 ) -> AbstractAsyncContextManager[Fleet]:
     """A fleet over the server at `url`, kept until the end; weights are written under `directory`."""
-    kind = VllmServer if spans else SilentServer
 
     def open_server(url: str) -> VllmServer:
         return kind(url, context=512, tied=False, silence_s=30)

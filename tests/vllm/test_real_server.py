@@ -12,6 +12,7 @@ import pytest
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.server import ServerFaultError
+from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.vllm.server import VllmServer
 from asyncrl.types import Sampling
 from tests.actor.engine.real import (
@@ -27,19 +28,22 @@ from tests.actor.engine.real import (
     servers_ready,
 )
 from tests.actor.engine.support import assert_exact, parameters
-from tests.vllm.support import RealServer, fleet_of, policy
+from tests.vllm.support import RealServer, SilentServer, fleet_of, policy
 
 PUSHES = int(os.environ.get("ASYNCRL_VLLM_PUSHES", "6"))
 EPISODES = 8
 
 
-@pytest.mark.parametrize("spans", [True, False])
+KINDS = [VllmServer, SilentServer]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature_and_after_every_push(
-    server: RealServer, spans: bool, tmp_path: Path
+    server: RealServer, kind: type[VllmServer], tmp_path: Path
 ) -> None:
     async def scenario() -> list[list[Generation]]:
         await server.ready()
-        async with fleet_of(server.url, tmp_path, spans=spans) as fleet:
+        async with fleet_of(server.url, tmp_path, kind=kind) as fleet:
             sampled = []
             for version in (7, 8):
                 await fleet.update_weights(version, parameters(policy(version)))
@@ -52,20 +56,49 @@ def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature_and_a
 
 
 @pytest.mark.parametrize(
-    ("mode", "spans"),
-    [("retract", True), ("in_place", True), ("abort", True), ("drain", True), ("retract", False), ("drain", False)],
+    ("mode", "kind"),
+    [*((mode, VllmServer) for mode in ("retract", "in_place", "abort", "drain")), ("abort", SilentServer)],
 )
 def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_version_recorded_for_its_token(
-    server: RealServer, mode: str, spans: bool, tmp_path: Path
+    server: RealServer, mode: str, kind: type[VllmServer], tmp_path: Path
 ) -> None:
     models = {version: policy(version) for version in range(PUSHES + 1)}
 
     async def scenario() -> tuple[list[Taken], dict[str, float]]:
         await server.ready()
-        async with fleet_of(server.url, tmp_path, mode, spans) as fleet:
+        async with fleet_of(server.url, tmp_path, mode, kind) as fleet:
             return await push_under_load(fleet, models, EPISODES)
 
     assert_nothing_lost(*run(scenario), models, mode)
+
+
+class Stumbling(VllmServer):
+    """Leaves the server in the middle of its second update."""
+
+    loads = 0
+
+    async def load(self, update: Update) -> None:
+        self.loads += 1
+        if self.loads == 2:
+            nowhere = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}}
+            await self._http.post("/collective_rpc", nowhere, 30)
+        await super().load(update)
+
+
+def test_an_update_that_fails_under_requests_is_made_up_for_by_a_whole_one(server: RealServer, tmp_path: Path) -> None:
+    models = {version: policy(version) for version in range(3)}
+
+    async def scenario() -> tuple[list[Taken], dict[str, float]]:
+        await server.ready()
+        async with fleet_of(server.url, tmp_path, kind=Stumbling) as fleet:
+            return await push_under_load(fleet, models, EPISODES)
+
+    taken, counters = run(scenario)
+    assert server.process.poll() is None
+    assert (counters["server_faults"], counters["server_updates"]) == (1, 3)
+    assert_whole(taken)
+    for start, got, _ in taken:
+        assert_exact(models, start, got, 1.0)
 
 
 def test_a_cancelled_turn_leaves_the_server(server: RealServer, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class VllmServer:
         self._model = ""
         self._label = ""
         self._started = ""
+        self._asked = False
 
     @classmethod
     def of(cls, config: TrainConfig, url: str) -> VllmServer:
@@ -68,9 +69,9 @@ class VllmServer:
             self._check_settings(longest, mode, device)
             self._started = await self._start_time()
             await self.abort()
-            self.spans = await self._tells_versions()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
             raise ServerFaultError(f"this is no vLLM server with VLLM_SERVER_DEV_MODE=1: {error!r}") from error
+        self.spans = self._asked = False
 
     def _check_settings(self, longest: int, mode: str, device: str) -> None:
         if longest < self._context:
@@ -88,14 +89,6 @@ class VllmServer:
                 f"{self.url} runs on a CPU, where vLLM keeps the old output layer of a model with tied embeddings "
                 "when it is given new weights; use a model without tie_word_embeddings, or a GPU"
             )
-
-    async def _tells_versions(self) -> bool:
-        body = generate_body("versions", np.zeros(1, np.int32), Sampling(1.0, 1), (), None)
-        try:
-            answer = await self._http.post("/inference/v1/generate", body, self._silence_s)
-        except ServerRefusedError:
-            return False
-        return bool(answer["choices"][0].get("weight_versions"))
 
     async def check(self) -> None:
         await self._get("/health")
@@ -126,12 +119,24 @@ class VllmServer:
         await self._post("/resume")
 
     async def load(self, update: Update) -> None:
+        """As in the protocol. The first one behind a join finds out about spans. That takes a request, of which a server
+        would die that was left in the middle of an update."""
         async with update.folder() as folder:
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             await self._http.post("/collective_rpc", body, self._load_s)
+        if not self._asked:
+            self.spans, self._asked = await self._tells_versions(), True
         if self.spans:
             await self._post("/update_weight_version", {"new_version": update.label})
         self._label = update.label
+
+    async def _tells_versions(self) -> bool:
+        body = generate_body("versions", np.zeros(1, np.int32), Sampling(1.0, 1), (), None)
+        try:
+            answer = await self._http.post("/inference/v1/generate", body, self._silence_s)
+        except ServerRefusedError:
+            return False
+        return bool(answer["choices"][0].get("weight_versions"))
 
     async def flush(self) -> None:
         """As in the protocol; requests that are paused or just leaving lose their keys and values as well."""

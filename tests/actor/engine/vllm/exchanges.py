@@ -43,6 +43,8 @@ class InFolder(Update):
 async def live(server: VllmServer, folder: Path = Path(FOLDER)) -> dict[str, Segment]:
     """What came of a request that ended by length, one that ended at a stop token, and one that was aborted."""
     await server.join()
+    await server.load(InFolder(folder))
+    await server.flush()
     await server.pause("retract")
     await server.load(InFolder(folder))
     await server.flush()
