@@ -131,7 +131,7 @@ async def fleet_over(
         changed,
         expected={name: tuple(tensor.shape) for name, tensor in parameters(model).items()},
         vocabulary=model.config.vocab_size,
-        rules=Rules(check_s=0.5, wait_s=120, salted=salted, segment_tokens=segment_tokens),
+        rules=Rules(check_s=0.5, wait_s=600, salted=salted, segment_tokens=segment_tokens),
         **options,
     )
     keeper = asyncio.create_task(fleet.keep())

@@ -119,8 +119,8 @@ class VllmServer:
         await self._post("/resume")
 
     async def load(self, update: Update) -> None:
-        """As in the protocol. The first one behind a join finds out about spans. That takes a request, of which a server
-        would die that was left in the middle of an update."""
+        """As in the protocol. The first one behind a join finds out about spans. That takes a request, and of one a
+        server would die that was left in the middle of an update."""
         async with update.folder() as folder:
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             await self._http.post("/collective_rpc", body, self._load_s)
