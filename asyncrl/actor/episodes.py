@@ -34,17 +34,19 @@ async def open_episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> 
     actor = config.actor
     chat = _chat(config, tools)
     split = find_split(actor.step_split)
-    limits = Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens)
     if actor.agent is None:
+        limits = Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens)
         run = partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=split)
         yield Episodes(run)
         return
     from asyncrl.actor.door.agent import load_agent
+    from asyncrl.actor.door.conversation import ConversationLimits
     from asyncrl.actor.door.episode import run_agent_episode
     from asyncrl.actor.door.server import Door
 
     agent = load_agent(actor.agent)
-    door = Door(engine, chat, limits, actor.door_host, actor.door_port)
+    limits_there = ConversationLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, actor.max_total_tokens)
+    door = Door(engine, chat, limits_there, actor.door_host, actor.door_port)
     await door.start()
     try:
         play = partial(run_agent_episode, engine=engine, chat=chat, door=door, agent=agent, step_split=split)

@@ -98,7 +98,9 @@ def _problem(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str
     return ""
 
 
-def _value_problem(value: Any, schema: Mapping[str, Any]) -> str:
+def _value_problem(value: Any, schema: Mapping[str, Any] | bool) -> str:
+    if isinstance(schema, bool):
+        return "" if schema else "must be left out"
     expected = schema.get("type")
     kinds: Sequence[str] = [expected] if isinstance(expected, str) else expected or ()
     if kinds and not any(_is(value, kind) for kind in kinds):

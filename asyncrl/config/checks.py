@@ -50,6 +50,7 @@ POSITIVE = (
     "actor.max_turns",
     "actor.max_turn_tokens",
     "actor.max_tokens",
+    "actor.max_total_tokens",
     "actor.tool_timeout_s",
     "actor.max_tool_chars",
     "engine.slots",
@@ -188,6 +189,12 @@ def _check_combinations(config: TrainConfig) -> None:
         config,
         "actor.max_tokens",
         f"a slot of the engine holds engine.max_length={config.engine.max_length} tokens; raise that or lower this",
+    )
+    require(
+        actor.agent is None or actor.max_total_tokens >= actor.max_tokens,
+        config,
+        "actor.max_total_tokens",
+        f"one sequence of the agent's may have actor.max_tokens={actor.max_tokens}; raise this or lower that",
     )
     require(
         learner.steps % learner.publish_every == 0,

@@ -8,7 +8,17 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.types import Labels
-from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, SaidPRM, answered, lease, make_scorer, score
+from tests.scoring.fakes import (
+    CharTokenizer,
+    FakeOutcome,
+    FakePRM,
+    SaidPRM,
+    answered,
+    episode,
+    lease,
+    make_scorer,
+    score,
+)
 
 
 def all_of(*episodes, prm=None, **config):
@@ -45,6 +55,23 @@ def test_without_a_process_model_there_are_no_step_scores():
     labels = score(answered("no"))
     assert (labels.outcome, labels.reward, labels.scorer) == (0.0, 0.0, "exact_number")
     assert labels.step_scores.shape == labels.step_ends.shape == (0,)
+
+
+def test_branches_are_scored_by_themselves_and_rules_and_outcome_models_judge_the_last():
+    class PromptPRM(FakePRM):
+        def _one(self, transcript):
+            return super()._one(transcript) * np.float32(len(transcript[0].text) / 8)
+
+    class PromptOutcome(FakeOutcome):
+        def score(self, transcripts):
+            return [float(len(transcript[0].text)) for transcript in transcripts]
+
+    turns = [("prompt", "Q"), ("assistant", "call"), ("tool", "ok"), ("assistant", "72")]
+    found = episode(*turns, ("prompt", "QQQQ"), ("assistant", "it is 3"), ("prompt", "QQ"), ("assistant", "so 72"))
+    labels = score(found, None, PromptPRM(), PromptOutcome())
+    assert labels.step_scores.tolist() == [0.75 * letters / 8 for letters in (1, 1, 4, 2)]
+    assert labels.step_ends.tolist() == [step.end for step in found[1].steps]
+    assert (labels.outcome, labels.extra["outcome_model"]) == (1.0, 2.0)
 
 
 def test_kinds_done_one_after_another_end_in_the_labels_of_all_at_once():

@@ -4,58 +4,42 @@ A request repeats the conversation so far. Where it only adds to what was said, 
 by the exact suffix of the chat template. Otherwise a new branch begins: behind the point up to which it agrees, where
 there is one, else with the whole conversation as a prompt. What was sampled before is mere context there.
 
-What holds: every sampled token is in the loss mask of exactly one branch, that in which it was sampled, with its
-log-prob and version; and a branch is one sequence in which every token follows from those before it.
+What holds: every answer that was recorded is in the loss mask of exactly one branch, that in which it was sampled, with
+its log-probs and versions; in a branch every token follows from those before it; limits hold, whatever is under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
+from asyncrl.actor.door.branch import Branch
 from asyncrl.actor.door.messages import Ask, Message
 from asyncrl.actor.engine.base import Generation
-from asyncrl.types import NO_VERSION, Role, Turn
+from asyncrl.errors import BusyError, RefusedError
+from asyncrl.types import Role, ToolCall
 
 
-@dataclass(eq=False)
-class Branch:
-    """One token sequence that grows. `name` is the engine's session."""
+class LimitError(RefusedError):
+    """A limit of the episode leaves no room for a request; `code` names it in the API's words."""
 
-    name: str
-    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    versions: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    turns: list[Turn] = field(default_factory=list)
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
-    @property
-    def loss_mask(self) -> NDArray[np.bool_]:
-        return np.asarray(self.versions != NO_VERSION)
 
-    @property
-    def sampled(self) -> int:
-        return int(self.loss_mask.sum())
+@dataclass(frozen=True, slots=True)
+class ConversationLimits:
+    """Answers of an episode, tokens of one answer, of one branch, and of all branches together."""
 
-    def add_context(self, tokens: NDArray[np.int32], role: Role) -> None:
-        none = np.zeros(len(tokens), np.float32), np.full(len(tokens), NO_VERSION, np.int32)
-        self._add(tokens, *none, Turn(len(self.tokens), len(self.tokens) + len(tokens), role))
-
-    def add_turn(self, generation: Generation) -> None:
-        start, end = len(self.tokens), len(self.tokens) + len(generation.tokens)
-        turn = Turn(start, end, Role.ASSISTANT, generation.finish_reason)
-        self._add(generation.tokens, generation.logprobs, generation.versions, turn)
-
-    def _add(
-        self, tokens: NDArray[np.int32], logprobs: NDArray[np.float32], versions: NDArray[np.int32], turn: Turn
-    ) -> None:
-        self.tokens = np.concatenate([self.tokens, tokens])
-        self.logprobs = np.concatenate([self.logprobs, logprobs])
-        self.versions = np.concatenate([self.versions, versions])
-        self.turns.append(turn)
+    max_turns: int
+    max_turn_tokens: int
+    max_tokens: int
+    max_total_tokens: int
 
 
 @dataclass(eq=False)
@@ -70,49 +54,107 @@ class _Point:
     continued: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Start:
+    """How a request begins: behind the point `behind` of its branch, or else in a new branch with the tokens up to the
+    point `copied`, if any; then `added`."""
+
+    behind: _Point | None
+    copied: _Point | None
+    added: NDArray[np.int32]
+
+    @property
+    def new(self) -> int:
+        """Tokens that it adds to the episode."""
+        return len(self.added) + (self.copied.length if self.copied else 0)
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy will see."""
+        return self.new + (self.behind.length if self.behind else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where the answer to `ask` will stand: at the end of `branch`, which reserves its room. `refused` tells that the
+    limits had refused the request before."""
+
+    ask: Ask
+    branch: Branch
+    behind: _Point | None
+    refused: bool
+
+
 class Conversation:
     """The branches of one episode; `name` begins the names of their sessions.
 
-    `fits` tells whether a prompt of so many tokens leaves room for an answer.
+    `truncated` is set while nothing was answered that was asked since a limit refused a request: an agent may make room
+    by rewriting its history, and go on.
     """
 
-    def __init__(self, name: str, chat: Chat, fits: Callable[[int], bool]) -> None:
+    def __init__(self, name: str, chat: Chat, limits: ConversationLimits) -> None:
         self.branches: list[Branch] = []
         self.truncated = False
         self._name = name
         self._chat = chat
-        self._fits = fits
+        self._limits = limits
         self._points: list[_Point] = []
+        self._begun = 0
+        self._under_way = 0
 
     @property
-    def turns(self) -> int:
+    def answers(self) -> int:
         """Answers that were recorded."""
         return len(self._points)
 
-    def prepare(self, ask: Ask) -> Branch | None:
-        """The branch to continue, its tokens up to where the policy writes, or None where no room would be left.
+    def answered(self) -> list[Branch]:
+        """The branches that have answers, in the order of their last ones."""
+        return list(reversed(dict.fromkeys(point.branch for point in reversed(self._points))))
+
+    def prepare(self, ask: Ask) -> Place:
+        """Where the policy is to write the answer. The place must be given to `record` or `withdraw`.
 
         A branch is given to one request at a time: another one that comes meanwhile, or comes again, gets its own.
+
+        Raises LimitError: there is no room. Raises BusyError: there may be room once others have their answers.
         """
-        point = self._agreeing(ask)
-        added = ask.messages[len(point.messages) :] if point else ()
-        suffix = self._chat.suffix(added, ask.tools) if point else self._chat.prompt(ask.messages, ask.tools)
-        if not self._fits((point.length if point else 0) + len(suffix)):
+        start = self._start(ask)
+        room = self._room(start, self._under_way, sum(branch.reserved for branch in self.branches))
+        if room < 1:
+            if self._room(start, 0, 0) > 0:
+                raise BusyError("answers that are under way may take the rest of the episode's room")
             self.truncated = True
-            return None
-        branch = self._branch(point)
-        branch.add_context(suffix, Role.TOOL if point else Role.PROMPT)
-        return branch
+            raise self._limit()
+        self._under_way += 1
+        branch = self._branch(start)
+        branch.reserved = min(room, ask.max_tokens or room)
+        return Place(ask, branch, start.behind, self.truncated)
 
-    def record(self, ask: Ask, branch: Branch, generation: Generation, answer: Message) -> None:
-        """Add what was sampled behind `prepare`; `answer` is what the agent is given, as it is read back."""
-        branch.add_turn(generation)
-        by_policy = generation.finish_reason == "stop"
-        self._points.append(_Point((*ask.messages, answer), ask.tools, branch, len(branch.tokens), by_policy))
+    def record(self, place: Place, generation: Generation, answer: Message, calls: Sequence[ToolCall]) -> None:
+        """Add what was sampled; `answer` is what the agent is given, as it is read back, with these calls of tools."""
+        self._under_way -= 1
+        ask, branch = place.ask, place.branch
+        branch.add_answer(generation, calls)
+        self.truncated = self.truncated and not place.refused
+        said = (*ask.messages, answer)
+        self._points.append(_Point(said, ask.tools, branch, len(branch.tokens), generation.finish_reason == "stop"))
 
-    def main(self) -> Branch | None:
-        """The branch that is trained: the one with the most sampled tokens, the first of equals."""
-        return max((branch for branch in self.branches if branch.sampled), key=lambda each: each.sampled, default=None)
+    def withdraw(self, place: Place) -> str | None:
+        """There will be no answer: all is as before the request. Returns the session that ends with it, if any."""
+        self._under_way -= 1
+        if place.behind is None:
+            self.branches.remove(place.branch)
+            return place.branch.name
+        place.behind.continued = False
+        place.branch.cut(place.behind.length)
+        return None
+
+    def _start(self, ask: Ask) -> _Start:
+        point = self._agreeing(ask)
+        if point is None:
+            return _Start(None, None, self._chat.prompt(ask.messages, ask.tools))
+        added = self._chat.suffix(ask.messages[len(point.messages) :], ask.tools)
+        return _Start(None, point, added) if point.continued else _Start(point, None, added)
 
     def _agreeing(self, ask: Ask) -> _Point | None:
         """The latest point that the request goes on from. Behind an answer that was cut there is none: to go on, one
@@ -124,14 +166,38 @@ class Conversation:
                 return point
         return None
 
-    def _branch(self, point: _Point | None) -> Branch:
-        if point and not point.continued:
-            point.continued = True
-            return point.branch
-        branch = Branch(f"{self._name}/{len(self.branches)}")
+    def _room(self, start: _Start, under_way: int, reserved: int) -> int:
+        """Tokens that an answer may have beside those `under_way`, for which so many tokens are `reserved`."""
+        limits = self._limits
+        if self.answers + under_way >= limits.max_turns:
+            return 0
+        taken = sum(len(branch.tokens) for branch in self.branches) + reserved
+        left = limits.max_total_tokens - taken - start.new
+        return min(limits.max_turn_tokens, limits.max_tokens - start.length, left)
+
+    def _limit(self) -> LimitError:
+        limits = self._limits
+        if self.answers >= limits.max_turns:
+            return LimitError("turn_limit", f"actor.max_turns={limits.max_turns} answers were given")
+        return LimitError(
+            "context_length_exceeded",
+            f"no room is left in actor.max_tokens={limits.max_tokens} of the conversation, or in "
+            f"actor.max_total_tokens={limits.max_total_tokens} of the episode",
+        )
+
+    def _branch(self, start: _Start) -> Branch:
+        if start.behind:
+            start.behind.continued = True
+            start.behind.branch.add_context(start.added, Role.TOOL)
+            return start.behind.branch
+        self._begun += 1
+        branch = Branch(f"{self._name}/{self._begun}")
         self.branches.append(branch)
-        if point:
-            branch.add_context(point.branch.tokens[: point.length], Role.PROMPT)
+        if start.copied:
+            length, source = start.copied.length, start.copied.branch
+            calls = [call for turn in source.turns_until(length) for call in turn.tool_calls]
+            branch.add_context(source.tokens[:length], Role.PROMPT, calls)
+        branch.add_context(start.added, Role.TOOL if start.copied else Role.PROMPT)
         return branch
 
 

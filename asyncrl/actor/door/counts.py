@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class DoorCounts:
-    """Since the start: requests answered and refused, branches, and sampled tokens outside an episode's main branch."""
+    """Since the start: requests answered, refused, and abandoned (the agent hung up before the answer was ready, and it
+    is no part of the episode), and branches with an answer."""
 
     answered: int = 0
     refused: int = 0
+    abandoned: int = 0
     branches: int = 0
-    dropped_tokens: int = 0

@@ -1,7 +1,7 @@
 """One episode of an agent from outside: from its ticket to its trajectory.
 
-A ticket gives exactly one trajectory, whatever the agent did: that of the conversation's main branch (see
-Conversation). What was sampled in other branches is not trained, and is counted.
+A ticket gives exactly one trajectory, whatever the agent did: all branches of the conversation that have an answer (see
+Conversation), that of the last answer last.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.door.agent import Agent
-from asyncrl.actor.door.conversation import Branch
+from asyncrl.actor.door.branch import joined
 from asyncrl.actor.door.server import Door, Seat
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.episode import EpisodeFailed, State
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import AsyncrlError
-from asyncrl.types import Finish, Role, Ticket, Trajectory
+from asyncrl.types import Finish, Ticket, Trajectory
 
 
 async def run_agent_episode(
@@ -46,11 +46,10 @@ async def run_agent_episode(
         "generate": seat.generate_s,
         "agent": max(0.0, clock() - begun - seat.generate_s),
     }
-    branch = seat.conversation.main()
-    if branch is None:
+    if not seat.conversation.answers:
         raise EpisodeFailed(State.FAILED, "the agent ended without having asked the policy anything")
     try:
-        return _trajectory(seat, branch, chat, rewards, timings, step_split)
+        return _trajectory(seat, chat, rewards, timings, step_split)
     except AsyncrlError as error:
         raise EpisodeFailed(State.FAILED, f"{type(error).__name__}: {error}") from error
 
@@ -67,30 +66,22 @@ async def _run(agent: Agent, seat: Seat) -> Mapping[str, float]:
 
 
 def _trajectory(
-    seat: Seat,
-    branch: Branch,
-    chat: Chat,
-    rewards: Mapping[str, float],
-    timings: Mapping[str, float],
-    step_split: Split,
+    seat: Seat, chat: Chat, rewards: Mapping[str, float], timings: Mapping[str, float], step_split: Split
 ) -> Trajectory:
-    """The branch up to the last token that was sampled in it."""
-    last = max(index for index, turn in enumerate(branch.turns) if turn.role is Role.ASSISTANT)
-    turns = tuple(branch.turns[: last + 1])
-    end = turns[-1].end
-    completed = turns[-1].finish_reason == "stop" and not seat.conversation.truncated
+    whole = joined(seat.conversation.answered())
+    completed = whole.turns[-1].finish_reason == "stop" and not seat.conversation.truncated
     ticket = seat.ticket
     return Trajectory(
         id=ticket.id,
         task_id=ticket.task.id,
         group_id=ticket.group_id,
         member=ticket.member,
-        tokens=branch.tokens[:end],
-        loss_mask=branch.loss_mask[:end],
-        logprobs=branch.logprobs[:end],
-        versions=branch.versions[:end],
-        turns=turns,
-        steps=split_steps(step_split, branch.tokens, turns, chat.piece),
+        tokens=whole.tokens,
+        loss_mask=whole.loss_mask,
+        logprobs=whole.logprobs,
+        versions=whole.versions,
+        turns=tuple(whole.turns),
+        steps=split_steps(step_split, whole.tokens, whole.turns, chat.piece),
         finish=Finish.COMPLETED if completed else Finish.TRUNCATED,
         rewards={name: float(value) for name, value in rewards.items()},
         timings=timings,

@@ -45,7 +45,7 @@ def read_ask(body: Any) -> Ask:
         raise RefusedError(f"max_tokens is {limit!r}; it must be a positive integer")
     names: dict[str, str] = {}
     messages = tuple(_message(message, names) for message in body["messages"])
-    return Ask(messages, tuple(body.get("tools") or ()), limit, bool(body.get("stream")))
+    return Ask(messages, _read_tools(body.get("tools") or []), limit, bool(body.get("stream")))
 
 
 def _refuse_unable(body: Mapping[str, Any]) -> None:
@@ -96,19 +96,32 @@ def _call(call: Any, names: dict[str, str]) -> Message:
         raise RefusedError(f"a tool call cannot be read: {error!r}") from error
 
 
-def functions_of(tools: Sequence[Message]) -> dict[str, Mapping[str, Any]]:
-    """Function objects by name. Raises RefusedError."""
-    try:
-        return {tool["function"]["name"]: tool["function"] for tool in tools}
-    except (KeyError, TypeError) as error:
-        raise RefusedError("a tool must be {type: function, function: {name, description, parameters}}") from error
+def _read_tools(tools: Any) -> tuple[Message, ...]:
+    """Tools as templates take them. Raises RefusedError: the policy's calls could not be checked against one."""
+    for tool in tools if isinstance(tools, list) else [tools]:
+        match tool:
+            case {"function": {"name": str(), **rest}}:
+                parameters = rest.get("parameters") or {}
+                properties = parameters.get("properties") or {} if isinstance(parameters, dict) else None
+                if isinstance(properties, dict) and all(isinstance(each, dict | bool) for each in properties.values()):
+                    continue
+        raise RefusedError(
+            "a tool must be {type: function, function: {name, description, parameters}}, with a JSON schema for "
+            f"parameters; got {tool!s:.200}"
+        )
+    return tuple(tools)
 
 
-def answer_message(text: str, tools: Sequence[Message]) -> dict[str, Any]:
-    """The policy's turn as an API message. Where a call cannot be made as written, the whole turn stays text."""
-    parsed = parse_tool_calls(text, functions_of(tools))
+def calls_in(text: str, tools: Sequence[Message]) -> list[ToolCall]:
+    """The calls that the policy's turn makes; none where one of them cannot be made as written."""
+    parsed = parse_tool_calls(text, {tool["function"]["name"]: tool["function"] for tool in tools})
     calls = [call for call in parsed if isinstance(call, ToolCall)]
-    if not calls or len(calls) < len(parsed):
+    return calls if len(calls) == len(parsed) else []
+
+
+def answer_message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """The policy's turn as an API message: text and calls of tools, or where it makes none all of it as text."""
+    if not calls:
         return {"role": "assistant", "content": text}
     return {
         "role": "assistant",

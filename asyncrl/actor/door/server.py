@@ -1,38 +1,43 @@
 """The door itself: an OpenAI-compatible address for every episode, over any engine.
 
 An episode's address has its ticket's id in it and takes only its own key. What the agent asks is sampled by the engine
-and recorded in the episode's conversation before it is answered.
+and recorded in the episode's conversation before it is answered. An agent that hangs up before its answer is ready, as
+impatient clients do to try again, ends its request, which leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from aiohttp import web
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.door.conversation import Branch, Conversation
+from asyncrl.actor.door.branch import Branch
+from asyncrl.actor.door.conversation import Conversation, ConversationLimits, LimitError, Place
 from asyncrl.actor.door.counts import DoorCounts
-from asyncrl.actor.door.messages import Ask, answer_message, as_events, completion, read_answer, read_ask
+from asyncrl.actor.door.messages import Ask, answer_message, as_events, calls_in, completion, read_answer, read_ask
 from asyncrl.actor.engine.base import Engine, Generation
-from asyncrl.actor.episode import Limits
-from asyncrl.errors import AsyncrlError, EngineError, RefusedError
+from asyncrl.errors import AsyncrlError, BusyError, EngineError, RefusedError, StoppedError
 from asyncrl.types import Sampling, Ticket
 
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 << 20
 
+_OVER = "the episode is over"
+
 
 @dataclass(eq=False)
 class Seat:
-    """One episode at the door. `fault` is what the engine did not do: the agent is not to blame for what follows."""
+    """One episode at the door. `fault` is what the engine or we did not do: the agent is not to blame for what follows.
+    `settled` is set whenever a request has ended, `closed` once the agent is done."""
 
     ticket: Ticket
     base_url: str
@@ -40,6 +45,8 @@ class Seat:
     conversation: Conversation
     generate_s: float = 0.0
     fault: Exception | None = None
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: bool = False
 
 
 class Door:
@@ -49,7 +56,7 @@ class Door:
         self,
         engine: Engine,
         chat: Chat,
-        limits: Limits,
+        limits: ConversationLimits,
         host: str = "127.0.0.1",
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -65,7 +72,7 @@ class Door:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/{ticket}/v1/chat/completions", self._chat_completions)
         app.router.add_get("/{ticket}/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
 
     async def start(self) -> None:
         await self._runner.setup()
@@ -79,21 +86,18 @@ class Door:
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[Seat]:
         """A seat for the episode of `ticket`; afterwards nothing more is answered there."""
-        conversation = Conversation(ticket.id, self._chat, lambda length: length < self._limits.max_tokens)
+        conversation = Conversation(ticket.id, self._chat, self._limits)
         url = f"http://{self._host}:{self._port}/{quote(ticket.id, safe='')}/v1"
         seat = self._seats[ticket.id] = Seat(ticket, url, secrets.token_urlsafe(16), conversation)
         try:
             yield seat
         finally:
+            seat.closed = True
+            seat.settled.set()
             del self._seats[ticket.id]
             for branch in conversation.branches:
                 self._engine.release(branch.name)
-            self._count(conversation)
-
-    def _count(self, conversation: Conversation) -> None:
-        main = conversation.main()
-        self.counts.branches += len(conversation.branches)
-        self.counts.dropped_tokens += sum(branch.sampled for branch in conversation.branches if branch is not main)
+            self.counts.branches += len(conversation.answered())
 
     async def _models(self, http: web.Request) -> web.Response:
         return web.json_response(
@@ -107,46 +111,62 @@ class Door:
             return _error(401, "there is no such episode, or this is not its key", "invalid_api_key")
         try:
             ask = read_ask(await _json(http))
-            return await self._answer(seat, ask)
+            place = await _place(seat, ask)
+            return await self._answer(seat, place)
         except RefusedError as error:
             self.counts.refused += 1
-            return _error(400, str(error), "invalid_request_error")
-        except AsyncrlError as error:
-            seat.fault = error
-            log.warning("the engine failed episode %s: %s", seat.ticket.id, error)
+            return _error(400, str(error), error.code if isinstance(error, LimitError) else "invalid_request_error")
+        except Exception as error:
+            if not seat.closed:
+                seat.fault = error
+                unexpected = not isinstance(error, AsyncrlError)
+                log.warning("episode %s fails: %s", seat.ticket.id, error, exc_info=unexpected)
             return _error(503, str(error), "engine_error")
 
-    async def _answer(self, seat: Seat, ask: Ask) -> web.Response:
-        conversation = seat.conversation
-        if conversation.turns >= self._limits.max_turns:
-            conversation.truncated = True
-            return _error(400, f"actor.max_turns={self._limits.max_turns} answers were given", "turn_limit")
-        branch = conversation.prepare(ask)
-        if branch is None:
-            limit = self._limits.max_tokens
-            return _error(400, f"the conversation leaves no room in {limit} tokens", "context_length_exceeded")
-        prompt_tokens = len(branch.tokens)
-        generation = await self._generate(seat, branch, ask)
-        ended = generation.finish_reason == "stop"
-        message = answer_message(self._chat.text(generation.tokens[:-1] if ended else generation.tokens), ask.tools)
-        conversation.record(ask, branch, generation, read_answer(message))
+    async def _answer(self, seat: Seat, place: Place) -> web.Response:
+        """The place is recorded or, whatever is raised, withdrawn."""
+        ask, conversation, seen = place.ask, seat.conversation, len(place.branch.tokens)
+        try:
+            generation = await self._generate(seat, place.branch)
+            ended = generation.finish_reason == "stop"
+            text = self._chat.text(generation.tokens[:-1] if ended else generation.tokens)
+            calls = calls_in(text, ask.tools)
+            message = answer_message(text, calls)
+            conversation.record(place, generation, read_answer(message), calls)
+        except BaseException as error:
+            self.counts.abandoned += seat.closed or isinstance(error, asyncio.CancelledError)
+            if session := conversation.withdraw(place):
+                self._engine.release(session)
+            raise
+        finally:
+            seat.settled.set()
         self.counts.answered += 1
-        body = completion(
-            message, generation.finish_reason, prompt_tokens, len(generation.tokens), created=int(time.time())
-        )
+        body = completion(message, generation.finish_reason, seen, len(generation.tokens), created=int(time.time()))
         if ask.stream:
             return web.Response(body=as_events(body), content_type="text/event-stream")
         return web.json_response(body)
 
-    async def _generate(self, seat: Seat, branch: Branch, ask: Ask) -> Generation:
-        room = min(self._limits.max_turn_tokens, self._limits.max_tokens - len(branch.tokens))
-        sampling = Sampling(seat.ticket.temperature, min(room, ask.max_tokens or room))
+    async def _generate(self, seat: Seat, branch: Branch) -> Generation:
+        """Raises EngineError: the engine gave nothing. Raises StoppedError: the episode has ended meanwhile."""
+        sampling = Sampling(seat.ticket.temperature, branch.reserved)
         started = self._clock()
         generation = await self._engine.generate(branch.tokens, sampling, self._chat.stop_ids, branch.name)
-        seat.generate_s += self._clock() - started
+        if seat.closed:
+            raise StoppedError(_OVER)
         if generation.finish_reason == "abort" or not len(generation.tokens):
             raise EngineError("the engine aborted the generation")
+        seat.generate_s += self._clock() - started
         return generation
+
+
+async def _place(seat: Seat, ask: Ask) -> Place:
+    """Where the answer will stand, as soon as it is known whether there is room for it."""
+    while not seat.closed:
+        with suppress(BusyError):
+            return seat.conversation.prepare(ask)
+        seat.settled.clear()
+        await seat.settled.wait()
+    raise StoppedError(_OVER)
 
 
 async def _json(http: web.Request) -> object:

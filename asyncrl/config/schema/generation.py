@@ -17,13 +17,16 @@ class ActorConfig:
     episode_timeout_s: float = option(3600.0, "seconds after which an episode is given up and tried anew")
     max_turns: int = option(8, "assistant turns an episode may have")
     max_turn_tokens: int = option(512, "tokens that one assistant turn may have")
-    max_tokens: int = option(4096, "tokens that a whole episode may have, prompt and tool results included")
+    max_tokens: int = option(4096, "tokens that an episode's sequence may have, prompt and tool results included")
     tools: list[str] = option(["calculator"], "tools on offer: built-in names or dotted paths of Tool classes")
     tool_timeout_s: float = option(10.0, "seconds that one tool call may take")
     tool_retries: int = option(2, "times that a failing tool is tried again before the episode fails")
     max_tool_chars: int = option(4096, "characters of a tool's result that the policy sees; the middle of more is cut")
     template_kwargs: dict[str, Any] = option({}, "what the chat template takes, such as {enable_thinking: false}")
     agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/sglang.md)")
+    max_total_tokens: int = option(
+        16384, "tokens that an agent's episode may have in all: it begins a new sequence where it rewrites its history"
+    )
     door_host: str = option("127.0.0.1", "address at which agents reach the policy")
     door_port: int = option(0, "port there; 0 takes a free one")
     step_split: str = option(

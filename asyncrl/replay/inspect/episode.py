@@ -152,11 +152,13 @@ def _numbers(values: Mapping[str, float]) -> str:
 
 
 def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iterator[RenderableType]:
-    """For each turn a head and its text."""
+    """For each turn a head and its text; where there are several branches, their first turns say so."""
     scores = step_scores(labels)
+    branches = {start: number for number, (start, _) in enumerate(trajectory.branches)}
     for number, turn in enumerate(trajectory.turns):
         by_version = versions(trajectory, turn.start, turn.end)
         told = [
+            f"branch {branches[turn.start]}" if len(branches) > 1 and turn.start in branches else "",
             f"turn {number}",
             turn.role.value,
             f"{turn.end - turn.start} tokens",

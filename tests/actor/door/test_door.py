@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -15,17 +16,18 @@ from hypothesis import strategies as st
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.door.agent import Agent, load_agent
+from asyncrl.actor.door.conversation import ConversationLimits
 from asyncrl.actor.door.episode import run_agent_episode
 from asyncrl.actor.door.server import Door
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.episode import EpisodeFailed, Limits
+from asyncrl.actor.episode import EpisodeFailed
 from asyncrl.errors import ConfigError
 from asyncrl.types import Finish, Role, Task, Trajectory
 from tests.actor.fakes import CHATML, END, Cut, ScriptedEngine, call, ids, make_ticket, make_tokenizer
 
 TOKENIZER = make_tokenizer(CHATML)
 CHAT = Chat(TOKENIZER)
-LIMITS = Limits(max_turns=8, max_turn_tokens=400, max_tokens=4000)
+LIMITS = ConversationLimits(max_turns=8, max_turn_tokens=400, max_tokens=4000, max_total_tokens=40_000)
 TOOL = {
     "type": "function",
     "function": {"name": "echo", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
@@ -38,9 +40,15 @@ Play = Callable[[Post], Awaitable[dict[str, float] | None]]
 class OneScript(ScriptedEngine):
     """Says its turns in order whatever the session."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.answered: list[tuple[Any, Generation]] = []
+
     async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
         self._turns[session] = len(self.requests)
-        return await super().generate(tokens, sampling, stop, session)
+        request = tokens.copy(), sampling, stop, session
+        self.answered.append((request, await super().generate(tokens, sampling, stop, session)))
+        return self.answered[-1][1]
 
 
 def agent_of(play: Play) -> Agent:
@@ -58,7 +66,7 @@ def agent_of(play: Play) -> Agent:
     return agent
 
 
-def run(script: list[Any], play: Play, limits: Limits = LIMITS) -> tuple[Trajectory, OneScript, Door]:
+def run(script: list[Any], play: Play, limits: ConversationLimits = LIMITS) -> tuple[Trajectory, OneScript, Door]:
     engine = OneScript(TOKENIZER, script)
 
     async def scenario() -> tuple[Trajectory, Door]:
@@ -70,7 +78,20 @@ def run(script: list[Any], play: Play, limits: Limits = LIMITS) -> tuple[Traject
             await door.close()
 
     trajectory, door = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert_follows_its_requests(trajectory, engine)
     return trajectory, engine, door
+
+
+def assert_follows_its_requests(trajectory: Trajectory, engine: OneScript) -> None:
+    """What stands before an answer in its branch is what the engine was given, and every session was released."""
+    given = {tuple(sampled.tokens): request[0] for request, sampled in engine.answered}
+    for start, end in trajectory.branches:
+        for turn in trajectory.turns:
+            if turn.role is Role.ASSISTANT and start <= turn.start < end:
+                np.testing.assert_array_equal(
+                    given[tuple(trajectory.tokens[turn.start : turn.end])], trajectory.tokens[start : turn.start]
+                )
+    assert {request[3] for request in engine.requests} <= set(engine.released)
 
 
 def user(text: str) -> dict[str, Any]:
@@ -134,7 +155,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(["grow", "repeat", "rewrite", "restar
 
 @settings(max_examples=25)
 @given(MOVES)
-def test_whatever_an_agent_does_to_its_history_each_sampled_token_is_trained_at_most_once(moves):
+def test_whatever_an_agent_does_to_its_history_each_sampled_token_is_trained_exactly_once(moves):
     script = [f"answer {number}" for number in range(len(moves) + 1)]
     histories: list[list[Any]] = []
 
@@ -156,17 +177,161 @@ def test_whatever_an_agent_does_to_its_history_each_sampled_token_is_trained_at_
             histories.append([*messages, said(await post(messages))])
 
     trajectory, engine, door = run(script, play)
-    every = [tuple(each.tokens) for each in engine.sampled]
-    spans = [turn for turn in trajectory.turns if turn.role is Role.ASSISTANT]
-    trained = [tuple(trajectory.tokens[turn.start : turn.end]) for turn in spans]
-    assert len(set(trained)) == len(trained)
-    assert set(trained) <= set(every)
-    sampled = sum(len(each) for each in every)
-    assert trajectory.sampled_tokens + door.counts.dropped_tokens == sampled
-    assert trajectory.sampled_tokens >= sampled / door.counts.branches
-    for turn in spans:
-        request = next(r for r, each in zip(engine.requests, every, strict=True) if each == trained[spans.index(turn)])
-        np.testing.assert_array_equal(request[0], trajectory.tokens[: turn.start])
+    assert len(trajectory.branches) == door.counts.branches
+    spans = [(turn.start, turn.end) for turn in trajectory.turns if turn.role is Role.ASSISTANT]
+    trained = sorted(tuple(trajectory.tokens[start:end]) for start, end in spans)
+    assert trained == sorted(tuple(each.tokens) for each in engine.sampled)
+    assert trajectory.sampled_tokens == sum(map(len, trained))
+    assert CHAT.text(trajectory.tokens).endswith(f"answer {len(moves)}{END}")
+
+
+def test_an_agent_that_sums_its_history_up_trains_all_of_it_and_what_it_called_last_is_last():
+    async def play(post: Post) -> None:
+        asked = [user("dig"), said(await post([user("dig")], tools=[TOOL]))]
+        result = {"role": "tool", "tool_call_id": asked[1]["tool_calls"][0]["id"], "content": "gold"}
+        summary = said(await post([user("sum up: gold was found")]))["content"]
+        assert said(await post([user(summary), user("go on")]))["content"] == "sold it"
+        assert said(await post([*asked, result], tools=[TOOL]))["content"] == "done"
+
+    trajectory, engine, door = run([call("gold"), "there is gold", "sold it", "done"], play)
+    one, two, three, four = engine.sampled
+    assert_as_sampled(trajectory, [two, three, one, four])
+    assert [turn.tool_calls[0].arguments for turn in trajectory.turns if turn.tool_calls] == [{"text": "gold"}]
+    assert len(trajectory.steps) == 4
+    assert trajectory.finish is Finish.COMPLETED
+    assert door.counts.branches == len(trajectory.branches) == 3
+
+
+def test_all_branches_together_stay_within_their_limit_also_where_they_grow_at_once():
+    async def play(post: Post) -> None:
+        answers = await asyncio.gather(*(post([user(f"number {index}")]) for index in range(8)))
+        refused = [body["error"]["code"] for status, body in answers if status != 200]
+        assert refused
+        assert set(refused) == {"context_length_exceeded"}
+
+    script = [f"{index} is a number" for index in range(8)]
+    trajectory, engine, _ = run(script, play, replace(LIMITS, max_turn_tokens=20, max_total_tokens=100))
+    assert 50 < len(trajectory) <= 100
+    assert_as_sampled(trajectory, engine.sampled)
+
+
+def test_an_agent_that_makes_room_after_a_refusal_completes_its_episode():
+    async def play(post: Post) -> None:
+        first = said(await post([user("one")]))
+        status, _ = await post([user("one"), first, user("word " * 200)])
+        assert status == 400
+        said(await post([user("two")]))
+
+    trajectory, _, _ = run(["a", "b"], play, replace(LIMITS, max_tokens=200, max_turn_tokens=50))
+    assert trajectory.finish is Finish.COMPLETED
+
+
+def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
+    hung_up = asyncio.Event()
+
+    class Slow(OneScript):
+        async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
+            if len(self.requests) in (1, 3) and not hung_up.is_set():
+                self.requests.append((tokens, sampling, stop, session))
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    hung_up.set()
+            return await super().generate(tokens, sampling, stop, session)
+
+    engine = Slow(TOKENIZER, ["a", "never", "b", "never", "c"])
+
+    async def impatient(post: Post, messages: list[Any]) -> None:
+        hung_up.clear()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(post(messages), 0.2)
+        await asyncio.wait_for(hung_up.wait(), 10)
+
+    async def play(post: Post) -> None:
+        messages = [user("one")]
+        messages += [said(await post(messages)), user("two")]
+        await impatient(post, messages)
+        messages += [said(await post(messages)), user("three")]
+        await impatient(post, [user("other")])
+        said(await post(messages))
+
+    async def scenario() -> tuple[Trajectory, Door]:
+        door = Door(engine, CHAT, LIMITS)
+        await door.start()
+        try:
+            return await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, agent_of(play)), door
+        finally:
+            await door.close()
+
+    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert_as_sampled(trajectory, engine.sampled)
+    assert_follows_its_requests(trajectory, engine)
+    assert len(trajectory.branches) == 1
+    assert (door.counts.answered, door.counts.abandoned) == (3, 2)
+
+
+def test_requests_under_way_at_the_end_of_an_episode_are_no_part_of_it_and_no_fault(caplog: Any):
+    class Hanging(OneScript):
+        async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
+            if not self.requests:
+                return await super().generate(tokens, sampling, stop, session)
+            self.requests.append((tokens, sampling, stop, session))
+            while session not in self.released:
+                await asyncio.sleep(0)
+            none = np.zeros(0, np.int32)
+            return Generation(none, none.astype(np.float32), none, "abort")
+
+    engine = Hanging(TOKENIZER, ["a"])
+    left: list[asyncio.Task[Any]] = []
+    keep: list[aiohttp.ClientSession] = []
+
+    async def leaves(task: Task, base_url: str, api_key: str) -> None:
+        keep.append(aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}))
+        body = {"messages": [user("one")]}
+        async with keep[0].post(f"{base_url}/chat/completions", json=body) as answer:
+            first = (await answer.json())["choices"][0]["message"]
+        for messages in ([user("two")], [user("one"), first, user("go on")]):
+            post = keep[0].post(f"{base_url}/chat/completions", json={"messages": messages})
+            left.append(asyncio.create_task(post.__aenter__()))
+        while len(engine.requests) < 3:
+            await asyncio.sleep(0)
+
+    async def scenario() -> tuple[Trajectory, Door]:
+        door = Door(engine, CHAT, LIMITS)
+        await door.start()
+        try:
+            trajectory = await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, leaves)
+            assert [answer.status for answer in await asyncio.gather(*left)] == [503, 503]
+            return trajectory, door
+        finally:
+            await keep[0].close()
+            await door.close()
+
+    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert_as_sampled(trajectory, engine.sampled)
+    assert trajectory.loss_mask[-1]
+    assert (door.counts.answered, door.counts.abandoned, door.counts.branches) == (1, 2, 1)
+    assert "fails" not in caplog.text
+
+
+def test_answers_are_never_more_than_the_turns_however_many_are_asked_for_at_once():
+    async def play(post: Post) -> None:
+        answers = await asyncio.gather(*(post([user(f"number {index}")]) for index in range(6)))
+        assert sorted(status for status, _ in answers) == [200, 200, 400, 400, 400, 400]
+
+    trajectory, _, door = run(["a", "b"], play, replace(LIMITS, max_turns=2))
+    assert trajectory.finish is Finish.TRUNCATED
+    assert door.counts.refused == 4
+
+
+def test_a_sampled_token_without_a_version_fails_the_episode():
+    async def play(post: Post) -> None:
+        said(await post([user("one")]))
+
+    sampled = ids(TOKENIZER, "a" + END)
+    bad = Generation(sampled, np.zeros(len(sampled), np.float32), np.full(len(sampled), -1, np.int32), "stop")
+    with pytest.raises(EpisodeFailed, match="versions"):
+        run([bad], play)
 
 
 def test_answers_asked_for_at_the_same_time_get_branches_and_sessions_of_their_own():
@@ -178,7 +343,7 @@ def test_answers_asked_for_at_the_same_time_get_branches_and_sessions_of_their_o
     assert door.counts.branches == 3
     assert len({request[3] for request in engine.requests}) == 3
     assert set(engine.released) == {"t/1"} | {request[3] for request in engine.requests}
-    assert trajectory.sampled_tokens == max(len(each.tokens) for each in engine.sampled)
+    assert trajectory.sampled_tokens == sum(len(each.tokens) for each in engine.sampled)
 
 
 def test_behind_a_cut_answer_no_end_is_written_in_the_policys_name():
@@ -189,8 +354,8 @@ def test_behind_a_cut_answer_no_end_is_written_in_the_policys_name():
 
     trajectory, _, door = run([Cut("never end"), "done"], play)
     assert door.counts.branches == 2
-    assert trajectory.finish is Finish.TRUNCATED
-    assert CHAT.text(trajectory.tokens).endswith("never end")
+    assert trajectory.finish is Finish.COMPLETED
+    assert CHAT.text(trajectory.tokens[: trajectory.branches[0][1]]).endswith("never end")
 
 
 def test_a_client_that_streams_gets_the_same_in_one_piece():
@@ -216,6 +381,8 @@ def test_a_client_that_streams_gets_the_same_in_one_piece():
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "a message must have a role"),
         ({"tools": [{"name": "x"}]}, "a tool must be"),
+        ({"tools": {"name": "x"}}, "a tool must be"),
+        ({"tools": [{"function": {"name": "x", "parameters": {"properties": {"y": 3}}}}]}, "a tool must be"),
     ],
 )
 def test_what_cannot_be_recorded_or_would_bend_the_policy_is_refused_with_the_reason(body, reason):
@@ -239,7 +406,7 @@ def test_an_episode_without_room_or_turns_left_is_told_so_and_truncated():
         status, answer = await post([user("one"), first, user("two"), second, user("three")])
         assert (status, answer["error"]["code"]) == (400, "turn_limit")
 
-    trajectory, engine, _ = run(["a", "b"], play, Limits(max_turns=2, max_turn_tokens=50, max_tokens=200))
+    trajectory, engine, _ = run(["a", "b"], play, replace(LIMITS, max_turns=2, max_turn_tokens=50, max_tokens=200))
     assert trajectory.finish is Finish.TRUNCATED
     assert_as_sampled(trajectory, engine.sampled)
 

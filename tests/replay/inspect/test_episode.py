@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from asyncrl.replay.inspect.text import printable
 from asyncrl.replay.inspect.tokenizer import ids_as_text
 from asyncrl.replay.records import Letter
 from asyncrl.replay.stored import Record, StoredRun
+from asyncrl.types import Role, Turn
 from tests.helpers import make_trajectory
 from tests.replay.inspect.support import make_run, printed, run_episodes
 
@@ -51,6 +53,20 @@ def test_turns_have_heads_and_text_with_each_score_at_the_end_of_its_step(record
         "hi",
         "turn 3 · assistant · 3 tokens · 3 by version 1 · stop",
         "jkl ⟨0.1⟩",
+    ]
+
+
+def test_the_first_turn_of_each_of_several_branches_says_so(record: Record) -> None:
+    assert record.trajectory is not None
+    first, call, _, answer = record.trajectory.turns
+    turns = (first, call, Turn(7, 9, Role.PROMPT), answer)
+    lines = shown(replace(record, trajectory=replace(record.trajectory, turns=turns))).splitlines()
+    heads = [line.partition(" tokens")[0] for line in lines if " · turn " in line or line.startswith("turn")]
+    assert heads == [
+        "branch 0 · turn 0 · prompt · 3",
+        "turn 1 · assistant · 4",
+        "branch 1 · turn 2 · prompt · 2",
+        "turn 3 · assistant · 3",
     ]
 
 
