@@ -54,8 +54,7 @@ def read_segment(answer: Any, limit: int, stop: Sequence[int], label: str | None
         [choice] = answer["choices"]
         tokens = np.array(choice["token_ids"] or [], np.int32)
         logprobs = np.array(_logprobs(choice["logprobs"] or {}), np.float32)
-        told = choice["weight_versions"] or [] if label is None else None
-        spans = (Span(str(label), 0, len(tokens)),) if told is None else read_spans(told, len(tokens))
+        spans = _spans(choice, len(tokens), label)
         reason = choice["finish_reason"]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ServerFaultError(f"an answer is not as expected: {error!r}: {answer!r:.300}") from error
@@ -79,6 +78,10 @@ def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
 
 def _salted(body: dict[str, Any], salt: str | None) -> dict[str, Any]:
     return body if salt is None else {**body, "cache_salt": salt}
+
+
+def _spans(choice: Mapping[str, Any], count: int, label: str | None) -> tuple[Span, ...]:
+    return read_spans(choice["weight_versions"] or [], count) if label is None else (Span(label, 0, count),)
 
 
 def _logprobs(told: Mapping[str, Any]) -> list[float]:
