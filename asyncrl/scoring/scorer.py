@@ -168,10 +168,11 @@ class Scorer:
         """The labels with the reward, from all that was found; `scores` are those of all steps, or empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         texts = [each.plain for branch in self._transcripts(lease) for each in branch if each.is_step]
+        said = said_at(trajectory, texts)
         counted, process = _NO_SCORES, None
         kept: list[int] = []
         if len(scores):
-            counted, kept = earned(scores, said_at(trajectory, texts), trajectory.sampled_tokens, config)
+            counted, kept = earned(scores, said, trajectory.sampled_tokens, config)
             process = aggregate(counted, config.prm_aggregation)
         models = {"outcome_model": found.get("outcome_model"), "process": process}
         parts = Found(
@@ -194,7 +195,7 @@ class Scorer:
             step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
             extra=by_rule | dict(shaped.parts) | shadowed,
         )
-        share = sum(repeated(texts)) / max(1, len(texts))
+        share = sum(repeated(said)) / max(1, len(said))
         return Scored(labels, True, scores, share, self._agree(scores, parts.accuracy))
 
     def _agree(self, scores: Scores, accuracy: float | None) -> bool | None:

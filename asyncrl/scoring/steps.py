@@ -7,6 +7,7 @@ scale (every step's score) -> earned (what hacks would add is taken away) -> agg
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,31 +48,39 @@ def middle(config: ShapingConfig) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the policy wrote at one step: its text without special tokens, its policy tokens, and whether it stands in a
-    turn that calls tools."""
+    """What the policy wrote at one step: its text without special tokens, its policy tokens, whether its turn calls
+    tools, and in which branch it stands."""
 
     text: str
     tokens: int
     calls: bool = False
+    branch: int = 0
 
 
 def said_at(trajectory: Trajectory, texts: Sequence[str]) -> list[Said]:
     """The steps of a trajectory with their texts."""
     calling = [(turn.start, turn.end) for turn in trajectory.turns if turn.tool_calls]
+    starts = [start for start, _ in trajectory.branches]
     return [
-        Said(text, step.end - step.start, any(start <= step.start < end for start, end in calling))
+        Said(
+            text,
+            step.end - step.start,
+            any(start <= step.start < end for start, end in calling),
+            bisect_right(starts, step.start) - 1,
+        )
         for step, text in zip(trajectory.steps, texts, strict=True)
     ]
 
 
-def repeated(texts: Iterable[str]) -> list[bool]:
-    """Which steps say what an earlier one said, apart from white space, case, a number in front and the last mark."""
-    seen: set[str] = set()
+def repeated(said: Iterable[Said]) -> list[bool]:
+    """Which steps say what an earlier one of their branch said, apart from white space, case, a number in front and the
+    last mark."""
+    seen: set[tuple[int, str]] = set()
     found = []
-    for text in texts:
-        bare = " ".join(_NUMBER_IN_FRONT.sub("", text).casefold().split()).rstrip(".,;:!?")
-        found.append(bare in seen)
-        seen.add(bare)
+    for step in said:
+        bare = " ".join(_NUMBER_IN_FRONT.sub("", step.text).casefold().split()).rstrip(".,;:!?")
+        found.append((step.branch, bare) in seen)
+        seen.add((step.branch, bare))
     return found
 
 
@@ -79,20 +88,21 @@ def earned(scores: Scores, said: Sequence[Said], length: int, config: ShapingCon
     """The scores that count, float32[k], and which of the K steps they belong to. `length` is the episode's policy
     tokens.
 
-    Steps that repeat another are left out, so that they neither earn nor cost anything. Behind the first final answer a
-    step counts only where it costs: left out, it would let an answer that is announced early hide what follows. What is
-    too long keeps only a score below 0.
+    Steps that repeat another are left out, so that they neither earn nor cost anything. Behind the first final answer
+    of a branch a step counts only where it costs: left out, it would let an answer that is announced early hide what
+    follows. What is too long keeps only a score below 0.
     """
     if not config.enable_anti_hack:
         return scores, list(range(len(scores)))
     too_long = [length > config.max_resp_len or step.tokens > config.max_step_tokens for step in said]
     scores = np.where(too_long, np.minimum(scores, 0), scores).astype(np.float32)
     kept: list[int] = []
-    answered = False
-    for index, is_repeated in enumerate(repeated(step.text for step in said)):
-        if not is_repeated and (not answered or _costs(scores, kept, index, config)):
+    answered: set[int] = set()
+    for index, (step, is_repeated) in enumerate(zip(said, repeated(said), strict=True)):
+        if not is_repeated and (step.branch not in answered or _costs(scores, kept, index, config)):
             kept.append(index)
-        answered = answered or (config.stop_at_answer and _answers(said[index], config.answer_pattern))
+        if config.stop_at_answer and _answers(step, config.answer_pattern):
+            answered.add(step.branch)
     return scores[kept], kept
 
 

@@ -72,20 +72,26 @@ def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
 def transcripts(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[Transcript]:
     """For each branch the text up to the end of its last step, cut at the bounds of the steps.
 
-    Bare, the first prompt is what the task's messages say without the system's, each behind its role where several
-    speak; later prompts and tool results stand without the template's role headers.
+    Bare, the prompt is what the task's messages say without the system's, each behind its role where several speak; of
+    several branches each has a prompt of its own. Tool results stand without the template's role headers.
     """
-    return [list(_segments(trajectory, span, tokenizer, task)) for span in trajectory.branches]
+    branches = trajectory.branches
+    problem = _problem(task) if len(branches) == 1 else None
+    return [list(_segments(trajectory, span, tokenizer, problem)) for span in branches]
 
 
-def _segments(trajectory: Trajectory, span: tuple[int, int], tokenizer: Decoder, task: Task) -> Iterator[Segment]:
-    position, end = span
+def _segments(
+    trajectory: Trajectory, span: tuple[int, int], tokenizer: Decoder, problem: str | None
+) -> Iterator[Segment]:
+    start, end = span
+    position = start
     for step in trajectory.steps:
         if not position <= step.start < end:
             continue
         if step.start > position:
             tokens = trajectory.tokens[position : step.start].tolist()
-            bare = _without_template(tokens, tokenizer) if position else _problem(task)
+            told = problem if position == start else None
+            bare = _without_template(tokens, tokenizer) if told is None else told
             yield Segment(_decode(tokens, tokenizer, skip_special=False), False, bare)
         tokens = trajectory.tokens[step.start : step.end].tolist()
         bare = _decode(tokens, tokenizer, skip_special=True)
@@ -106,13 +112,15 @@ def _content(content: Any) -> str:
 
 
 def _without_template(tokens: list[int], tokenizer: Decoder) -> str:
+    """What is said in the tokens, but not by the system."""
     special = {token for token in set(tokens) if not _decode([token], tokenizer, skip_special=True)}
-    pieces = [
-        _decode(list(piece), tokenizer, skip_special=True)
-        for is_special, piece in groupby(tokens, special.__contains__)
-        if not is_special
-    ]
-    return "".join(_ROLE_HEADER.sub("", piece) for piece in pieces).strip()
+    said, role = "", ""
+    for is_special, piece in groupby(tokens, special.__contains__):
+        text = "" if is_special else _decode(list(piece), tokenizer, skip_special=True)
+        if header := _ROLE_HEADER.match(text):
+            role, text = header[1], text[header.end() :]
+        said += text if role != "system" else ""
+    return said.strip()
 
 
 def _decode(tokens: list[int], tokenizer: Decoder, skip_special: bool) -> str:

@@ -40,9 +40,12 @@ def test_delta_makes_the_steps_from_any_on_sum_to_its_score(values):
 
 
 def test_a_step_repeats_another_whatever_its_white_space_case_number_and_last_mark():
-    assert repeated(["so 1 + 1", "then", " so  1 + 1\n", "Then."]) == [False, False, True, True]
-    assert repeated(["So it is.", "(1) So it is.", "2. so it is!", "Step 3: so it is"]) == [False, True, True, True]
-    assert repeated(["3 + 4", "3 - 4", "(3 + 4) * 2", "3 + 4 * 2", "5 + 4"]) == [False] * 5
+    def found(*texts):
+        return repeated(Said(text, 1) for text in texts)
+
+    assert found("so 1 + 1", "then", " so  1 + 1\n", "Then.") == [False, False, True, True]
+    assert found("So it is.", "(1) So it is.", "2. so it is!", "Step 3: so it is") == [False, True, True, True]
+    assert found("3 + 4", "3 - 4", "(3 + 4) * 2", "3 + 4 * 2", "5 + 4") == [False] * 5
 
 
 def test_steps_are_earned_up_to_the_first_answer_once_each_and_within_the_lengths():
@@ -59,6 +62,13 @@ def test_steps_are_earned_up_to_the_first_answer_once_each_and_within_the_length
     assert kept(answer_pattern="b") == {0: 1, 1: 2}
     assert kept(max_step_tokens=9) == kept(length=61, max_resp_len=60) == {0: 0, 1: 0, 3: 0}
     assert kept(length=9999, max_step_tokens=1, enable_anti_hack=False) == dict(enumerate(range(1, 7)))
+
+
+def test_an_answer_and_a_repeat_are_those_of_their_branch():
+    texts = ["a", "so #### 5", "more"] * 2
+    said = [Said(text, 1, branch=index // 3) for index, text in enumerate(texts)]
+    scores = np.arange(1, 7).astype(np.float32)
+    assert earned(scores, said, 6, ShapingConfig())[1] == [0, 1, 3, 4]
 
 
 def test_what_is_too_long_keeps_a_score_below_zero():

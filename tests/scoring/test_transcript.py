@@ -27,11 +27,13 @@ def transcript(trajectory: Trajectory, tokenizer: CharTokenizer, task: Task) -> 
 
 
 def test_a_branch_is_a_transcript_of_its_own_and_the_last_one_has_the_answer():
-    task, trajectory = episode(*TURNS, ("prompt", f"{E}user\nso far: 5"), ("assistant", "six"), ("tool", "after"))
+    again = ("prompt", f"{E}system\nbe brief{E}\n{E}user\nso far: 5")
+    task, trajectory = episode(*TURNS, again, ("assistant", "six"), ("tool", "after"))
     first, second = transcripts(trajectory, CharTokenizer(), task)
     assert [segment.text for segment in first] == ["Q", "call<end>", "ok", "it is 5<end>"]
+    assert first[0].plain == "Q"
     assert second == [
-        Segment("<end>user\nso far: 5", False, "so far: 5"),
+        Segment("<end>system\nbe brief<end>\n<end>user\nso far: 5", False, "so far: 5"),
         Segment("six<end>", True, "six"),
     ]
     assert answer_text(trajectory, CharTokenizer()) == "six"

@@ -24,19 +24,22 @@ def tool_calls(
     arguments: str = "exact",
     tolerance: float = 0.0,
     partial: bool = False,
+    every_branch: bool = False,
 ) -> Mapping[str, float]:
     """`score` is 1 where every expected call was made, else 0; `matched` is the share of them.
 
     `order` asks for their order, and `extra_calls` allows further ones. `arguments` must be `exact`ly those expected,
     at least those (`subset`), or are `ignore`d; numbers may differ by `tolerance`, absolutely or relatively. `partial`
-    makes the score the calls that match over the longer of both lists.
+    makes the score the calls that match over the longer of both lists. The calls are those of the last branch, or of
+    every branch (`every_branch`), in the order in which the branches ended.
 
     Raises ScoringError: the ground truth is no such list, or an option is unknown.
     """
     if arguments not in ARGUMENTS:
         raise ScoringError(f"tool_calls: arguments={arguments}; use one of {', '.join(ARGUMENTS)}")
     expected = _expected(task)
-    made = [call for turn in trajectory.turns for call in turn.tool_calls]
+    start = 0 if every_branch else trajectory.branches[-1][0]
+    made = [call for turn in trajectory.turns if turn.start >= start for call in turn.tool_calls]
 
     def fits(wanted: ToolCall, call: ToolCall) -> bool:
         return wanted.name == call.name and _arguments_fit(wanted.arguments, call.arguments, arguments, tolerance)

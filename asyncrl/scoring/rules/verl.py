@@ -80,8 +80,10 @@ class _Section(dict[str, Any]):
 
 
 def num_turns(trajectory: Trajectory) -> int:
-    """As verl counts: the prompt, the assistant's turns, and its tools' in between, several at once as one."""
-    return sum(1 for _ in groupby(turn.role for turn in trajectory.turns))
+    """As verl counts: the prompt, the assistant's turns, and its tools' in between, several at once as one. Of several
+    branches it is the last that counts."""
+    start, _ = prompt_and_response(trajectory)
+    return sum(1 for _ in groupby(turn.role for turn in trajectory.turns if turn.start >= start))
 
 
 @dataclass(frozen=True)

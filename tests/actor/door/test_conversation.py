@@ -20,7 +20,7 @@ from tests.actor.fakes import CHATML, END, ids, make_tokenizer
 
 TOKENIZER = make_tokenizer(CHATML)
 CHAT = Chat(TOKENIZER)
-LIMITS = ConversationLimits(max_turns=6, max_turn_tokens=40, max_tokens=220, max_total_tokens=400)
+LIMITS = ConversationLimits(max_turns=6, max_turn_tokens=100, max_tokens=150, max_total_tokens=400)
 
 ACTS = st.lists(st.tuples(st.sampled_from(["ask", "ask", "answer", "withdraw"]), st.integers(0, 20)), max_size=30)
 
@@ -71,6 +71,7 @@ def test_limits_hold_and_every_answer_stands_once_behind_what_was_asked(acts: li
         assert sum(taken) <= LIMITS.max_total_tokens
         assert max(taken, default=0) <= LIMITS.max_tokens
         assert conversation.answers + len(under_way) <= LIMITS.max_turns
+        assert {branch for branch in conversation.branches if branch.reserved} == {each.branch for each in under_way}
     assert len(set(names)) == len(names)
     branches = conversation.answered()
     found = [

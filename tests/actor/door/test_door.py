@@ -278,8 +278,10 @@ def test_requests_under_way_at_the_end_of_an_episode_are_no_part_of_it_and_no_fa
             self.requests.append((tokens, sampling, stop, session))
             while session not in self.released:
                 await asyncio.sleep(0)
+            # One was aborted, the other one ended in the same moment.
             none = np.zeros(0, np.int32)
-            return Generation(none, none.astype(np.float32), none, "abort")
+            aborted = Generation(none, none.astype(np.float32), none, "abort")
+            return aborted if session.endswith("2") else self._say("too late", 100)
 
     engine = Hanging(TOKENIZER, ["a"])
     left: list[asyncio.Task[Any]] = []
@@ -451,10 +453,11 @@ def test_an_agent_that_fails_or_asks_nothing_and_an_engine_that_fails_make_no_tr
         status, _ = await post([user("two")])
         assert status == 503
 
-    aborted = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), "abort")
-    for play, reason in ((raises, "I am lost"), (silent, "asked the policy nothing|anything"), (swallows, "aborted")):
-        with pytest.raises(EpisodeFailed, match=reason):
-            run(["a", aborted], play)
+    for finish in ("abort", "stop"):
+        empty = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), finish)
+        for play, reason in ((raises, "I am lost"), (silent, "asked the policy anything"), (swallows, "aborted")):
+            with pytest.raises(EpisodeFailed, match=reason):
+                run(["a", empty], play)
 
 
 async def my_agent(task: Task, base_url: str, api_key: str) -> None:

@@ -63,6 +63,21 @@ def test_calls_are_compared_as_the_options_say(made, options, score):
     assert judge([ADD, FIND], made, **options)["score"] == pytest.approx(score)
 
 
+def test_of_several_branches_the_last_ones_calls_count_or_all_as_the_option_says():
+    turns = (
+        ("prompt", "?"),
+        ("assistant", "call a"),
+        ("prompt", "so far"),
+        ("assistant", "call b"),
+        ("assistant", "done"),
+    )
+    task, trajectory = episode(*turns, truth=json.dumps([call("calculator")]))
+    assert tool_calls(task=task, answer="", trajectory=trajectory)["score"] == 1.0
+    task, trajectory = episode(*turns, truth=json.dumps([call("calculator")] * 2))
+    assert tool_calls(task=task, answer="", trajectory=trajectory)["score"] == 0.0
+    assert tool_calls(task=task, answer="", trajectory=trajectory, every_branch=True)["score"] == 1.0
+
+
 def test_where_no_call_is_expected_making_none_is_right():
     assert judge([], [])["score"] == 1.0
     assert judge([], [ADD])["score"] == 0.0

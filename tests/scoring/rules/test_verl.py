@@ -5,9 +5,10 @@ import torch
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.rules.verl import Batch
-from tests.scoring.fakes import CharTokenizer, case
+from tests.scoring.fakes import CharTokenizer, case, episode
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -95,6 +96,16 @@ def test_a_manager_is_made_with_the_tokenizer_and_judges_batches_of_one():
     assert judge("it is 71").outcome == 0.0
     assert judge("72", params={"scale": 0.5}).outcome == 0.5
     assert judge("72", params={"compute_score": HERE + "compute_score"}).outcome == 1.0
+
+
+def test_of_several_branches_a_batch_has_the_last():
+    first = [("prompt", "??"), ("assistant", "call"), ("tool", "ok")]
+    task, trajectory = episode(*first, ("prompt", "so"), ("assistant", "72"), ("tool", "x"))
+    batch = Batch.of(Case(task, trajectory, "72", "72x"))
+    for name, text in (("prompts", "so"), ("responses", "72<end>x"), ("input_ids", "so72<end>x")):
+        assert CharTokenizer().decode(batch.batch[name][0].tolist()) == text
+    assert batch.batch["response_mask"][0].tolist() == [1, 1, 1, 0]
+    assert batch.non_tensor_batch["__num_turns__"].tolist() == [3]
 
 
 @pytest.mark.parametrize("name", ["Old", "Asynchronous", "tuples"])
