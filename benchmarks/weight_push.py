@@ -41,6 +41,7 @@ from asyncrl.weights.manifest import dtype_name, take_snapshot
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.push import Push
 from asyncrl.weights.receiver import Channel, Receiver
+from asyncrl.weights.staging import staged
 from benchmarks.copies import pour, socket_seconds, tensor_copy_rate
 from benchmarks.record import write_result
 from benchmarks.shapes import make_model
@@ -321,7 +322,7 @@ async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, dir
             manifest = await calling
             called = time.perf_counter()
             tensors = await link.fetch(manifest)
-            on_device = [each.to(device) for each in tensors.values()]
+            on_device = staged(tensors, device)
             torch.cuda.synchronize(device)
             taken.append(time.perf_counter() - begun)
             broadcasts.append(time.perf_counter() - called)

@@ -34,6 +34,7 @@ from asyncrl.replay.shards import ShardedReplay
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.channels.opening import weights_dir
 from asyncrl.weights.folders import FolderWriter
+from asyncrl.weights.nccl import agree_with_servers
 from asyncrl.weights.publisher import Publisher as WeightPublisher
 from asyncrl.weights.push import Push
 
@@ -49,6 +50,8 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
     recorded = config.replay.source is not None
     if recorded:
         config = replace(config, learner=replace(config.learner, eval_every=0))
+    if config.weights.channel == "distributed":
+        agree_with_servers(config)
     with ExitStack() as stack:
         ranks = stack.enter_context(joined())
         context = stack.enter_context(zmq.Context())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.launch.local import free_ports
 from asyncrl.model_shapes import model_shapes
 from asyncrl.weights.channels.opening import weights_dir
+from asyncrl.weights.nccl import agree_with_servers
 from asyncrl.weights.staging import staging_device
 
 SERVERS: Mapping[str, Callable[[TrainConfig, str], Server]] = {"sglang": SglangServer.of, "vllm": VllmServer.of}
@@ -36,9 +36,7 @@ def open_fleet(config: TrainConfig) -> OpenedEngine:
     launched = _launched(config) if engine.launch else []
     policy, changed = model_shapes(config.model), Signal()
     flush, staging = engine.prefix_cache == "flush", staging_device(weights)
-    if staging.type == "cuda" and "distributed" in weights.transports:
-        # As SGLang does for itself: NCCL brings two processes on one machine together only where they agree on this.
-        os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
+    agree_with_servers(config)
     fleet = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(config),
         partial(SERVERS[engine.kind], config),

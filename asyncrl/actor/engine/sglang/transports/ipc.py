@@ -5,6 +5,9 @@ in it. The server's unpickler takes known names only, and this process has no SG
 buffer is written as a call of torch's own rebuild function; in a server that is SGLang's, which takes a GPU by its
 uuid, since indices differ between processes. And what lies where is written as plain namespaces, for the server reads
 attributes alone. 0.5.17 and 0.5.23 take both.
+
+Torch counts who has let go of a buffer, and keeps its memory until every handle was opened and let go of, which a
+process does once its copies are done. So a buffer is dropped here as soon as the server has answered.
 """
 
 from __future__ import annotations
@@ -14,9 +17,8 @@ import base64
 import json
 import pickle
 import socket
-from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +35,9 @@ from asyncrl.weights.manifest import DTYPES
 DEVICE = 6
 """Where torch's rebuild function takes the device."""
 
+COUNTER = slice(11, 13)
+"""Where it takes what counts who has let go: a file and a place in it."""
+
 Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
 
@@ -46,16 +51,17 @@ class IpcTransport(Transport):
         if next(iter((await update.tensors()).values())).device.type != "cuda":
             raise ServerRefusedError("handles are of GPU memory only, and the weights are staged on the CPU")
 
-        def make(bucket: Bucket, tensors: Mapping[str, torch.Tensor], label: str | None) -> tuple[bytes, torch.Tensor]:
-            flat = flatten(bucket, tensors)
-            return handles_body(bucket, [shared(flat) for _ in range(self.end.ranks)], label), flat
+        def make(
+            bucket: Bucket, tensors: Mapping[str, torch.Tensor], label: str | None
+        ) -> tuple[Bucket, torch.Tensor, str | None]:
+            return bucket, flatten(bucket, tensors), label
 
-        # One bucket longer than its post, since the server's last copies from it may still be under way.
-        held: deque[torch.Tensor] = deque(maxlen=2)
         async with self.end.updating(), aclosing(bucketed(update, self.end.bucket_bytes, make)) as made:
-            async for body, flat in made:
-                held.append(flat)
-                await self.end.post("/update_weights_from_tensor", body)
+            async for bucket, flat, label in made:
+                with shared(flat, self.end.ranks) as buffers:
+                    # Or the traceback of an error would keep it.
+                    del flat
+                    await self.end.post("/update_weights_from_tensor", handles_body(bucket, buffers, label))
 
 
 def _is_here(host: str, port: int) -> bool:
@@ -66,9 +72,26 @@ def _is_here(host: str, port: int) -> bool:
         return False
 
 
-def shared(flat: torch.Tensor) -> Reduced:
-    """How another process gets at a buffer on a GPU. Good for one process: torch counts who has let go of it."""
-    rebuild, arguments = reductions.reduce_tensor(flat)
+@contextmanager
+def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
+    """How each of so many other processes gets at a buffer on a GPU.
+
+    After an error within nobody is waited for: a handle that was never opened would keep the memory for ever.
+    """
+    reduced: list[Reduced] = []
+    try:
+        reduced.extend(reductions.reduce_tensor(flat) for _ in range(processes))
+        del flat
+        yield [_by_uuid(each) for each in reduced]
+    except BaseException:
+        # A process that still reads has weights that count for nothing until a whole update has succeeded.
+        for _, arguments in reduced:
+            torch.UntypedStorage._release_ipc_counter(*arguments[COUNTER])
+        raise
+
+
+def _by_uuid(reduced: Reduced) -> Reduced:
+    rebuild, arguments = reduced
     device = str(torch.cuda.get_device_properties(arguments[DEVICE]).uuid)
     return rebuild, (*arguments[:DEVICE], device, *arguments[DEVICE + 1 :])
 

@@ -1,5 +1,5 @@
-"""What is posted as handles of GPU memory, read as a server's unpickler reads it. No GPU is needed: the memory behind a
-handle is a stub, its arguments are those that torch gives."""
+"""What is posted as handles of GPU memory, read as a server's unpickler reads it. But for the last two tests no GPU is
+needed: the memory behind a handle is a stub, its arguments are those that torch gives."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import json
 import os
 import pickle
 import subprocess
+import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.multiprocessing import reductions
 
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
+from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports import ipc
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd
@@ -50,7 +52,7 @@ def bucket() -> Bucket:
 
 @pytest.fixture
 def memory(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """A buffer that torch believes to be on GPU 5, counting in `reduced` how often it was handed out."""
+    """A buffer that torch believes to be on GPU 5."""
     flat = flatten(bucket, TENSORS)
 
     def reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -92,7 +94,8 @@ def test_a_server_finds_every_tensor_behind_the_handle_of_a_gpu_that_it_knows_by
         assert arguments[1] == memory.size()
         return memory
 
-    body = json.loads(ipc.handles_body(bucket, [ipc.shared(memory), ipc.shared(memory)], "4-me"))
+    with ipc.shared(memory, 2) as buffers:
+        body = json.loads(ipc.handles_body(bucket, buffers, "4-me"))
     assert body["load_format"] == "flattened_bucket"
     assert body["weight_version"] == "4-me"
     assert body["flush_cache"] is False
@@ -109,7 +112,8 @@ def test_a_server_finds_every_tensor_behind_the_handle_of_a_gpu_that_it_knows_by
 
 
 def test_only_the_last_bucket_names_the_weights(bucket, memory):
-    assert "weight_version" not in json.loads(ipc.handles_body(bucket, [ipc.shared(memory)], None))
+    with ipc.shared(memory, 1) as buffers:
+        assert "weight_version" not in json.loads(ipc.handles_body(bucket, buffers, None))
 
 
 def test_weights_on_the_cpu_are_refused_so_that_the_next_transport_has_them():
@@ -125,6 +129,105 @@ def test_a_server_on_another_machine_is_sent_no_handles(monkeypatch: pytest.Monk
 
 def transport_to(url: str) -> ipc.IpcTransport:
     return ipc.IpcTransport(ServerEnd(url, Http(url), 1 << 20, 1.0))
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    device = torch.device("cuda:5")
+
+
+@pytest.fixture
+def counted(memory: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens to three buckets, one after the other, on their way to a server of two ranks."""
+    events: list[str] = []
+    handed = reductions.reduce_tensor
+
+    def reduce_tensor(tensor: torch.Tensor) -> Any:
+        events.append("shared")
+        return handed(tensor)
+
+    def release(handle: bytes, offset: int) -> None:
+        assert (handle, offset) == (b"refs", 8)
+        events.append("released")
+
+    monkeypatch.setattr(reductions, "reduce_tensor", reduce_tensor)
+    monkeypatch.setattr(torch.UntypedStorage, "_release_ipc_counter", release)
+    monkeypatch.setattr(ipc, "flatten", lambda bucket, tensors: memory)
+    return events
+
+
+def send_three(events: list[str], answers: list[BaseException | None]) -> None:
+    """Send three buckets, whose posts end so."""
+
+    async def post(path: str, body: Any, timeout_s: float) -> None:
+        events.append("posted")
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    url = "http://127.0.0.1:1"
+    transport = ipc.IpcTransport(ServerEnd(url, cast(Http, SimpleNamespace(post=post)), 24, 1.0, ranks=2))
+    tensors = {name: torch.arange(6.0).as_subclass(OnGpu) for name in "abc"}
+    asyncio.run(transport.send(Update(1, "1-me", tensors)))
+
+
+def test_a_bucket_is_shared_with_each_rank_just_before_its_post(counted):
+    send_three(counted, [None, None, None])
+    assert counted == ["shared", "shared", "posted"] * 3
+
+
+@pytest.mark.parametrize("error", [ServerFaultError("gone"), ServerRefusedError("no"), asyncio.CancelledError()])
+def test_what_a_failed_post_shared_is_released_since_the_server_may_never_open_it(counted, error):
+    with pytest.raises(type(error)):
+        send_three(counted, [None, error])
+    assert counted == [*["shared", "shared", "posted"] * 2, "released", "released"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_failed_posts_leave_nothing_on_the_gpu():
+    tensors = {name: torch.ones(1 << 20, device="cuda") for name in "abc"}
+
+    async def send() -> None:
+        http = Http("http://127.0.0.1:1")
+        transport = ipc.IpcTransport(ServerEnd("http://127.0.0.1:1", http, 4 << 20, 5.0, ranks=2))
+        with pytest.raises(ServerFaultError):
+            await transport.send(Update(1, "1-me", tensors))
+        await http.close()
+
+    def held() -> int:
+        asyncio.run(send())
+        return torch.cuda.memory_allocated()
+
+    before = torch.cuda.memory_allocated()
+    assert [held() for _ in range(3)] == [before] * 3
+
+
+READER = """
+import pickle, sys, torch
+rebuild, arguments = pickle.load(sys.stdin.buffer)
+flat = rebuild(*arguments[:6], torch.cuda.current_device(), *arguments[7:])
+print(int(flat.sum()), flush=True)
+sys.stdin.buffer.read()
+del flat
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_buffer_that_is_dropped_here_stays_until_its_reader_has_let_go():
+    flat = torch.ones(1 << 20, dtype=torch.uint8, device="cuda")
+    before = torch.cuda.memory_allocated()
+    reader = subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with ipc.shared(flat, 1) as [buffer]:
+        pickle.dump(buffer, reader.stdin)
+        reader.stdin.flush()
+        assert int(reader.stdout.readline()) == 1 << 20
+    del flat
+    torch.cuda.ipc_collect()
+    assert torch.cuda.memory_allocated() == before
+    reader.stdin.close()
+    assert reader.wait(60) == 0
+    torch.cuda.ipc_collect()
+    assert torch.cuda.memory_allocated() == before - (1 << 20)
 
 
 REAL = """
@@ -149,7 +252,8 @@ print([meta.name for meta in loaded["metadata"]])
 
 @pytest.mark.skipif("ASYNCRL_SGLANG_PYTHON" not in os.environ, reason="needs a Python that has SGLang")
 def test_the_unpickler_of_the_real_sglang_takes_it(bucket, memory):
-    body = json.loads(ipc.handles_body(bucket, [ipc.shared(memory)], None))
+    with ipc.shared(memory, 1) as buffers:
+        body = json.loads(ipc.handles_body(bucket, buffers, None))
     command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-c", REAL]
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"}
     payload = body["serialized_named_tensors"][0]

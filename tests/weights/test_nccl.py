@@ -1,0 +1,53 @@
+import os
+import threading
+
+import pytest
+
+from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
+from asyncrl.learner import run as learner
+from asyncrl.weights.nccl import agree_with_servers
+
+CUMEM = "NCCL_CUMEM_ENABLE"
+
+
+def config(kind="sglang", staging="cuda:1", transports=("distributed",), channel="zmq"):
+    weights = WeightsConfig(staging=staging, transports=list(transports), channel=channel)
+    return TrainConfig(engine=EngineConfig(kind=kind), weights=weights)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    # Whatever a test sets goes with it.
+    monkeypatch.setenv(CUMEM, "")
+    del os.environ[CUMEM]
+
+
+def test_an_actor_that_stages_on_a_gpu_sends_by_nccl_as_sglang_does():
+    agree_with_servers(config())
+    assert os.environ[CUMEM] == "0"
+
+
+@pytest.mark.parametrize("other", [{"kind": "embedded"}, {"staging": "cpu"}, {"transports": ["ipc"]}])
+def test_nothing_is_set_where_no_server_gets_weights_by_nccl(other):
+    agree_with_servers(config(**other))
+    assert CUMEM not in os.environ
+
+
+def test_what_the_environment_says_stays():
+    os.environ[CUMEM] = "1"
+    agree_with_servers(config())
+    assert os.environ[CUMEM] == "1"
+
+
+@pytest.mark.parametrize(("channel", "expected"), [("distributed", "0"), ("zmq", None)])
+def test_a_learner_in_a_group_with_such_an_actor_agrees_before_its_ranks_join(channel, expected, monkeypatch):
+    class JoiningError(Exception):
+        pass
+
+    def joined():
+        raise JoiningError
+
+    monkeypatch.setattr(learner, "joined", joined)
+    with pytest.raises(JoiningError):
+        learner.run(config(channel=channel), threading.Event())
+    assert os.environ.get(CUMEM) == expected
