@@ -8,13 +8,14 @@ SEED ?= 0
 KILLS ?= 100
 SHARDS ?= 2
 
-.PHONY: help install test test-sglang fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-sglang test-vllm fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
-	@echo "make test     the whole test suite but for the next"
+	@echo "make test     the whole test suite but for the next two"
 	@echo "make test-sglang SGLANG_PYTHON=PATH   the tests that need a real SGLang server, on the CPU (10 minutes on 2 cores)"
+	@echo "make test-vllm VLLM_PYTHON=PATH   those that need a real vLLM server, on the CPU (4 minutes on 2 cores)"
 	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
 	@echo "make chaos    kill -9 at random moments of a whole run, and what it kept to (KILLS=100 SEED=0 SHARDS=2)"
 	@echo "make check    ruff and mypy"
@@ -30,13 +31,17 @@ $(VENV)/installed: constraints.txt pyproject.toml
 	@touch $@
 
 test: install
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/sglang
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm
 
 # One after the other: a server takes 2 GB and a core.
 test-sglang: install
 	@test -n "$(SGLANG_PYTHON)" || { echo "name a Python that has sglang: make test-sglang SGLANG_PYTHON=PATH"; exit 2; }
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE ASYNCRL_SGLANG_PYTHON=$(SGLANG_PYTHON) \
 		$(if $(ROUTER_PYTHON),ASYNCRL_SGLANG_ROUTER_PYTHON=$(ROUTER_PYTHON)) $(BIN)/python -m pytest -rs tests/sglang
+
+test-vllm: install
+	@test -n "$(VLLM_PYTHON)" || { echo "name a Python that has vllm: make test-vllm VLLM_PYTHON=PATH"; exit 2; }
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE ASYNCRL_VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest tests/vllm
 
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.security.fuzz --messages $(MESSAGES) --seed $(SEED)

@@ -1,9 +1,10 @@
 """How fast do weights reach an engine, how small is a delta, and for how long does the engine pause?
 
 `python -m benchmarks.weight_push` measures on this machine with the learner's side in a process of its own: the
-bandwidth of a plain socket, of the zmq, distributed (gloo) and disk channels, the size of a delta after one step of
-AdamW, and a push into an embedded engine that generates meanwhile. `--device cuda` pushes models of two real shapes
-from one GPU to another. Results go to benchmarks/results/weight_push.json, or weight_push_cuda.json.
+bandwidth of a plain socket, of bare gloo, of the zmq, distributed (gloo) and disk channels, the size of a delta after
+one step of AdamW, and a push into an embedded engine that generates meanwhile. `distributed` begins with weights that
+the learner still has to gather, `gathered` and `zmq` with the host copy. `--device cuda` pushes models of two real
+shapes from one GPU to another. Results go to benchmarks/results/weight_push.json, or weight_push_cuda.json.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.delta import diff
 from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.manifest import dtype_name, take_snapshot
+from asyncrl.weights.group import Group, join_store, open_store
+from asyncrl.weights.manifest import dtype_name, new_bytes, take_snapshot
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.push import Push
 from asyncrl.weights.receiver import Channel, Receiver
 from asyncrl.weights.staging import staged
-from benchmarks.copies import pour, socket_seconds, tensor_copy_rate
+from benchmarks.copies import broadcast_seconds, pour, socket_seconds, tensor_copy_rate, touch
 from benchmarks.record import write_result
 from benchmarks.shapes import make_model
 
@@ -53,9 +55,9 @@ BUCKET_BYTES = 64 << 20
 def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[Filled]:
     """As the learner gathers a model that is not sharded."""
     device = next(iter(weights.values())).device
-    flat = torch.empty(max(bucket.nbytes for bucket in plan), dtype=torch.uint8, device=device)
+    shared = new_bytes(max(each.nbytes for each in plan), device)
     for bucket in plan:
-        part = flat[: bucket.nbytes]
+        part = shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes)
         for name, view in bucket.views(part).items():
             view.copy_(weights[name])
         yield Filled(bucket, part)
@@ -71,10 +73,11 @@ class Learner:
         )
         self.process.start()
         self._pipe = ours
-        self.endpoint, self.port, self.nbytes = ours.recv()
+        self.endpoint, self.port, self.store_port, self.nbytes = ours.recv()
 
     def push(self, version: int, way: str) -> None:
-        """Begin to push; returns at once."""
+        """Begin to push; returns at once. `gathered` is `distributed` with the buckets filled beforehand, and `gloo`
+        broadcasts as many bytes that lie in memory, with nothing around it."""
         self._pipe.send((version, way))
 
     def done(self) -> dict[str, float]:
@@ -98,29 +101,49 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
     publisher = Publisher("127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1))
     broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device(device), TIMEOUT_S)
     folders = FolderWriter(folder, lambda aside: None)
+    cast = Push(shapes, publisher, broadcaster)
     ways = {
         "zmq": Push(shapes, publisher),
-        "distributed": Push(shapes, publisher, broadcaster),
+        "distributed": cast,
+        "gathered": cast,
         "disk": Push(shapes, publisher, None, folders),
     }
+    nbytes = sum(each.nbytes for each in weights.values())
+    store, store_port = open_store("127.0.0.1", TIMEOUT_S)
+    bare: Group | None = None
+    resident = torch.ones(nbytes, dtype=torch.uint8)
     with socket.socket() as plain:
         plain.bind(("127.0.0.1", 0))
         plain.listen()
-        threading.Thread(target=pour, args=(plain, sum(each.nbytes for each in weights.values())), daemon=True).start()
-        pipe.send((publisher.endpoint, plain.getsockname()[1], sum(each.nbytes for each in weights.values())))
+        threading.Thread(target=pour, args=(plain, nbytes), daemon=True).start()
+        pipe.send((publisher.endpoint, plain.getsockname()[1], store_port, nbytes))
         while (told := pipe.recv()) is not None:
             version, way = told
+            if way == "gloo":
+                bare = bare or bare_gloo(store, 0)
+                broadcast_seconds(bare, resident, bucket_bytes)
+                pipe.send({})
+                continue
             for each in weights.values():
                 each.view(-1)[version::100] += 0.5
+            buckets = filled(weights, plan)
+            if way == "gathered":
+                buckets = iter(list(buckets))
             begun = time.perf_counter()
-            ways[way].publish(version, plan, filled(weights, plan))
+            ways[way].publish(version, plan, buckets)
             seconds = time.perf_counter() - begun
             while publisher.offered < version:
                 time.sleep(0.001)
             pipe.send({"learner_s": seconds, "offered_s": time.perf_counter() - begun, **ways[way].measured})
+    if bare is not None:
+        bare.close()
     broadcaster.close()
     folders.close()
     publisher.close()
+
+
+def bare_gloo(store: torch.distributed.Store, rank: int) -> Group:
+    return Group(store, "bare", rank, 2, torch.device("cpu"), "127.0.0.1", TIMEOUT_S)
 
 
 async def transfer_seconds(link: Channel, holds: int) -> float:
@@ -132,29 +155,48 @@ async def transfer_seconds(link: Channel, holds: int) -> float:
     return time.perf_counter() - begun
 
 
+async def broadcast_transfer_seconds(learner: Learner, cast: DistributedChannel, version: int, way: str) -> float:
+    """Seconds from the call to a push until all of it is here."""
+    touch(3 * learner.nbytes)
+    calling = asyncio.create_task(until_called(cast, version - 1))
+    await asyncio.sleep(0.1)
+    learner.push(version, way)
+    manifest = await calling
+    begun = time.perf_counter()
+    await cast.fetch(manifest)
+    seconds = time.perf_counter() - begun
+    learner.done()
+    return seconds
+
+
 async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str, Any]:
     """GB/s of each way, which take turns."""
     context = zmq.asyncio.Context()
     whole = ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False)
     cast = DistributedChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), torch.device("cpu"), TIMEOUT_S)
     disk = DiskChannel(directory)
-    seconds: dict[str, list[float]] = {name: [] for name in ("socket", "zmq", "distributed", "disk", "disk_write")}
+    ways = ("socket", "gloo", "zmq", "distributed", "gathered", "disk", "disk_write")
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    learner.push(0, "gloo")
+    bare = bare_gloo(join_store("127.0.0.1", learner.store_port, TIMEOUT_S), 1)
+    broadcast_seconds(bare, new_bytes(learner.nbytes), BUCKET_BYTES)
+    learner.done()
     version = -1
     for _ in range(rounds):
+        touch(3 * learner.nbytes)
         seconds["socket"].append(socket_seconds(learner.port, learner.nbytes))
+        touch(3 * learner.nbytes)
+        learner.push(0, "gloo")
+        seconds["gloo"].append(broadcast_seconds(bare, new_bytes(learner.nbytes), BUCKET_BYTES))
+        learner.done()
         version += 1
         learner.push(version, "zmq")
         learner.done()
+        touch(3 * learner.nbytes)
         seconds["zmq"].append(await transfer_seconds(whole, version - 1))
-        version += 1
-        calling = asyncio.create_task(until_called(cast, version - 1))
-        await asyncio.sleep(0.1)
-        learner.push(version, "distributed")
-        manifest = await calling
-        begun = time.perf_counter()
-        await cast.fetch(manifest)
-        seconds["distributed"].append(time.perf_counter() - begun)
-        learner.done()
+        for way in ("distributed", "gathered"):
+            version += 1
+            seconds[way].append(await broadcast_transfer_seconds(learner, cast, version, way))
         version += 1
         begun = time.perf_counter()
         learner.push(version, "disk")
@@ -162,6 +204,7 @@ async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str,
         seconds["disk_write"].append(time.perf_counter() - begun)
         learner.done()
         seconds["disk"].append(await transfer_seconds(disk, version - 1))
+    bare.close()
     cast.reset()
     whole.reset()
     rates = {name: [learner.nbytes / each / 1e9 for each in taken] for name, taken in seconds.items()}
@@ -169,8 +212,7 @@ async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str,
         "megabytes": round(learner.nbytes / 1e6, 1),
         "gigabytes_per_s": {name: round(statistics.median(each), 2) for name, each in rates.items()},
         "best_gigabytes_per_s": {name: round(max(each), 2) for name, each in rates.items()},
-        "zmq_share_of_socket": share(rates, "zmq"),
-        "distributed_share_of_socket": share(rates, "distributed"),
+        **{f"{name}_share_of_socket": share(rates, name) for name in ("gloo", "zmq", "distributed", "gathered")},
     }
 
 

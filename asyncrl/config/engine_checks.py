@@ -18,6 +18,9 @@ NEUTRAL: Mapping[str, float] = {
 }
 """The values at which a sampling option changes nothing."""
 
+VLLM_COLDEST = 0.01
+"""vLLM samples at no lower temperature but 0, without saying so."""
+
 TRANSPORTS = ("tensor", "disk", "distributed", "ipc")
 STAGING = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -31,6 +34,8 @@ def check_engine(config: TrainConfig) -> None:
         return
     _check_servers(config)
     _check_cache(config)
+    if config.engine.kind == "vllm":
+        _check_vllm(config)
 
 
 def _check_sampling(engine: EngineConfig) -> None:
@@ -50,8 +55,6 @@ def _check_transports(config: TrainConfig) -> None:
         raise ConfigError(
             f"weights.transports={transports}: name each of {', '.join(TRANSPORTS)} at most once, one at least"
         )
-    if config.engine.kind == "vllm" and transports != ["disk"]:
-        raise ConfigError(f"weights.transports={transports}: vLLM takes weights from a folder only, set [disk]")
 
 
 def _check_staging(config: TrainConfig) -> None:
@@ -110,4 +113,15 @@ def _check_cache(config: TrainConfig) -> None:
         raise ConfigError(
             "engine.prefix_cache=salt: a retracted request keeps its salt, and would find prefixes of older weights "
             "again; use flush, or weights.mode=in_place"
+        )
+
+
+def _check_vllm(config: TrainConfig) -> None:
+    transports, temperature = config.weights.transports, config.actor.temperature
+    if transports != ["disk"]:
+        raise ConfigError(f"weights.transports={transports}: vLLM takes weights from a folder only, set [disk]")
+    if 0 < temperature < VLLM_COLDEST:
+        raise ConfigError(
+            f"actor.temperature={temperature}: vLLM would sample at {VLLM_COLDEST} instead, and log-probs would not be "
+            "those that the learner computes; set that or more"
         )

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks
 from asyncrl.weights.buckets import Bucket, Entry, Filled, plan_buckets
-from asyncrl.weights.manifest import DTYPES, dtype_name
+from asyncrl.weights.manifest import DTYPES, dtype_name, new_bytes
 
 BUCKET_BYTES = 256 << 20
 
@@ -31,16 +31,17 @@ def plan_gather(parameters: Mapping[str, Tensor], dtype: torch.dtype, bucket_byt
 def gather(parameters: Mapping[str, Tensor], buckets: Sequence[Bucket], ranks: Ranks) -> Iterator[Filled]:
     """The whole parameters in the buckets of a plan, each of one dtype, on the device of rank 0; nothing elsewhere.
 
-    Every rank must iterate to the end. A bucket's buffer is used again once the next one is asked for.
+    Every rank must iterate to the end. On a GPU a bucket's buffer is used again once the next one is asked for.
     """
-    largest = max((bucket.nbytes for bucket in buckets), default=0) if ranks.rank == 0 else 0
-    flat = torch.empty(largest, dtype=torch.uint8, device=ranks.device)
+    again = ranks.rank == 0 and ranks.device.type != "cpu"
+    largest = max((bucket.nbytes for bucket in buckets), default=0) if again else 0
+    shared = torch.empty(largest, dtype=torch.uint8, device=ranks.device)
     last: Filled | None = None
     for bucket in buckets:
         under_way = _Gathering(bucket, parameters, ranks)
         if last is not None:
             yield last
-        last = under_way.finish(flat)
+        last = under_way.finish(shared)
     if last is not None:
         yield last
 
@@ -71,13 +72,14 @@ class _Gathering:
         )
         return work
 
-    def finish(self, flat: Tensor) -> Filled | None:
-        """The bucket at the start of `flat` on rank 0, None elsewhere."""
+    def finish(self, shared: Tensor) -> Filled | None:
+        """The bucket on rank 0, at the start of `shared` on a GPU; None elsewhere."""
         if self._work is not None:
             self._work.wait()
         if self._ranks.rank != 0:
             return None
-        filled = Filled(self._bucket, flat[: self._bucket.nbytes])
+        nbytes = self._bucket.nbytes
+        filled = Filled(self._bucket, shared[:nbytes] if shared.is_cuda else new_bytes(nbytes))
         for piece, whole in zip(self._pieces, self._bucket.views(filled.flat).values(), strict=True):
             torch.cat(self._parts(piece), out=whole.view(-1))
         # The next bucket's buffers come before this object goes.

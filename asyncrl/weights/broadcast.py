@@ -2,7 +2,10 @@
 
 Who is there is decided anew for each push, by the publisher's thread (see `offers.py`): engines ask it to join, and are
 summoned with everything they need to know before the first byte. Whoever is away takes the version by the fallback. One
-engine that fails ends the broadcast for all of them, after `timeout_s` at most, and the push goes on without it.
+engine that fails ends the broadcast, after `timeout_s` at most, and who lacks any of it by then takes the fallback.
+
+Buckets on the CPU are the version's host copy, so they go one after the other while the next are filled. One on a GPU
+must have gone before its buffer is filled again.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ class Broadcaster:
         self._name = ""
         self._group: Group | None = None
         self._sums: list[torch.Tensor] = []
-        self._work: dist.Work | None = None
+        self._works: list[dist.Work] = []
         self.broadcasts = 0
         self.failures = 0
 
@@ -58,19 +61,18 @@ class Broadcaster:
                 self._fail(str(error))
 
     def start(self, filled: Filled) -> None:
-        """Begin to send a bucket, which must stay as it is until `wait`."""
+        """Begin to send a bucket, which must stay as it is until `wait` or `commit`."""
+        self._start(filled.flat)
         if self._group is not None:
             self._sums.append(sum_of(filled.flat))
-            self._start(filled.flat)
 
     def wait(self) -> None:
-        """Return once the bucket is sent, or has failed."""
-        if self._group is None or self._work is None:
-            return
-        try:
-            self._group.finish(self._work)
-        except UnavailableError as error:
-            self._fail(str(error))
+        """Return once all buckets so far are sent, or one has failed."""
+        while self._group is not None and self._works:
+            try:
+                self._group.finish(self._works.pop(0))
+            except UnavailableError as error:
+                self._fail(str(error))
 
     def commit(self) -> None:
         """After the last bucket: let the engines have the version."""
@@ -85,7 +87,7 @@ class Broadcaster:
     def _start(self, tensor: torch.Tensor) -> None:
         if self._group is not None:
             try:
-                self._work = self._group.begin(tensor)
+                self._works.append(self._group.begin(tensor))
             except UnavailableError as error:
                 self._fail(str(error))
 
@@ -100,11 +102,13 @@ class Broadcaster:
 
     def _fail(self, reason: str) -> None:
         self.failures += 1
-        logger.warning("no broadcast to %d engines, they take the fallback: %s", len(self._members), reason)
+        logger.warning(
+            "a broadcast to %d engines failed, who lacks any of it takes the fallback: %s", len(self._members), reason
+        )
         self._drop()
 
     def _drop(self) -> None:
-        self._work = None
+        self._works = []
         if self._group is not None:
             self._group.close()
             self._group = None

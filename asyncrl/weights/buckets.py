@@ -56,7 +56,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Filled:
-    """A bucket and its buffer."""
+    """A bucket and its buffer: on the CPU the taker's to keep, on a GPU used again for the next bucket."""
 
     bucket: Bucket
     flat: torch.Tensor
@@ -95,10 +95,11 @@ def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
 
 
 def on_host(filled: Filled) -> dict[str, torch.Tensor]:
-    """The tensors of a bucket as copies on the CPU, in pinned memory where they come from a GPU."""
-    nbytes = filled.bucket.nbytes
-    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) if filled.flat.is_cuda else new_bytes(nbytes)
-    return filled.bucket.views(host.copy_(filled.flat))
+    """The tensors of a bucket on the CPU, as copies in pinned memory where they come from a GPU."""
+    flat = filled.flat
+    if flat.is_cuda:
+        flat = torch.empty(flat.nbytes, dtype=torch.uint8, pin_memory=True).copy_(flat)
+    return filled.bucket.views(flat)
 
 
 def _padded(nbytes: int, alignment: int) -> int:

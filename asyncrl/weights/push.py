@@ -69,7 +69,7 @@ class Push:
             if cast is not None:
                 cast.start(filled)
             tensors |= on_host(filled)
-            if cast is not None:
+            if cast is not None and filled.flat.is_cuda:
                 cast.wait()
         if cast is not None:
             cast.commit()

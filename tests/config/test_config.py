@@ -51,6 +51,7 @@ GPU_SERVERS = {
     "engine.server.tp_size": 2,
     "weights.transports": ["distributed"],
 }
+VLLM = {"engine.kind": "vllm", "engine.urls": ["http://u"], "weights.transports": ["disk"]}
 PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True}
 
 
@@ -97,6 +98,7 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"engine.kind": "sglang", "engine.launch": True, "engine.router": "http://r"}, "set exactly one of"),
         ({"engine.kind": "sglang", "engine.urls": ["a:30000"]}, "must begin with http"),
         ({"engine.kind": "vllm", "engine.urls": ["http://u"]}, "vLLM takes weights from a folder"),
+        ({**VLLM, "actor.temperature": 0.001}, "vLLM would sample at 0.01"),
         ({"engine.kind": "vllm", "engine.launch": True, "weights.transports": ["disk"]}, "SGLang servers only"),
         ({"engine.kind": "sglang", "engine.launch": True, "cluster.actors": 2}, "engine.server.count"),
         ({"engine.kind": "sglang", "engine.urls": ["http://u"], "weights.mode": "in_place"}, "prefix_cache=salt"),

@@ -21,7 +21,7 @@ def test_shards_of_any_shape_come_out_whole_bucket_by_bucket(ranks: int):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def test_tensors_on_the_host_are_copies_that_later_buckets_and_steps_leave_alone(ranks: Ranks):
+def test_later_buckets_and_steps_leave_tensors_on_the_host_alone(ranks: Ranks):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     expected = {name: each.detach().clone() for name, each in model.named_parameters()}
     got = {}

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.sglang.support import RealServer, save_policy
-
-VARIABLE = "ASYNCRL_SGLANG_PYTHON"
-LIMIT_S = 900
-"""A server takes 15 s to start on two quiet cores, and minutes on busy ones."""
+from tests.actor.engine.real import save_policy, skip_without
+from tests.sglang.support import RealServer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    skip = pytest.mark.skip(reason=f"needs a real SGLang: set {VARIABLE} to a Python that has it")
-    for item in items:
-        if "tests/sglang/" in item.nodeid:
-            item.add_marker(pytest.mark.timeout(LIMIT_S))
-            if VARIABLE not in os.environ:
-                item.add_marker(skip)
+    skip_without("ASYNCRL_SGLANG_PYTHON", "SGLang", "tests/sglang/", items)
 
 
 @pytest.fixture(scope="session")

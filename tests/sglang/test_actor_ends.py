@@ -18,9 +18,10 @@ from asyncrl.actor.engine.fleet.opening import free_ports
 from asyncrl.data.writing import write_tasks
 from asyncrl.launch.child import kill_group, last_lines
 from asyncrl.weights.publisher import Publisher
+from tests.actor.engine.real import policy
 from tests.actor.engine.support import parameters
 from tests.helpers import make_task, until
-from tests.sglang.support import ARGUMENTS, ENVIRONMENT, policy
+from tests.sglang.support import ARGUMENTS, ENVIRONMENT
 
 START_S = 300.0
 END_S = 30.0

@@ -19,9 +19,9 @@ from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.launch.child import kill_group, start_guarded
 from asyncrl.launch.local import free_ports
 from asyncrl.types import Sampling
+from tests.actor.engine.real import Taken, assert_whole, load, policy, prompts, run, servers_ready, some
 from tests.actor.engine.support import assert_exact, parameters, until
-from tests.sglang.load import Taken, load, some
-from tests.sglang.support import RealServer, fleet_of, policy, prompts, run, servers_ready
+from tests.sglang.support import RealServer, fleet_of
 
 ROUTER = "ASYNCRL_SGLANG_ROUTER_PYTHON"
 ASKED = 2
@@ -51,13 +51,13 @@ async def under_load(fleet: Fleet, events: Callable[[], Coroutine[Any, Any, None
             stop.set()
 
     happening = asyncio.create_task(happen())
-    taken = [each async for each in load(fleet, stop, 8)]
+    taken = await load(fleet, stop, 8)
     await happening
     return taken
 
 
 def assert_none_lost(taken: list[Taken], versions: int) -> None:
-    assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got, _ in taken)
+    assert_whole(taken)
     assert {int(version) for _, got, _ in taken for version in got.versions} == set(range(versions))
     models = {version: policy(version) for version in range(versions)}
     for start, got, _ in some(taken):
@@ -105,7 +105,7 @@ def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_newer_o
         assert_exact({ASKED: policy(ASKED)}, start, got, 0.0)
     newest = ASKED + 2
     assert any(set(got.versions) == {newest} for _, got, _ in trained), "training goes on with what was pushed"
-    assert all(len(got.tokens) == 150 for _, got, _ in trained)
+    assert_whole(trained)
     models = {version: policy(version) for version in range(newest + 1)}
     for start, got, asked_at in some(trained):
         assert min(got.versions) >= asked_at

@@ -12,8 +12,9 @@ from asyncrl.actor.engine.fleet.opening import open_fleet
 from asyncrl.actor.engine.sglang.launch import LaunchedServer
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Sampling
+from tests.actor.engine.real import policy, prompts, save_policy
 from tests.actor.engine.support import assert_exact, parameters, until
-from tests.sglang.support import ARGUMENTS, ENVIRONMENT, policy, prompts, save_policy
+from tests.sglang.support import ARGUMENTS, ENVIRONMENT
 
 
 @pytest.fixture

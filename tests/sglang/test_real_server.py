@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
-import time
 
-import numpy as np
 import pytest
 
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.sglang.transports import distributed
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import Weights, read_folder, write_folder
+from tests.actor.engine.real import (
+    Taken,
+    assert_nothing_lost,
+    assert_sampled_from,
+    assert_whole,
+    folders,
+    load,
+    policy,
+    prompts,
+    push_under_load,
+    run,
+    sample_at_temperatures,
+    servers_ready,
+    some,
+)
 from tests.actor.engine.support import assert_exact, parameters, until
-from tests.sglang.load import Taken, load, some
-from tests.sglang.support import STOP_ID, RealServer, fleet_of, folders, policy, prompts, run, servers_ready
-
-logger = logging.getLogger(__name__)
+from tests.sglang.support import RealServer, fleet_of
 
 PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "50"))
 EPISODES = 32
@@ -29,7 +37,6 @@ MODES = ["retract", "abort", "in_place", "drain"]
 
 @pytest.mark.parametrize("way", ["tensor", "disk", "the learner's folder", "distributed"])
 def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(server, way, tmp_path):
-    temperatures = [0.0, 0.5, 1.0, 1.7]
     weights: Weights = parameters(policy(7))
     transport = way
     if way == "the learner's folder":
@@ -41,69 +48,23 @@ def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(serve
         async with fleet_of([server.url], transports=[transport], folders=folders(tmp_path / "held")) as fleet:
             await fleet.update_weights(7, weights)
             shutil.rmtree(tmp_path / "pushed", ignore_errors=True)
-            calls = [
-                fleet.generate(start, Sampling(temperature, 40), (STOP_ID,), f"s{i}{temperature}")
-                for i, start in enumerate(prompts(4))
-                for temperature in temperatures
-            ]
-            return await asyncio.gather(*calls)
+            return await sample_at_temperatures(fleet)
 
-    cases = [(start, temperature) for start in prompts(4) for temperature in temperatures]
-    for (start, temperature), got in zip(cases, run(scenario), strict=True):
-        assert set(got.versions) == {7}
-        assert_exact({7: policy(7)}, start, got, temperature)
-        assert got.finish_reason == ("stop" if got.tokens[-1] == STOP_ID else "length")
-        assert got.finish_reason == "stop" or len(got.tokens) == 40
-
-
-async def pushes(fleet: Fleet, count: int, stop: asyncio.Event) -> None:
-    for version in range(1, count + 1):
-        await asyncio.sleep(0.4)
-        await fleet.update_weights(version, parameters(policy(version)))
-    await asyncio.sleep(0.4)
-    stop.set()
+    assert_sampled_from(policy(7), 7, run(scenario))
 
 
 @pytest.mark.parametrize(("mode", "transport"), [*((mode, "tensor") for mode in MODES), ("retract", "distributed")])
 def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_version_recorded_for_its_token(
     server, mode, transport
 ):
-    async def scenario() -> tuple[list[Taken], dict[str, float], float]:
-        await server.ready()
-        stop = asyncio.Event()
-        async with fleet_of([server.url], mode, [transport]) as fleet:
-            await fleet.update_weights(0, parameters(policy(0)))
-            begun = time.monotonic()
-            pushing = asyncio.create_task(pushes(fleet, PUSHES, stop))
-            taken = [each async for each in load(fleet, stop, EPISODES)]
-            await pushing
-            return taken, dict(fleet.stats().counters), time.monotonic() - begun
-
-    taken, counters, seconds = run(scenario)
     models = {version: policy(version) for version in range(PUSHES + 1)}
-    spanning = [case for case in taken if len(set(case[1].versions)) > 1]
-    assert counters["server_updates"] == PUSHES + 1
-    assert counters["server_faults"] == counters["lost_segments"] == 0
-    assert {int(version) for _, got, _ in taken for version in got.versions} == set(models)
-    assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got, _ in taken)
-    assert all((np.diff(got.versions) >= 0).all() for _, got, _ in taken)
-    assert spanning or mode == "drain"
-    sample, largest = [*some(spanning), *some(taken)], 0.0
-    for start, got, asked_at in sample:
-        if mode == "in_place":
-            got = up_to_the_first_push(got, asked_at)
-        largest = max(largest, assert_exact(models, start, got, 1.0))
-    logger.info(
-        "%s over %s: %d pushes in %.0f s, %d turns in %d requests, %d lost; %d turns have log-probs within %.1e",
-        *(mode, transport, PUSHES, seconds, len(taken), counters["segments"], counters["lost_segments"]),
-        *(len(sample), largest),
-    )
 
+    async def scenario() -> tuple[list[Taken], dict[str, float]]:
+        await server.ready()
+        async with fleet_of([server.url], mode, [transport]) as fleet:
+            return await push_under_load(fleet, models, EPISODES)
 
-def up_to_the_first_push(got: Generation, asked_at: int) -> Generation:
-    """Behind it, and in a request that met one on its way, keys and values of older weights are there by intent."""
-    first = got.versions == asked_at
-    return Generation(got.tokens[first], got.logprobs[first], got.versions[first], got.finish_reason)
+    assert_nothing_lost(*run(scenario), models, mode)
 
 
 def test_servers_killed_while_they_generate_and_while_they_are_updated_are_missed_by_nobody(model, server, tmp_path):
@@ -132,7 +93,7 @@ def test_servers_killed_while_they_generate_and_while_they_are_updated_are_misse
                 stop.set()
 
             working = asyncio.create_task(trouble())
-            taken = [each async for each in load(fleet, stop, 8)]
+            taken = await load(fleet, stop, 8)
             await working
             return taken, dict(fleet.stats().counters)
 
@@ -144,7 +105,7 @@ def test_servers_killed_while_they_generate_and_while_they_are_updated_are_misse
     assert counters["server_faults"] >= 2
     assert counters["lost_segments"] > 0
     assert {int(version) for _, got, _ in taken for version in got.versions} == set(models)
-    assert all(got.finish_reason == "length" and len(got.tokens) == 150 for _, got, _ in taken)
+    assert_whole(taken)
     for start, got, _ in some(taken, 60):
         assert_exact(models, start, got, 1.0)
 

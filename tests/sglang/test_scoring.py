@@ -16,9 +16,10 @@ from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import UnavailableError
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
 from asyncrl.scoring.transcript import Segment
+from tests.actor.engine.real import run
 from tests.helpers import until
 from tests.scoring.models.support import LLAMA3, SHAPE, byte_tokenizer, save
-from tests.sglang.support import RealServer, run
+from tests.sglang.support import RealServer
 
 TOKENIZER = byte_tokenizer("<|start|>", "<|end|>", "<|eot|>", "ки", "<pad>", bos="<s>", add_bos=True, template=LLAMA3)
 TOKENIZER.pad_token = "<pad>"

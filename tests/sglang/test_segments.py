@@ -8,8 +8,9 @@ import numpy as np
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.types import Sampling
+from tests.actor.engine.real import STOP_ID, policy, prompts, run
 from tests.actor.engine.support import assert_exact, parameters
-from tests.sglang.support import STOP_ID, RealServer, fleet_of, policy, prompts, run
+from tests.sglang.support import RealServer, fleet_of
 
 STARTS = prompts(8, seed=1)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -12,10 +13,11 @@ import zmq.asyncio
 
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.buckets import Entry, Filled, plan_buckets
+from asyncrl.weights.buckets import Entry, Filled, flatten, plan_buckets
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.group import Group
 from asyncrl.weights.manifest import dtype_name
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.push import Push
@@ -32,12 +34,9 @@ def plan_of(tensors, bucket_bytes=512):
 
 
 def filled(tensors, plan):
-    """As the learner gathers them: every bucket in the same buffer."""
-    flat = torch.empty(max(bucket.nbytes for bucket in plan), dtype=torch.uint8)
+    """As the learner gathers them on the CPU."""
     for bucket in plan:
-        for name, view in bucket.views(flat[: bucket.nbytes]).items():
-            view.copy_(tensors[name])
-        yield Filled(bucket, flat[: bucket.nbytes])
+        yield Filled(bucket, flatten(bucket, tensors))
 
 
 class Learner:
@@ -162,6 +161,74 @@ def test_tensors_that_engines_do_not_expect_refuse_the_push_before_the_first_buc
     asyncio.run(run())
 
 
+class Damaging(Group):
+    """One bit of the first bucket that it sends is another than in the learner's memory."""
+
+    damaged = False
+
+    def begin(self, tensor):
+        if not self.damaged:
+            self.damaged = True
+            tensor = tensor.clone()
+            tensor[0] ^= 1
+        return super().begin(tensor)
+
+
+def test_a_version_with_a_damaged_bucket_is_refused_whole(context, monkeypatch):
+    monkeypatch.setattr("asyncrl.weights.broadcast.Group", Damaging)
+
+    async def run():
+        async with learning(context) as learner:
+            link = DistributedChannel(
+                Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context)), CPU, 20.0
+            )
+            calling = asyncio.create_task(link.newer_than(-1))
+            await joined(learner, 1)
+            pushing = asyncio.create_task(learner.publish(0))
+            with pytest.raises(WeightsError, match="version 0 arrived damaged"):
+                await link.fetch(await calling)
+            await pushing
+            link.reset()
+
+    asyncio.run(run())
+
+
+def test_the_learner_fills_every_bucket_before_one_has_gone_and_the_engine_awaits_all_at_once(context, monkeypatch):
+    """So the wire is never idle while the learner fills the next bucket or the engine sums the last one."""
+    all_filled, calls = threading.Event(), []
+
+    class Late(Group):
+        def begin(self, tensor):
+            assert all_filled.wait(15)
+            calls.append("begin")
+            return super().begin(tensor)
+
+        def finish(self, work):
+            calls.append("finish")
+            super().finish(work)
+
+    monkeypatch.setattr("asyncrl.weights.channels.distributed.Group", Late)
+    tensors = some_tensors(0)
+    plan = plan_of(tensors)
+
+    def buckets():
+        yield from filled(tensors, plan)
+        all_filled.set()
+
+    async def run():
+        async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
+            await joined(learner, 1)
+            await asyncio.to_thread(learner.push.publish, 0, plan, buckets())
+            await until(lambda: engine.version == 0)
+            assert same_bits(engine.tensors, tensors)
+            assert (learner.push.measured["broadcasts"], receiver.fallbacks) == (1, 0)
+
+    asyncio.run(run())
+    transfers = len(plan) + 1
+    assert len(plan) > 2
+    assert calls == ["begin"] * transfers + ["finish"] * transfers
+
+
 DYING = """
 import asyncio, os, sys, torch, zmq.asyncio
 from asyncrl.weights.channels.distributed import DistributedChannel
@@ -169,9 +236,14 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.group import Group
 
 class Dying(Group):
-    def finish(self, work):
-        super().finish(work)
-        os.kill(os.getpid(), 9)
+    first = None
+
+    def begin(self, tensor):
+        if self.first is not None:
+            self.finish(self.first)
+            os.kill(os.getpid(), 9)
+        self.first = super().begin(tensor)
+        return self.first
 
 async def main():
     import asyncrl.weights.channels.distributed as module
@@ -185,7 +257,7 @@ asyncio.run(main())
 """
 
 
-def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_others_fall_back(context):
+def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_others_get_the_version(context):
     async def run():
         async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
             await joined(learner, 1)
@@ -197,11 +269,13 @@ def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_others
             await asyncio.to_thread(dying.wait)
             await until(lambda: engine.version == 1)
             assert same_bits(engine.tensors, some_tensors(1))
-            assert (learner.push.measured["broadcast_failures"], receiver.fallbacks) == (1, 1)
+            # By the fallback, unless everything had come before the connection broke.
+            fallbacks = receiver.fallbacks
+            assert (learner.push.measured["broadcast_failures"], fallbacks <= 1) == (1, True)
             await until(lambda: learner.publisher._offers.joining("gloo"))
             await learner.publish(2)
             await until(lambda: engine.version == 2)
-            assert receiver.fallbacks == 1
+            assert receiver.fallbacks == fallbacks
             assert same_bits(engine.tensors, some_tensors(2))
 
     asyncio.run(run())

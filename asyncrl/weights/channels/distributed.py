@@ -88,14 +88,16 @@ class DistributedChannel:
             torch.cuda.set_device(self._device)
         group = self._group(call)
         tensors: dict[str, torch.Tensor] = {}
+        flats = [new_bytes(bucket.nbytes, self._device) for bucket in call.buckets]
+        theirs = torch.empty(len(flats), dtype=torch.int64, device=self._device)
+        # All begin at once, so that the next bucket arrives while the last one is summed.
+        *works, last = [group.begin(each) for each in (*flats, theirs)]
         own = []
-        for bucket in call.buckets:
-            flat = new_bytes(bucket.nbytes, self._device)
-            group.finish(group.begin(flat))
+        for bucket, flat, work in zip(call.buckets, flats, works, strict=True):
+            group.finish(work)
             own.append(sum_of(flat))
             tensors |= bucket.views(flat)
-        theirs = torch.empty(len(own), dtype=torch.int64, device=self._device)
-        group.finish(group.begin(theirs))
+        group.finish(last)
         if not torch.equal(theirs, torch.stack(own)):
             raise WeightsError(f"version {call.version} arrived damaged: the checksums of its buckets differ")
         return tensors

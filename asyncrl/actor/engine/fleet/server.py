@@ -6,9 +6,9 @@ weights of somebody else, or those that a restarted server read from its folder,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,15 @@ class Segment:
     logprobs: NDArray[np.float32]
     spans: Sequence[Span]
     finish: str
+
+
+def read_spans(told: Sequence[Mapping[str, Any]], count: int) -> tuple[Span, ...]:
+    """The spans that a server tells of `count` tokens. Raises KeyError, TypeError or ValueError: they are not such."""
+    spans = tuple(Span(str(each["version"]), each["start"], each["end"]) for each in told)
+    ends = [0, *(span.end for span in spans)]
+    if [span.start for span in spans] != ends[:-1] or ends[-1] != count:
+        raise ValueError(f"the versions {spans} do not cover {count} tokens")
+    return spans
 
 
 def finish_of(tokens: NDArray[np.int32], limit: int, stop: Sequence[int], reason: str) -> str:

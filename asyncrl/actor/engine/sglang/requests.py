@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, finish_of
+from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, finish_of, read_spans
 from asyncrl.types import Sampling
 
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
@@ -62,8 +62,4 @@ def _spans(meta: Mapping[str, Any], count: int) -> tuple[Span, ...]:
     """Which weights sampled which tokens; servers before 0.5.22 name one version for all."""
     if "weight_versions" not in meta:
         return (Span(str(meta["weight_version"]), 0, count),)
-    spans = tuple(Span(str(each["version"]), each["start"], each["end"]) for each in meta["weight_versions"])
-    ends = [0, *(span.end for span in spans)]
-    if [span.start for span in spans] != ends[:-1] or ends[-1] != count:
-        raise ValueError(f"the versions {spans} do not cover {count} tokens")
-    return spans
+    return read_spans(meta["weight_versions"], count)

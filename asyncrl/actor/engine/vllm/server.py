@@ -1,7 +1,7 @@
 """One vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. Weights reach it as a folder.
 
-It tells no versions, so no request may live on through an update; and it does not name its weights, so that a restart
-is known by the start time of its process.
+Started with `--enable-scale-out` it tells which version sampled which token, and requests may live on through an
+update; otherwise none may. A restart, which loses the weights that it was given, is known by the time of the start.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import AutoConfig
 
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.vllm.requests import completion_body, read_completion
+from asyncrl.actor.engine.vllm.requests import completion_body, generate_body, read_segment
 from asyncrl.types import Sampling
 
 if TYPE_CHECKING:
@@ -27,82 +28,133 @@ _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MU
 
 
 class VllmServer:
-    """A `Server` (see the fleet's protocol) at `url`, which must take `context` tokens."""
+    """A `Server` (see the fleet's protocol) at `url`, which must take `context` tokens.
 
-    spans = False
+    `tied` is whether the policy's output layer is its embedding. A check waits `silence_s`, an update `load_s`.
+    """
 
-    def __init__(self, url: str, *, context: int, silence_s: float = 60.0, load_s: float = 300.0) -> None:
+    def __init__(self, url: str, *, context: int, tied: bool, silence_s: float = 60.0, load_s: float = 300.0) -> None:
         self.url = url
+        self.spans = False
         self._http = Http(url)
         self._context = context
+        self._tied = tied
         self._silence_s = silence_s
         self._load_s = load_s
         self._model = ""
         self._label = ""
-        self._started: str | None = None
+        self._started = ""
+        self._asked = False
 
     @classmethod
     def of(cls, config: TrainConfig, url: str) -> VllmServer:
         """As configured."""
-        engine, weights = config.engine, config.weights
-        return cls(url, context=config.actor.max_tokens, silence_s=engine.silence_s, load_s=weights.load_s)
+        engine, model = config.engine, config.model
+        policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        return cls(
+            url,
+            context=config.actor.max_tokens,
+            tied=policy.get_text_config().tie_word_embeddings,
+            silence_s=engine.silence_s,
+            load_s=config.weights.load_s,
+        )
 
     async def join(self) -> None:
-        """As in the protocol; also refuses a server whose context is too short."""
+        """As in the protocol; also refuses a server whose log-probs, weights or context would not be right."""
         try:
-            [model, *_] = (await self._http.get("/v1/models", self._silence_s))["data"]
+            [model, *_] = (await self._get("/v1/models"))["data"]
+            settings = (await self._get("/server_info?config_format=json"))["vllm_config"]
             self._model, longest = model["id"], int(model["max_model_len"])
+            mode, device = settings["model_config"]["logprobs_mode"], settings["device_config"]["device"]
+            self._check_settings(longest, mode, device)
+            self._started = await self._start_time()
+            await self.abort()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
-            raise ServerFaultError(f"this is no vLLM server that we know: {error!r}") from error
+            raise ServerFaultError(f"this is no vLLM server with VLLM_SERVER_DEV_MODE=1: {error!r}") from error
+        self.spans = self._asked = False
+
+    def _check_settings(self, longest: int, mode: str, device: str) -> None:
         if longest < self._context:
             raise ServerFaultError(
                 f"{self.url} takes {longest} tokens, actor.max_tokens is {self._context}; "
                 "start the server with a longer --max-model-len"
             )
-        self._started = await self._start_time()
-        await self.abort()
+        if mode != "processed_logprobs":
+            raise ServerFaultError(
+                f"{self.url} tells {mode}, which leave out the temperature; start it with "
+                "--logprobs-mode processed_logprobs"
+            )
+        if self._tied and device == "cpu":
+            raise ServerFaultError(
+                f"{self.url} runs on a CPU, where vLLM keeps the old output layer of a model with tied embeddings "
+                "when it is given new weights; use a model without tie_word_embeddings, or a GPU"
+            )
 
     async def check(self) -> None:
-        await self._http.get("/health", self._silence_s)
+        await self._get("/health")
         if (started := await self._start_time()) != self._started:
             raise ServerFaultError(f"{self.url} was started anew at {started}, and has lost the weights it was given")
 
     async def generate(
         self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
     ) -> Segment:
+        if self.spans:
+            answer = await self._http.post("/inference/v1/generate", generate_body(rid, tokens, sampling, stop, salt))
+            return read_segment(answer, sampling.max_new_tokens, stop)
         label = self._label
         body = completion_body(self._model, rid, tokens, sampling, stop, salt)
-        return read_completion(await self._http.post("/v1/completions", body), sampling.max_new_tokens, stop, label)
+        return read_segment(await self._http.post("/v1/completions", body), sampling.max_new_tokens, stop, label)
 
     async def abort(self, rid: str | None = None) -> None:
         """As in the protocol; a single request ends with its connection, which its caller has closed."""
         if rid is None:
-            await self.pause("abort")
+            await self._post("/pause?mode=abort&clear_cache=false")
             await self.resume()
 
     async def pause(self, mode: str) -> None:
-        await self._post(f"/pause?mode={mode}&clear_cache=false")
+        """As in the protocol; vLLM does not tell them apart: it is the flush that takes keys and values away."""
+        await self._post("/pause?mode=keep&clear_cache=false")
 
     async def resume(self) -> None:
         await self._post("/resume")
 
     async def load(self, update: Update) -> None:
+        """As in the protocol. The first one behind a join finds out about spans. That takes a request, and of one a
+        server would die that was left in the middle of an update."""
         async with update.folder() as folder:
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             await self._http.post("/collective_rpc", body, self._load_s)
+        if not self._asked:
+            self.spans, self._asked = await self._tells_versions(), True
+        if self.spans:
+            await self._post("/update_weight_version", {"new_version": update.label})
         self._label = update.label
 
+    async def _tells_versions(self) -> bool:
+        body = generate_body("versions", np.zeros(1, np.int32), Sampling(1.0, 1), (), None)
+        try:
+            answer = await self._http.post("/inference/v1/generate", body, self._silence_s)
+        except ServerRefusedError:
+            return False
+        return bool(answer["choices"][0].get("weight_versions"))
+
     async def flush(self) -> None:
-        await self._post("/reset_prefix_cache")
+        """As in the protocol; requests that are paused or just leaving lose their keys and values as well."""
+        answer = await self._post("/reset_prefix_cache?reset_running_requests=true")
+        if answer == {"success": False}:
+            raise ServerFaultError(f"{self.url} keeps the prefixes of older weights")
 
     async def close(self) -> None:
         await self._http.close()
 
     async def _start_time(self) -> str:
-        found = _STARTED.search(str(await self._http.get("/metrics", self._silence_s)))
+        found = _STARTED.search(str(await self._get("/metrics")))
         if found is None:
             raise ServerFaultError(f"{self.url}/metrics does not tell when the server was started")
         return found.group(1)
 
-    async def _post(self, path: str, body: Any = None) -> None:
-        await self._http.post(path, body, CONTROL_S)
+    async def _get(self, path: str) -> Any:
+        return await self._http.get(path, self._silence_s)
+
+    async def _post(self, path: str, body: Any = None) -> Any:
+        return await self._http.post(path, body, CONTROL_S)

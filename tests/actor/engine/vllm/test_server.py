@@ -1,8 +1,12 @@
-"""vLLM's requests and answers, on exchanges written down from its documentation: it was not run here."""
+"""vLLM's requests and answers, on exchanges that were recorded from a real server."""
 
 from __future__ import annotations
 
-import asyncio
+import copy
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,138 +14,236 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from asyncrl.actor.engine.fleet.discovery import listed
-from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
-from asyncrl.actor.engine.fleet.folders import Folders
-from asyncrl.actor.engine.fleet.server import ServerFaultError, Span
-from asyncrl.actor.engine.fleet.signal import Signal
-from asyncrl.actor.engine.fleet.switch import Switcher
-from asyncrl.actor.engine.vllm.requests import completion_body, read_completion
+from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span
+from asyncrl.actor.engine.vllm.requests import NO_LOGPROB, completion_body, generate_body, read_segment
 from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Sampling
-from tests.actor.engine.fleet.fakes import EXPECTED, ids, tensors
+from tests.actor.engine.fleet.fakes import ids, run
+from tests.actor.engine.support import tiny_model
+from tests.actor.engine.vllm.exchanges import CONTEXT, LABEL, live
 
-ANSWER: dict[str, Any] = {
-    "id": "cmpl-r",
-    "object": "text_completion",
-    "created": 1,
-    "model": "policy",
-    "choices": [
-        {
-            "index": 0,
-            "text": "hi",
-            "logprobs": {
-                "text_offset": [0, 1],
-                "token_logprobs": [-0.25, -1.5],
-                "tokens": ["h", "i"],
-                "top_logprobs": [{"h": -0.25}, {"i": -1.5}],
-            },
-            "finish_reason": "stop",
-            "stop_reason": 8,
-            "token_ids": [7, 8],
-            "prompt_token_ids": [1, 2],
-        }
-    ],
-    "usage": {"prompt_tokens": 2, "total_tokens": 4, "completion_tokens": 2},
-}
+RECORDED = json.loads(Path(__file__).with_name("exchanges.json").read_text())
+SPANS, SILENT = "with --enable-scale-out", "without"
+WAYS = {SPANS: "/inference/v1/generate", SILENT: "/v1/completions"}
 
 
-def choice(**changes: Any) -> dict[str, Any]:
-    return {**ANSWER, "choices": [{**ANSWER["choices"][0], **changes}]}
+class Replay:
+    """Answers what was asked of the real server as that did, and refuses everything else."""
+
+    def __init__(self, exchanges: list[dict[str, Any]]) -> None:
+        self.exchanges = copy.deepcopy(exchanges)
+        self.asked: list[str] = []
+
+    def change(self, path: str, change: Callable[[Any], Any]) -> None:
+        """What is answered at `path`."""
+        for each in self.exchanges:
+            if each["path"].startswith(path):
+                each["answer"] = change(each["answer"])
+
+    async def answer(self, http: web.Request) -> web.Response:
+        self.asked.append(str(http.rel_url))
+        body = await http.json() if http.can_read_body else None
+        for each in self.exchanges:
+            if (each["method"], each["path"], each["body"]) == (http.method, str(http.rel_url), body):
+                answer = each["answer"]
+                return web.Response(
+                    text=answer if isinstance(answer, str) else json.dumps(answer), status=each["status"]
+                )
+        return web.Response(text=f"this was never asked of the real server: {body}", status=400)
 
 
-def test_a_request_asks_for_token_ids_and_logprobs_and_overrides_every_default_that_bends_them() -> None:
-    body = completion_body("policy", "r", ids(1, 2), Sampling(0.7, 9), (8,), "salt")
-    assert body["prompt"] == [1, 2]
-    assert (body["temperature"], body["max_tokens"], body["stop_token_ids"]) == (0.7, 9, [8])
-    assert (body["top_p"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
-    assert body["return_token_ids"] is True
-    assert body["logprobs"] == 0
+def opened(url: str, context: int = CONTEXT) -> VllmServer:
+    return VllmServer(url, context=context, tied=False)
+
+
+@asynccontextmanager
+async def replaying(replay: Replay, open_server: Callable[[str], VllmServer] = opened) -> AsyncIterator[VllmServer]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", replay.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = open_server(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    try:
+        yield server
+    finally:
+        await server.close()
+        await runner.cleanup()
+
+
+def lived(kind: str) -> tuple[dict[str, Segment], list[str]]:
+    replay = Replay(RECORDED[kind])
+
+    async def scenario() -> tuple[dict[str, Segment], bool]:
+        async with replaying(replay) as server:
+            return await live(server), server.spans
+
+    segments, spans = run(scenario)
+    assert spans == (kind == SPANS)
+    return segments, replay.asked
+
+
+def recorded_choice(kind: str, rid: str) -> Any:
+    [answer] = [each["answer"] for each in RECORDED[kind] if (each["body"] or {}).get("request_id") == rid]
+    return answer["choices"][0]
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_life_of_a_server_asks_what_was_asked_of_the_real_one_and_reads_what_that_answered(kind: str) -> None:
+    segments, asked = lived(kind)
+    assert [segment.finish for segment in segments.values()] == ["length", "stop", "cut"]
+    for name, rid in (("whole", "whole"), ("stopped", "stopped"), ("aborted", "long")):
+        choice, segment = recorded_choice(kind, rid), segments[name]
+        logprobs = choice["logprobs"]
+        logprobs = logprobs["token_logprobs"] if kind == SILENT else [each["logprob"] for each in logprobs["content"]]
+        assert segment.tokens.tolist() == choice["token_ids"]
+        np.testing.assert_array_equal(segment.logprobs, np.array(logprobs, np.float32))
+        assert segment.spans == (Span(LABEL, 0, len(segment.tokens)),)
+    assert asked.count(WAYS[kind]) == 3 + (kind == SPANS)
+    assert ("/update_weight_version" in asked) == (kind == SPANS)
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_a_request_overrides_every_default_that_bends_logprobs_or_ends_a_turn(kind: str) -> None:
+    if kind == SPANS:
+        body = generate_body("r", ids(1, 2), Sampling(0.7, 9), (8,), "salt")
+        asked = body["sampling_params"]
+        assert body["token_ids"] == [1, 2]
+    else:
+        body = asked = completion_body("policy", "r", ids(1, 2), Sampling(0.7, 9), (8,), "salt")
+        assert (body["model"], body["prompt"], body["return_token_ids"]) == ("policy", [1, 2], True)
+    assert (asked["temperature"], asked["max_tokens"], asked["stop_token_ids"]) == (0.7, 9, [8])
+    assert (asked["top_p"], asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
+    assert (asked["presence_penalty"], asked["frequency_penalty"]) == (0.0, 0.0)
+    assert (asked["ignore_eos"], asked["logprobs"]) == (True, 0)
     assert body["cache_salt"] == "salt"
 
 
+def told(**changes: Any) -> dict[str, Any]:
+    """The recorded answer of four tokens, changed."""
+    return {"choices": [{**recorded_choice(SPANS, "whole"), **changes}]}
+
+
+def with_logprob(value: float) -> dict[str, Any]:
+    logprobs = copy.deepcopy(recorded_choice(SPANS, "whole")["logprobs"])
+    logprobs["content"][1]["logprob"] = value
+    return told(logprobs=logprobs)
+
+
+def test_a_request_that_met_an_update_tells_which_weights_sampled_which_token() -> None:
+    versions = [{"version": "2-me", "start": 0, "end": 3}, {"version": "3-me", "start": 3, "end": 4}]
+    assert read_segment(told(weight_versions=versions), 4, ()).spans == (Span("2-me", 0, 3), Span("3-me", 3, 4))
+
+
+def test_an_abort_before_the_first_token_gives_an_empty_segment() -> None:
+    empty = told(token_ids=[], logprobs={"content": []}, weight_versions=None, finish_reason="abort")
+    segment = read_segment(empty, 4, ())
+    assert (len(segment.tokens), len(segment.logprobs), segment.spans, segment.finish) == (0, 0, (), "cut")
+
+
 @pytest.mark.parametrize(
-    ("answer", "stop", "finish"),
+    "broken",
     [
-        (ANSWER, (8,), "stop"),
-        (ANSWER, (), "cut"),
-        (choice(finish_reason="length"), (), "length"),
-        (choice(finish_reason="abort"), (), "cut"),
+        "text",
+        {"choices": []},
+        told(token_ids=None),
+        told(token_ids=[7]),
+        told(logprobs=None),
+        with_logprob(float("nan")),
+        with_logprob(NO_LOGPROB),
+        told(weight_versions=None),
+        told(weight_versions=[{"version": "3-me", "start": 0, "end": 3}]),
     ],
 )
-def test_an_answer_becomes_a_segment_under_the_label_that_it_was_asked_under(answer, stop, finish) -> None:
-    segment = read_completion(answer, 9, stop, "3-me")
-    assert segment.tokens.tolist() == [7, 8]
-    assert segment.logprobs.tolist() == [-0.25, -1.5]
-    assert segment.spans == (Span("3-me", 0, 2),)
-    assert segment.finish == finish
-
-
-@pytest.mark.parametrize(
-    "answer", ["text", {"choices": []}, choice(token_ids=None), choice(logprobs=None), choice(token_ids=[7])]
-)
-def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(answer) -> None:
+def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: Any) -> None:
     with pytest.raises(ServerFaultError):
-        read_completion(answer, 9, (), "3-me")
+        read_segment(broken, 9, ())
 
 
-class FakeVllm:
-    """Answers as above, and keeps what it was asked."""
+def joined(replay: Replay, open_server: Callable[[str], VllmServer] = opened) -> None:
+    async def scenario() -> None:
+        async with replaying(replay, open_server) as server:
+            await server.join()
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
-        self.started = "1.76e+09"
-
-    async def start(self) -> str:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self.runner = web.AppRunner(app, shutdown_timeout=0)
-        await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self.runner.addresses[0][1]}"
-
-    async def _answer(self, http: web.Request) -> web.Response:
-        path = http.match_info["path"]
-        self.calls.append((str(http.rel_url), await http.json() if http.can_read_body else None))
-        if path == "metrics":
-            return web.Response(text=f"# HELP x\nprocess_start_time_seconds {self.started}\nother 3\n")
-        if path == "v1/models":
-            return web.json_response({"data": [{"id": "policy", "max_model_len": 100}]})
-        return web.json_response(ANSWER if path == "v1/completions" else {})
+    run(scenario)
 
 
-def test_weights_reach_it_as_a_folder_while_it_is_idle_and_again_after_a_restart(tmp_path: Path) -> None:
-    fake, changed = FakeVllm(), Signal()
+def with_settings(**settings: Any) -> Callable[[Any], Any]:
+    return lambda answer: {"vllm_config": {**answer["vllm_config"], **settings}}
 
-    async def scenario() -> Any:
-        url = await fake.start()
-        fleet = Fleet(
-            listed([url]),
-            lambda url: VllmServer(url, context=64),
-            Switcher("retract", True, 1.0, changed),
-            changed,
-            expected=EXPECTED,
-            vocabulary=100,
-            rules=Rules(check_s=0.02),
-            folders=Folders(tmp_path, lambda folder: None),
-        )
-        keeper = asyncio.create_task(fleet.keep())
-        await fleet.update_weights(3, tensors(3))
-        got = await fleet.generate(ids(1, 2), Sampling(1.0, 9), (8,), "s")
-        fake.started = "1.77e+09"
-        while fleet.stats().counters["server_updates"] < 2:
-            await asyncio.sleep(0.01)
-        keeper.cancel()
-        await fleet.close()
-        await fake.runner.cleanup()
-        return got
 
-    got = asyncio.run(asyncio.wait_for(scenario(), 20))
-    np.testing.assert_array_equal(got.versions, [3, 3])
-    assert got.finish_reason == "stop"
-    loads = [body for path, body in fake.calls if path == "/collective_rpc"]
-    folder = str(tmp_path / "v00000003")
-    assert loads == [{"method": "reload_weights", "kwargs": {"weights_path": folder}}] * 2
-    paths = [path for path, _ in fake.calls]
-    assert paths.index("/collective_rpc") < paths.index("/reset_prefix_cache") < paths.index("/v1/completions")
-    assert "/pause?mode=abort&clear_cache=false" in paths
+def test_a_server_whose_context_is_too_short_is_refused() -> None:
+    with pytest.raises(ServerFaultError, match="--max-model-len"):
+        joined(Replay(RECORDED[SPANS]), partial(opened, context=5000))
+
+
+def test_a_server_whose_logprobs_leave_out_the_temperature_is_refused() -> None:
+    replay = Replay(RECORDED[SPANS])
+    replay.change("/server_info", with_settings(model_config={"logprobs_mode": "raw_logprobs"}))
+    with pytest.raises(ServerFaultError, match="--logprobs-mode processed_logprobs"):
+        joined(replay)
+
+
+def test_a_policy_with_tied_embeddings_is_refused_on_a_cpu_alone(tmp_path: Path) -> None:
+    def joined_on(device: str, tied: bool) -> None:
+        replay = Replay(RECORDED[SPANS])
+        replay.change("/server_info", with_settings(device_config={"device": device}))
+        tiny_model(tie_word_embeddings=tied).save_pretrained(tmp_path)
+        config = TrainConfig(model=ModelConfig(path=str(tmp_path)))
+        config.actor.max_tokens = CONTEXT
+        joined(replay, partial(VllmServer.of, config))
+
+    with pytest.raises(ServerFaultError, match="tie_word_embeddings"):
+        joined_on("cpu", tied=True)
+    joined_on("cpu", tied=False)
+    joined_on("cuda", tied=True)
+
+
+def test_a_server_that_knows_no_versions_yet_is_asked_for_completions() -> None:
+    """As 0.27.1 has it, which answers `/inference/v1/generate`; still earlier ones do not say whether they flushed."""
+    replay = Replay(RECORDED[SILENT])
+    older = {"status": 200, "answer": {"choices": [{"index": 0, "token_ids": [5]}]}}
+    for each in replay.exchanges:
+        each.update(older if each["path"] == WAYS[SPANS] else {})
+    replay.change("/reset_prefix_cache", lambda answer: "")
+
+    async def scenario() -> dict[str, Segment]:
+        async with replaying(replay) as server:
+            return await live(server)
+
+    assert run(scenario)["whole"].finish == "length"
+    assert "/v1/completions" in replay.asked
+
+
+def test_a_server_without_its_control_calls_is_refused() -> None:
+    replay = Replay([each for each in RECORDED[SPANS] if not each["path"].startswith("/server_info")])
+    with pytest.raises(ServerFaultError, match="VLLM_SERVER_DEV_MODE=1"):
+        joined(replay)
+
+
+def test_a_cache_that_was_not_flushed_is_a_fault() -> None:
+    replay = Replay(RECORDED[SPANS])
+    replay.change("/reset_prefix_cache", lambda answer: {"success": False})
+
+    async def scenario() -> None:
+        async with replaying(replay) as server:
+            await live(server)
+
+    with pytest.raises(ServerFaultError, match="prefixes of older weights"):
+        run(scenario)
+
+
+def test_a_restart_is_seen_by_a_check() -> None:
+    replay = Replay(RECORDED[SPANS])
+
+    async def scenario() -> None:
+        async with replaying(replay) as server:
+            await live(server)
+            replay.change(
+                "/metrics", lambda text: text.replace("process_start_time_seconds 1.", "process_start_time_seconds 2.")
+            )
+            await server.check()
+
+    with pytest.raises(ServerFaultError, match="started anew"):
+        run(scenario)

@@ -1,0 +1,98 @@
+"""One life of a server in a fleet, whose exchanges were recorded from a real vLLM (`exchanges.json` names its version).
+
+`python -m tests.actor.engine.vllm.exchanges URL FOLDER` records it anew from the server at URL, which can load the
+weights in FOLDER and has a context of 512 tokens or more; the exchanges go to the standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
+from asyncrl.actor.engine.fleet.server import Segment
+from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.types import Sampling
+
+LABEL = "3-me"
+FOLDER = "/weights/v00000003"
+CONTEXT = 512
+START = np.array([5, 6, 7], np.int32)
+
+
+class InFolder(Update):
+    """Version 3, which is in a folder already."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(3, LABEL, {})
+        self._folder = path
+
+    @asynccontextmanager
+    async def folder(self) -> AsyncIterator[Path]:
+        yield self._folder
+
+
+async def live(server: VllmServer, folder: Path = Path(FOLDER)) -> dict[str, Segment]:
+    """What came of a request that ended by length, one that ended at a stop token, and one that was aborted."""
+    await server.join()
+    await server.load(InFolder(folder))
+    await server.flush()
+    await server.pause("retract")
+    await server.load(InFolder(folder))
+    await server.flush()
+    await server.resume()
+    whole = await server.generate("whole", START, Sampling(0.7, 4), (), None)
+    stopped = await server.generate("stopped", START, Sampling(1.0, 500), tuple(range(0, 320, 8)), LABEL)
+    long = asyncio.create_task(server.generate("long", START, Sampling(1.0, 500), (), None))
+    while not (await asyncio.wait({long}, timeout=0.1))[0]:
+        await server.abort()
+    await server.check()
+    return {"whole": whole, "stopped": stopped, "aborted": await long}
+
+
+class _Recorder(Http):
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.exchanges: list[dict[str, Any]] = []
+
+    async def call(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> Any:
+        exchange = {"method": method, "path": path, "body": json.loads(data) if data else None, "status": 200}
+        self.exchanges.append(exchange)
+        try:
+            exchange["answer"] = _trimmed(path, answer := await super().call(method, path, data, timeout_s))
+        except ServerRefusedError as error:
+            exchange.update(status=int(str(error).partition(" answered ")[2][:3]), answer=str(error).partition(": ")[2])
+            raise
+        return answer
+
+
+def _trimmed(path: str, answer: Any) -> Any:
+    """Without the pages that nobody reads."""
+    if path == "/metrics":
+        return "\n".join(line for line in answer.split("\n") if "process_start_time" in line) + "\n"
+    if path.startswith("/server_info"):
+        read = {"model_config": ["logprobs_mode", "max_model_len", "served_model_name"], "device_config": ["device"]}
+        settings = answer["vllm_config"]
+        return {"vllm_config": {part: {name: settings[part][name] for name in names} for part, names in read.items()}}
+    return answer
+
+
+async def _record(url: str, folder: Path) -> None:
+    server = VllmServer(url, context=CONTEXT, tied=False)
+    server._http = recorder = _Recorder(url)
+    await live(server, folder)
+    await server.close()
+    lines = ",\n".join(json.dumps(exchange) for exchange in recorder.exchanges)
+    sys.stdout.write(lines.replace(str(folder), FOLDER).replace(server._model, "policy") + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(_record(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,167 @@
+"""The fleet over a real vLLM: exact log-probs and versions, whatever is updated, cancelled or killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.fleet.http import Http
+from asyncrl.actor.engine.fleet.server import ServerFaultError
+from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.types import Sampling
+from tests.actor.engine.real import (
+    Taken,
+    assert_nothing_lost,
+    assert_sampled_from,
+    assert_whole,
+    load,
+    prompts,
+    push_under_load,
+    run,
+    sample_at_temperatures,
+    servers_ready,
+)
+from tests.actor.engine.support import assert_exact, parameters, until
+from tests.vllm.support import RealServer, SilentServer, fleet_of, policy
+
+PUSHES = int(os.environ.get("ASYNCRL_VLLM_PUSHES", "6"))
+EPISODES = 8
+
+
+KINDS = [VllmServer, SilentServer]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature_and_after_every_push(
+    server: RealServer, kind: type[VllmServer], tmp_path: Path
+) -> None:
+    async def scenario() -> list[list[Generation]]:
+        await server.ready()
+        async with fleet_of(server.url, tmp_path, kind=kind) as fleet:
+            sampled = []
+            for version in (7, 8):
+                await fleet.update_weights(version, parameters(policy(version)))
+                sampled.append(await sample_at_temperatures(fleet))
+            return sampled
+
+    before, behind = run(scenario)
+    assert_sampled_from(policy(7), 7, before)
+    assert_sampled_from(policy(8), 8, behind)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [*((mode, VllmServer) for mode in ("retract", "in_place", "abort", "drain")), ("abort", SilentServer)],
+)
+def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_version_recorded_for_its_token(
+    server: RealServer, mode: str, kind: type[VllmServer], tmp_path: Path
+) -> None:
+    models = {version: policy(version) for version in range(PUSHES + 1)}
+
+    async def scenario() -> tuple[list[Taken], dict[str, float]]:
+        await server.ready()
+        async with fleet_of(server.url, tmp_path, mode, kind) as fleet:
+            return await push_under_load(fleet, models, EPISODES)
+
+    assert_nothing_lost(*run(scenario), models, mode)
+
+
+class Stumbling(VllmServer):
+    """Leaves the server in the middle of its second update."""
+
+    loads = 0
+
+    async def load(self, update: Update) -> None:
+        self.loads += 1
+        if self.loads == 2:
+            nowhere = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}}
+            await self._http.post("/collective_rpc", nowhere, 30)
+        await super().load(update)
+
+
+def test_an_update_that_fails_under_requests_is_made_up_for_by_a_whole_one(server: RealServer, tmp_path: Path) -> None:
+    models = {version: policy(version) for version in range(3)}
+
+    async def scenario() -> tuple[list[Taken], dict[str, float]]:
+        await server.ready()
+        async with fleet_of(server.url, tmp_path, kind=Stumbling) as fleet:
+            return await push_under_load(fleet, models, EPISODES)
+
+    taken, counters = run(scenario)
+    assert server.process.poll() is None
+    assert (counters["server_faults"], counters["server_updates"]) == (1, 3)
+    assert_whole(taken)
+    for start, got, _ in taken:
+        assert_exact(models, start, got, 1.0)
+
+
+def test_a_cancelled_turn_leaves_the_server(server: RealServer, tmp_path: Path) -> None:
+    async def running(http: Http) -> float:
+        told = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", await http.get("/metrics", 30), re.MULTILINE)
+        assert told is not None
+        return float(told.group(1))
+
+    async def scenario() -> None:
+        await server.ready()
+        http = Http(server.url)
+        async with fleet_of(server.url, tmp_path) as fleet:
+            await fleet.update_weights(1, parameters(policy(1)))
+            turn = asyncio.create_task(fleet.generate(prompts(1)[0], Sampling(1.0, 1900), (), "s"))
+            while await running(http) != 1:
+                await asyncio.sleep(0.05)
+            turn.cancel()
+            while await running(http) != 0:
+                await asyncio.sleep(0.05)
+            assert turn.cancelled()
+        await http.close()
+
+    run(scenario)
+
+
+def test_a_server_killed_while_it_generates_comes_back_with_the_newest_weights_and_its_turns_go_on(
+    server: RealServer, tmp_path: Path
+) -> None:
+    async def scenario() -> tuple[list[Taken], dict[str, float]]:
+        await server.ready()
+        stop = asyncio.Event()
+        async with fleet_of(server.url, tmp_path, segment_tokens=32) as fleet:
+            await fleet.update_weights(1, parameters(policy(1)))
+            working = asyncio.create_task(load(fleet, stop, EPISODES))
+            await until(lambda: fleet.stats().counters["segments"] >= 2 * EPISODES)
+            server.kill()
+            await servers_ready(fleet, 0)
+            pushing = asyncio.create_task(fleet.update_weights(2, parameters(policy(2))))
+            server.restart()
+            await server.ready()
+            await pushing
+            stop.set()
+            return await working, dict(fleet.stats().counters)
+
+    taken, counters = run(scenario)
+    assert counters["server_faults"] >= 1
+    assert counters["lost_segments"] >= EPISODES
+    assert {int(version) for _, got, _ in taken for version in got.versions} == {1, 2}
+    assert_whole(taken)
+    for start, got, _ in taken:
+        assert_exact({1: policy(1), 2: policy(2)}, start, got, 1.0)
+
+
+def test_a_policy_with_tied_embeddings_is_refused_where_an_update_would_miss_its_output_layer(
+    server: RealServer,
+) -> None:
+    async def scenario() -> None:
+        await server.ready()
+        tied = VllmServer(server.url, context=512, tied=True)
+        try:
+            with pytest.raises(ServerFaultError, match="tie_word_embeddings"):
+                await tied.join()
+        finally:
+            await tied.close()
+
+    run(scenario)
