@@ -5,14 +5,19 @@ Neither gloo nor NCCL encrypts, and whoever reaches the store can join: loopback
 
 from __future__ import annotations
 
+import logging
 import socket
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError
+from asyncrl.weights.threads import begin
+
+logger = logging.getLogger(__name__)
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -56,6 +61,7 @@ class Group:
         self, store: dist.Store, name: str, rank: int, size: int, device: torch.device, address: str, timeout_s: float
     ) -> None:
         self._wait = timedelta(seconds=timeout_s)
+        self._hangs = False
         try:
             self._group: Any = _backend(dist.PrefixStore(name, store), rank, size, device, address, self._wait)
         except RuntimeError as error:
@@ -63,13 +69,17 @@ class Group:
 
     def begin(self, tensor: torch.Tensor) -> dist.Work:
         """Broadcast `tensor` from rank 0, or receive it elsewhere; it must stay as it is until `finish`."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
+        # Of the caller's, since another thread has a current stream, and device, of its own.
+        stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+        # NCCL comes together in its first broadcast, and never returns where another rank could not.
+        broadcast = begin(partial(_broadcast, self._group, tensor, stream), "weights-group", daemon=True)
         try:
-            work: dist.Work = self._group.broadcast([tensor], options)
+            return broadcast.result(self._wait.total_seconds())
+        except TimeoutError as error:
+            self._hangs = True
+            raise UnavailableError(f"a broadcast could not begin in {self._wait.total_seconds():g} s") from error
         except RuntimeError as error:
             raise UnavailableError(f"a broadcast could not begin: {error}") from error
-        return work
 
     def finish(self, work: dist.Work) -> None:
         try:
@@ -79,9 +89,22 @@ class Group:
 
     def close(self) -> None:
         """End what is under way, on the other ranks too; works must have been let go of. Call nothing afterwards."""
-        self._group.abort()
+        try:
+            # What hangs within a call would hold up the abort, too.
+            if not self._hangs:
+                self._group.abort()
+        except RuntimeError as error:
+            logger.warning("a weight group did not end well: %s", error)
         # gloo closes its connections, which the other ranks notice, only when its last reference goes.
         self._group = None
+
+
+def _broadcast(group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | None) -> dist.Work:
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    with torch.cuda.stream(stream):
+        work: dist.Work = group.broadcast([tensor], options)
+    return work
 
 
 def _backend(store: dist.Store, rank: int, size: int, device: torch.device, address: str, wait: timedelta) -> Any:
