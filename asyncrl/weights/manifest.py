@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from asyncrl.errors import WeightsError, WireError
 
 MAX_CHUNK_BYTES = 64 << 20
+MAX_TOGETHER = 64
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -106,6 +107,21 @@ def chunks(sizes: Iterable[int], chunk_bytes: int) -> Iterator[Chunk]:
     for index, size in enumerate(sizes):
         for start in range(0, size, chunk_bytes):
             yield Chunk(index, start, min(start + chunk_bytes, size))
+
+
+def together(pieces: Iterable[Chunk], nbytes: int) -> Iterator[list[Chunk]]:
+    """The chunks in their order, as many at once as have at most `nbytes`, and are at most MAX_TOGETHER."""
+    group: list[Chunk] = []
+    left = nbytes
+    for piece in pieces:
+        size = piece.stop - piece.start
+        if group and (size > left or len(group) == MAX_TOGETHER):
+            yield group
+            group, left = [], nbytes
+        group.append(piece)
+        left -= size
+    if group:
+        yield group
 
 
 def read_manifest(body: Mapping[str, Any]) -> Manifest:

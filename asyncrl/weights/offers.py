@@ -2,8 +2,8 @@
 
 A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
 (empty for none). It is answered as soon as there is a newer version, or with `nothing` after `POLL_S`. Then it asks for
-each `chunk` by version, part and byte range: the parts are the payloads of the deltas that the manifest came with, or
-without deltas the tensors.
+`chunks` of the version by part and byte range: the parts are the payloads of the deltas that the manifest came with, or
+without deltas the tensors. It asks for several small ones at once, since a request takes as long as 200 kB.
 
 A receiver that would rather take part in a broadcast asks to `join` with the version it `holds` and its `backend`. It
 is answered with `broadcast` when one begins, with `missed` where a newer version is on offer, or with `nothing`.
@@ -26,7 +26,7 @@ from typing import Any
 
 from asyncrl.errors import WireError
 from asyncrl.weights.delta import Bytes, Delta
-from asyncrl.weights.manifest import Snapshot
+from asyncrl.weights.manifest import MAX_TOGETHER, Snapshot
 from asyncrl.wire import Message
 
 POLL_S = 1.0
@@ -92,14 +92,14 @@ class Offers:
                 self._waiting[receiver] = _Waiting(request.sequence, holds, "", backend, now + POLL_S)
                 self._joined[receiver] = (backend, now)
                 return None
-            case "chunk", {"version": int(version), "part": int(part), "start": int(start), "stop": int(stop)}:
+            case "chunks", {"version": int(version), "chunks": list(rows)} if 0 < len(rows) <= MAX_TOGETHER:
                 transfer = self._transfers.get(receiver)
                 if transfer is None or transfer.snapshot.manifest.version != version:
                     raise WireError(f"version {version} is not in transfer to this receiver; ask for the manifest")
                 transfer.heard = now
-                return _chunk(transfer, part, start, stop, request.sequence)
+                return _chunks(transfer, rows, request.sequence)
         raise WireError(
-            f"a receiver may ask for `manifest`, `chunk` or `join`, not {request.kind!r:.50} with that body"
+            f"a receiver may ask for `manifest`, `chunks` or `join`, not {request.kind!r:.50} with that body"
         )
 
     def due(self, now: float) -> Iterator[tuple[bytes, Message]]:
@@ -149,12 +149,15 @@ class Offers:
         return list(self._deltas)[bases.index(base) :] if base in bases else []
 
 
-def _chunk(transfer: _Transfer, part: int, start: int, stop: int, sequence: int) -> Message:
-    manifest = transfer.snapshot.manifest
-    if not (
-        0 <= part < len(transfer.parts)
-        and 0 <= start < stop <= len(transfer.parts[part])
-        and stop - start <= manifest.chunk_bytes
-    ):
-        raise WireError(f"version {manifest.version} has no chunk [{start}, {stop}) of part {part}")
-    return Message("chunk", sequence, {}, {"bytes": transfer.parts[part][start:stop]})
+def _chunks(transfer: _Transfer, rows: Sequence[Any], sequence: int) -> Message:
+    manifest, found = transfer.snapshot.manifest, []
+    for row in rows:
+        match row:
+            case [int(part), int(start), int(stop)] if 0 <= part < len(transfer.parts):
+                if 0 <= start < stop <= len(transfer.parts[part]):
+                    found.append(transfer.parts[part][start:stop])
+                    continue
+        raise WireError(f"version {manifest.version} has no chunk {row!r:.100}")
+    if sum(map(len, found)) > manifest.chunk_bytes:
+        raise WireError(f"version {manifest.version} is given out in at most {manifest.chunk_bytes} bytes at once")
+    return Message("chunks", sequence, {}, {str(index): data for index, data in enumerate(found)})

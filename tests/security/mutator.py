@@ -58,7 +58,7 @@ REPLAY_REQUESTS = [
 WEIGHT_REQUESTS = [
     Message("manifest", 1, {"holds": 5, "base": ""}),
     Message("join", 1, {"holds": 5, "backend": "gloo"}),
-    Message("chunk", 2, {"version": 1, "part": 0, "start": 0, "stop": 4096}),
+    Message("chunks", 2, {"version": 1, "chunks": [[0, 0, 2048], [0, 2048, 4096]]}),
 ]
 ORDERS = {
     "tickets": "want",

@@ -4,7 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import WeightsError, WireError
-from asyncrl.weights.manifest import DTYPES, Manifest, TensorSpec, chunks, read_manifest, take_snapshot
+from asyncrl.weights.manifest import (
+    DTYPES,
+    MAX_TOGETHER,
+    Manifest,
+    TensorSpec,
+    chunks,
+    read_manifest,
+    take_snapshot,
+    together,
+)
 from tests.weights.fakes import shapes, some_tensors
 
 SPECS = st.builds(
@@ -28,6 +37,18 @@ def test_chunks_cover_every_byte_once_in_order_and_none_is_too_large(manifest):
     covered = [(c.part, byte) for c in found for byte in range(c.start, c.stop)]
     assert covered == [(i, byte) for i, spec in enumerate(manifest.tensors) for byte in range(spec.nbytes)]
     assert all(0 < c.stop - c.start <= manifest.chunk_bytes for c in found)
+
+
+@given(MANIFESTS, st.lists(st.integers(0, 3), max_size=200))
+def test_chunks_are_asked_for_together_in_order_and_as_many_as_may(manifest, sizes):
+    limit = manifest.chunk_bytes
+    pieces = list(chunks([*sizes, *(spec.nbytes for spec in manifest.tensors)], limit))
+    groups = list(together(pieces, limit))
+    assert [piece for group in groups for piece in group] == pieces
+    size = [sum(piece.stop - piece.start for piece in group) for group in groups]
+    assert all(each <= limit and 0 < len(group) <= MAX_TOGETHER for each, group in zip(size, groups, strict=True))
+    for (each, group), after in zip(zip(size, groups, strict=True), groups[1:], strict=False):
+        assert len(group) == MAX_TOGETHER or each + after[0].stop - after[0].start > limit
 
 
 @given(MANIFESTS)

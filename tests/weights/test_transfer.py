@@ -215,7 +215,7 @@ def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(cont
         [b"\x00" * 1000],
         encode(Message("launch-missiles")),
         encode(Message("manifest", 1, {"holds": "everything", "base": ""})),
-        encode(Message("chunk", 1, {"version": 0, "part": 0, "start": 0, "stop": 1 << 60})),
+        encode(Message("chunks", 1, {"version": 0, "chunks": [[0, 0, 1 << 60]]})),
     ]
 
     async def run():

@@ -22,7 +22,7 @@ from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights.buckets import Entry, plan_buckets
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.delta import Bytes, Delta, Step, apply, read_step
-from asyncrl.weights.manifest import Chunk, Manifest, bytes_of, chunks, new_bytes, read_manifest
+from asyncrl.weights.manifest import Chunk, Manifest, bytes_of, chunks, new_bytes, read_manifest, together
 from asyncrl.weights.threads import in_own_thread
 
 APPLY_THREADS = 4
@@ -31,7 +31,7 @@ ARENA_BYTES = 64 << 20
 
 
 class ZmqChannel:
-    """The publisher behind `requests`, with at most `credits` chunks outstanding.
+    """The publisher behind `requests`, with at most `credits` requests for chunks outstanding.
 
     With `deltas` the last version stays in memory as a base for the next, which then shares what did not change with
     it. `received` counts bytes of weights.
@@ -102,24 +102,27 @@ class ZmqChannel:
     async def _fetch_parts(self, manifest: Manifest, parts: Sequence[Bytes]) -> list[int]:
         """Fill `parts` with what the publisher sends; their checksums."""
         sums = [xxhash.xxh3_64() for _ in parts]
-        outstanding: deque[tuple[int, Chunk]] = deque()
-        remaining = chunks((len(part) for part in parts), manifest.chunk_bytes)
+        outstanding: deque[tuple[int, list[Chunk]]] = deque()
+        pieces = chunks((len(part) for part in parts), manifest.chunk_bytes)
+        remaining = together(pieces, manifest.chunk_bytes)
         while True:
-            for chunk in islice(remaining, self._credits - len(outstanding)):
-                outstanding.append((await self._ask(manifest.version, chunk), chunk))
+            for group in islice(remaining, self._credits - len(outstanding)):
+                outstanding.append((await self._ask(manifest.version, group), group))
             if not outstanding:
                 return [each.intdigest() for each in sums]
-            sequence, chunk = outstanding.popleft()
-            data = (await self._requests.receive(sequence)).arrays.get("bytes")
-            if data is None or len(data) != chunk.stop - chunk.start:
-                raise WireError(f"the publisher sent no whole {chunk}")
-            parts[chunk.part][chunk.start : chunk.stop] = data
-            sums[chunk.part].update(data.data)
-            self.received += len(data)
+            sequence, group = outstanding.popleft()
+            arrays = (await self._requests.receive(sequence)).arrays
+            for index, chunk in enumerate(group):
+                data = arrays.get(str(index))
+                if data is None or len(data) != chunk.stop - chunk.start:
+                    raise WireError(f"the publisher sent no whole {chunk}")
+                parts[chunk.part][chunk.start : chunk.stop] = data
+                sums[chunk.part].update(data.data)
+                self.received += len(data)
 
-    async def _ask(self, version: int, chunk: Chunk) -> int:
-        place = {"part": chunk.part, "start": chunk.start, "stop": chunk.stop}
-        return await self._requests.send("chunk", {"version": version, **place})
+    async def _ask(self, version: int, group: Sequence[Chunk]) -> int:
+        rows = [(chunk.part, chunk.start, chunk.stop) for chunk in group]
+        return await self._requests.send("chunks", {"version": version, "chunks": rows})
 
 
 def _read_steps(rows: Any, manifest: Manifest) -> tuple[Step, ...]:
