@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import os
-import socket
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,120 +26,21 @@ import zmq.asyncio
 
 from asyncrl.config.schema import EngineConfig
 from asyncrl.types import Sampling
-from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.buckets import Bucket, Entry, Filled, plan_buckets
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.delta import diff
-from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.group import Group, join_store, open_store
-from asyncrl.weights.manifest import dtype_name, new_bytes, take_snapshot
-from asyncrl.weights.publisher import Publisher
-from asyncrl.weights.push import Push
+from asyncrl.weights.group import join_store
+from asyncrl.weights.manifest import new_bytes, take_snapshot
 from asyncrl.weights.receiver import Channel, Receiver
-from asyncrl.weights.staging import staged
-from benchmarks.copies import broadcast_seconds, pour, socket_seconds, tensor_copy_rate, touch
+from benchmarks.copies import broadcast_seconds, socket_seconds, touch
+from benchmarks.pushing import TIMEOUT_S, Learner, bare_gloo, until_called
 from benchmarks.record import write_result
 from benchmarks.shapes import make_model
+from benchmarks.weight_push_gpu import on_gpus
 
-TIMEOUT_S = 60.0
 BUCKET_BYTES = 64 << 20
-
-
-def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[Filled]:
-    """As the learner gathers a model that is not sharded."""
-    device = next(iter(weights.values())).device
-    shared = new_bytes(max(each.nbytes for each in plan), device)
-    for bucket in plan:
-        part = shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes)
-        for name, view in bucket.views(part).items():
-            view.copy_(weights[name])
-        yield Filled(bucket, part)
-
-
-class Learner:
-    """The learner's side in a process of its own: it pushes a model's weights in bf16 when told to."""
-
-    def __init__(self, shape: str, device: str, folder: Path, bucket_bytes: int) -> None:
-        ours, theirs = multiprocessing.get_context("spawn").Pipe()
-        self.process = multiprocessing.get_context("spawn").Process(
-            target=serve, args=(theirs, shape, device, folder, bucket_bytes), daemon=True
-        )
-        self.process.start()
-        self._pipe = ours
-        self.endpoint, self.port, self.store_port, self.nbytes = ours.recv()
-
-    def push(self, version: int, way: str) -> None:
-        """Begin to push; returns at once. `gathered` is `distributed` with the buckets filled beforehand, and `gloo`
-        broadcasts as many bytes that lie in memory, with nothing around it."""
-        self._pipe.send((version, way))
-
-    def done(self) -> dict[str, float]:
-        """Wait for the learner's own part; its seconds and what the push measured."""
-        answer: dict[str, float] = self._pipe.recv()
-        return answer
-
-    def close(self) -> None:
-        self._pipe.send(None)
-        self.process.join()
-
-
-def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes: int) -> None:
-    """The process behind `Learner`. Its weights change in one element of a hundred from version to version."""
-    torch.set_num_threads(1)
-    model = make_model(shape, torch.bfloat16, device)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    shapes = {name: tuple(each.shape) for name, each in weights.items()}
-    entries = [Entry(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in weights.items()]
-    plan = plan_buckets(entries, bucket_bytes)
-    publisher = Publisher("127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1))
-    broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device(device), TIMEOUT_S)
-    folders = FolderWriter(folder, lambda aside: None)
-    cast = Push(shapes, publisher, broadcaster)
-    ways = {
-        "zmq": Push(shapes, publisher),
-        "distributed": cast,
-        "gathered": cast,
-        "disk": Push(shapes, publisher, None, folders),
-    }
-    nbytes = sum(each.nbytes for each in weights.values())
-    store, store_port = open_store("127.0.0.1", TIMEOUT_S)
-    bare: Group | None = None
-    resident = torch.ones(nbytes, dtype=torch.uint8)
-    with socket.socket() as plain:
-        plain.bind(("127.0.0.1", 0))
-        plain.listen()
-        threading.Thread(target=pour, args=(plain, nbytes), daemon=True).start()
-        pipe.send((publisher.endpoint, plain.getsockname()[1], store_port, nbytes))
-        while (told := pipe.recv()) is not None:
-            version, way = told
-            if way == "gloo":
-                bare = bare or bare_gloo(store, 0)
-                broadcast_seconds(bare, resident, bucket_bytes)
-                pipe.send({})
-                continue
-            for each in weights.values():
-                each.view(-1)[version::100] += 0.5
-            buckets = filled(weights, plan)
-            if way == "gathered":
-                buckets = iter(list(buckets))
-            begun = time.perf_counter()
-            ways[way].publish(version, plan, buckets)
-            seconds = time.perf_counter() - begun
-            while publisher.offered < version:
-                time.sleep(0.001)
-            pipe.send({"learner_s": seconds, "offered_s": time.perf_counter() - begun, **ways[way].measured})
-    if bare is not None:
-        bare.close()
-    broadcaster.close()
-    folders.close()
-    publisher.close()
-
-
-def bare_gloo(store: torch.distributed.Store, rank: int) -> Group:
-    return Group(store, "bare", rank, 2, torch.device("cpu"), "127.0.0.1", TIMEOUT_S)
 
 
 async def transfer_seconds(link: Channel, holds: int) -> float:
@@ -219,12 +116,6 @@ async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str,
 def share(rates: Mapping[str, Sequence[float]], name: str) -> float:
     """The median over rounds, since whatever else the machine does harms both sides of a round alike."""
     return round(statistics.median(own / plain for own, plain in zip(rates[name], rates["socket"], strict=True)), 2)
-
-
-async def until_called(link: Channel, holds: int) -> Any:
-    while (manifest := await link.newer_than(holds)) is None:
-        pass
-    return manifest
 
 
 def delta_after_a_step(shape: str, lr: float) -> dict[str, Any]:
@@ -326,71 +217,6 @@ async def on_cpu(rounds: int) -> dict[str, Any]:
             result[f"pause_{name}"] = await pauses(small, "30M", rounds, 0, deltas)
             small.close()
     return result
-
-
-async def on_gpus(rounds: int) -> dict[str, Any]:
-    """From cuda:0 in the learner's process to cuda:1 here, which is what `distributed` needs."""
-    result: dict[str, Any] = {}
-    device = torch.device("cuda", 1)
-    torch.cuda.set_device(device)
-    for shape in ("0.6B", "4B"):
-        with tempfile.TemporaryDirectory() as folder:
-            learner = Learner(shape, "cuda:0", Path(folder) / "w", 512 << 20)
-            result[shape] = await pushed_to_gpu(learner, device, rounds, Path(folder) / "w")
-            learner.close()
-        print(shape, result[shape], flush=True)
-    result["device_copy_gigabytes_per_s"] = link_limit(device)
-    return result
-
-
-async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, directory: Path) -> dict[str, Any]:
-    """Seconds from the push's begin until all tensors are on `device`."""
-    context = zmq.asyncio.Context()
-    cast = DistributedChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), device, TIMEOUT_S)
-    links: dict[str, Channel] = {
-        "distributed": cast,
-        "zmq": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False),
-        "delta": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S)),
-        "disk": DiskChannel(directory),
-    }
-    version, rows = 0, {}
-    for way, link in links.items():
-        taken, broadcasts, answer = [], [], {}
-        for _ in range(rounds + 1):
-            calling = asyncio.create_task(until_called(link, version - 1))
-            await asyncio.sleep(0.2)
-            begun = time.perf_counter()
-            learner.push(version, "zmq" if way == "delta" else way)
-            manifest = await calling
-            called = time.perf_counter()
-            tensors = await link.fetch(manifest)
-            on_device = staged(tensors, device)
-            torch.cuda.synchronize(device)
-            taken.append(time.perf_counter() - begun)
-            broadcasts.append(time.perf_counter() - called)
-            del tensors, on_device
-            answer = await asyncio.to_thread(learner.done)
-            version += 1
-        rows[way] = {
-            "push_s": round(statistics.median(taken[1:]), 4),
-            "first_push_s": round(taken[0], 3),
-            "transfer_gigabytes_per_s": round(learner.nbytes / statistics.median(broadcasts[1:]) / 1e9, 2),
-            "learner_s": round(answer["learner_s"], 4),
-            "prepare_s": round(answer["prepare_s"], 4),
-            "pushes_s": [round(each, 3) for each in taken],
-        }
-        if way == "delta":
-            rows[way]["delta_bytes"], rows[way]["density"] = answer["delta_bytes"], round(answer["density"], 4)
-        print(way, rows[way], flush=True)
-    for link in links.values():
-        link.reset()
-    return {"gigabytes": round(learner.nbytes / 1e9, 2), "ways": rows}
-
-
-def link_limit(device: torch.device) -> float:
-    """GB/s of a plain copy of 1 GB from the other GPU."""
-    source = torch.randint(0, 255, (1 << 30,), dtype=torch.uint8, device="cuda:0")
-    return round(tensor_copy_rate(source, torch.empty_like(source, device=device)), 1)
 
 
 def main() -> None:

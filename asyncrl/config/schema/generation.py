@@ -23,7 +23,7 @@ class ActorConfig:
     tool_retries: int = option(2, "times that a failing tool is tried again before the episode fails")
     max_tool_chars: int = option(4096, "characters of a tool's result that the policy sees; the middle of more is cut")
     template_kwargs: dict[str, Any] = option({}, "what the chat template takes, such as {enable_thinking: false}")
-    agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/sglang.md)")
+    agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/agents.md)")
     max_total_tokens: int = option(
         16384, "tokens that an agent's episode may have in all: it begins a new sequence where it rewrites its history"
     )
@@ -53,7 +53,9 @@ class ServerConfig:
 class EngineConfig:
     """What samples tokens."""
 
-    kind: str = option("embedded", "engine: embedded (in-process torch) | sglang | vllm (servers, see docs/sglang.md)")
+    kind: str = option(
+        "embedded", "engine: embedded (in-process torch) | sglang | vllm (servers, see docs/sglang.md and vllm.md)"
+    )
     slots: int = option(64, "requests that the embedded engine decodes at once")
     max_length: int = option(4096, "tokens that one slot of the embedded engine holds")
     urls: list[str] = option([], "urls of servers; each belongs to one actor")

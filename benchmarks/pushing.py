@@ -1,0 +1,130 @@
+"""The learner's side of pushes, in a process of its own, and how an engine learns of one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import zmq
+import zmq.asyncio
+
+from asyncrl.weights.broadcast import Broadcaster
+from asyncrl.weights.buckets import Bucket, Entry, Filled, plan_buckets
+from asyncrl.weights.folders import FolderWriter
+from asyncrl.weights.group import Group, open_store
+from asyncrl.weights.manifest import dtype_name, new_bytes
+from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.push import Push
+from asyncrl.weights.receiver import Channel
+from benchmarks.copies import broadcast_seconds, pour
+from benchmarks.shapes import make_model
+
+TIMEOUT_S = 60.0
+
+
+def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[Filled]:
+    """As the learner gathers a model that is not sharded."""
+    device = next(iter(weights.values())).device
+    shared = new_bytes(max(each.nbytes for each in plan), device)
+    for bucket in plan:
+        part = shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes)
+        for name, view in bucket.views(part).items():
+            view.copy_(weights[name])
+        yield Filled(bucket, part)
+
+
+class Learner:
+    """The learner's side in a process of its own: it pushes a model's weights in bf16 when told to."""
+
+    def __init__(self, shape: str, device: str, folder: Path, bucket_bytes: int) -> None:
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        self.process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(theirs, shape, device, folder, bucket_bytes), daemon=True
+        )
+        self.process.start()
+        self._pipe = ours
+        self.endpoint, self.port, self.store_port, self.nbytes = ours.recv()
+
+    def push(self, version: int, way: str) -> None:
+        """Begin to push; returns at once. `gathered` is `distributed` with the buckets filled beforehand, and `gloo`
+        broadcasts as many bytes that lie in memory, with nothing around it."""
+        self._pipe.send((version, way))
+
+    def done(self) -> dict[str, float]:
+        """Wait for the learner's own part; its seconds and what the push measured."""
+        answer: dict[str, float] = self._pipe.recv()
+        return answer
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self.process.join()
+
+
+def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes: int) -> None:
+    """The process behind `Learner`. Its weights change in one element of a hundred from version to version."""
+    torch.set_num_threads(1)
+    model = make_model(shape, torch.bfloat16, device)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    shapes = {name: tuple(each.shape) for name, each in weights.items()}
+    entries = [Entry(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in weights.items()]
+    plan = plan_buckets(entries, bucket_bytes)
+    publisher = Publisher("127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1))
+    broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device(device), TIMEOUT_S)
+    folders = FolderWriter(folder, lambda aside: None)
+    cast = Push(shapes, publisher, broadcaster)
+    ways = {
+        "zmq": Push(shapes, publisher),
+        "distributed": cast,
+        "gathered": cast,
+        "disk": Push(shapes, publisher, None, folders),
+    }
+    nbytes = sum(each.nbytes for each in weights.values())
+    store, store_port = open_store("127.0.0.1", TIMEOUT_S)
+    bare: Group | None = None
+    resident = torch.ones(nbytes, dtype=torch.uint8)
+    with socket.socket() as plain:
+        plain.bind(("127.0.0.1", 0))
+        plain.listen()
+        threading.Thread(target=pour, args=(plain, nbytes), daemon=True).start()
+        pipe.send((publisher.endpoint, plain.getsockname()[1], store_port, nbytes))
+        while (told := pipe.recv()) is not None:
+            version, way = told
+            if way == "gloo":
+                bare = bare or bare_gloo(store, 0)
+                broadcast_seconds(bare, resident, bucket_bytes)
+                pipe.send({})
+                continue
+            for each in weights.values():
+                each.view(-1)[version::100] += 0.5
+            buckets = filled(weights, plan)
+            if way == "gathered":
+                buckets = iter(list(buckets))
+            begun = time.perf_counter()
+            ways[way].publish(version, plan, buckets)
+            seconds = time.perf_counter() - begun
+            while publisher.offered < version:
+                time.sleep(0.001)
+            pipe.send({"learner_s": seconds, "offered_s": time.perf_counter() - begun, **ways[way].measured})
+    if bare is not None:
+        bare.close()
+    broadcaster.close()
+    folders.close()
+    publisher.close()
+
+
+def bare_gloo(store: torch.distributed.Store, rank: int) -> Group:
+    return Group(store, "bare", rank, 2, torch.device("cpu"), "127.0.0.1", TIMEOUT_S)
+
+
+async def until_called(link: Channel, holds: int) -> Any:
+    while (manifest := await link.newer_than(holds)) is None:
+        pass
+    return manifest

@@ -1,0 +1,88 @@
+"""Pushes of two real shapes from one GPU to another: see weight_push."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import zmq
+import zmq.asyncio
+
+from asyncrl.weights.channels.disk import DiskChannel
+from asyncrl.weights.channels.distributed import DistributedChannel
+from asyncrl.weights.channels.requests import Requests
+from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.receiver import Channel
+from asyncrl.weights.staging import staged
+from benchmarks.copies import tensor_copy_rate
+from benchmarks.pushing import TIMEOUT_S, Learner, until_called
+
+
+async def on_gpus(rounds: int) -> dict[str, Any]:
+    """From cuda:0 in the learner's process to cuda:1 here, which is what `distributed` needs."""
+    result: dict[str, Any] = {}
+    device = torch.device("cuda", 1)
+    torch.cuda.set_device(device)
+    for shape in ("0.6B", "4B"):
+        with tempfile.TemporaryDirectory() as folder:
+            learner = Learner(shape, "cuda:0", Path(folder) / "w", 512 << 20)
+            result[shape] = await pushed_to_gpu(learner, device, rounds, Path(folder) / "w")
+            learner.close()
+        print(shape, result[shape], flush=True)
+    result["device_copy_gigabytes_per_s"] = link_limit(device)
+    return result
+
+
+async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, directory: Path) -> dict[str, Any]:
+    """Seconds from the push's begin until all tensors are on `device`."""
+    context = zmq.asyncio.Context()
+    cast = DistributedChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), device, TIMEOUT_S)
+    links: dict[str, Channel] = {
+        "distributed": cast,
+        "zmq": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False),
+        "delta": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S)),
+        "disk": DiskChannel(directory),
+    }
+    version, rows = 0, {}
+    for way, link in links.items():
+        taken, broadcasts, answer = [], [], {}
+        for _ in range(rounds + 1):
+            calling = asyncio.create_task(until_called(link, version - 1))
+            await asyncio.sleep(0.2)
+            begun = time.perf_counter()
+            learner.push(version, "zmq" if way == "delta" else way)
+            manifest = await calling
+            called = time.perf_counter()
+            tensors = await link.fetch(manifest)
+            on_device = staged(tensors, device)
+            torch.cuda.synchronize(device)
+            taken.append(time.perf_counter() - begun)
+            broadcasts.append(time.perf_counter() - called)
+            del tensors, on_device
+            answer = await asyncio.to_thread(learner.done)
+            version += 1
+        rows[way] = {
+            "push_s": round(statistics.median(taken[1:]), 4),
+            "first_push_s": round(taken[0], 3),
+            "transfer_gigabytes_per_s": round(learner.nbytes / statistics.median(broadcasts[1:]) / 1e9, 2),
+            "learner_s": round(answer["learner_s"], 4),
+            "prepare_s": round(answer["prepare_s"], 4),
+            "pushes_s": [round(each, 3) for each in taken],
+        }
+        if way == "delta":
+            rows[way]["delta_bytes"], rows[way]["density"] = answer["delta_bytes"], round(answer["density"], 4)
+        print(way, rows[way], flush=True)
+    for link in links.values():
+        link.reset()
+    return {"gigabytes": round(learner.nbytes / 1e9, 2), "ways": rows}
+
+
+def link_limit(device: torch.device) -> float:
+    """GB/s of a plain copy of 1 GB from the other GPU."""
+    source = torch.randint(0, 255, (1 << 30,), dtype=torch.uint8, device="cuda:0")
+    return round(tensor_copy_rate(source, torch.empty_like(source, device=device)), 1)
