@@ -54,7 +54,7 @@ class EngineConfig:
     """What samples tokens."""
 
     kind: str = option(
-        "embedded", "engine: embedded (in-process torch) | sglang | vllm (servers, see docs/sglang.md and vllm.md)"
+        "embedded", "engine: embedded (in-process torch) | sglang | vllm (servers: docs/sglang.md, docs/vllm.md)"
     )
     slots: int = option(64, "requests that the embedded engine decodes at once")
     max_length: int = option(4096, "tokens that one slot of the embedded engine holds")
