@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -19,6 +17,7 @@ from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.identity import claim
+from asyncrl.launch.ports import free_ports, try_port
 from asyncrl.launch.preflight import preflight
 from asyncrl.launch.roles import roles
 from asyncrl.launch.supervisor import Supervisor
@@ -26,27 +25,13 @@ from asyncrl.observe.progress import Progress
 
 log = logging.getLogger("asyncrl.train")
 
-LOOPBACK = "127.0.0.1"
-PORTS = range(10000, 32768)
-"""Above those that services are known for, and below those that Linux gives to connections."""
 CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row on which nobody listens now. None of them is one that the kernel may give to
-    a connection before a server that takes long to start listens there."""
-    while True:
-        first = PORTS.start + secrets.randbelow(len(PORTS) - count)
-        with suppress(OSError):
-            for port in range(first, first + count):
-                _try(LOOPBACK, port)
-            return first
 
 
 def port_overrides(config: TrainConfig) -> list[str]:
     """Choices for the ports that the configuration leaves open, made here so that all roles share them.
 
-    Raises UnavailableError: a port that the configuration names is taken.
+    Raises UnavailableError: a port that the configuration names is taken, or none is free.
     """
     chosen = []
     for key, count in (("replay_port", config.replay.shards), ("weights_port", 1)):
@@ -63,17 +48,11 @@ def port_overrides(config: TrainConfig) -> list[str]:
 def _require_free(host: str, ports: Sequence[int], key: str) -> None:
     for port in ports:
         try:
-            _try(host, port)
+            try_port(host, port)
         except OSError as error:
             raise UnavailableError(
                 f"network.{key}={ports[0]}: port {port} is taken ({error}); name another, or 0 to choose one"
             ) from error
-
-
-def _try(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from asyncrl.process import WORKER_VARIABLE
 
 log = logging.getLogger(__name__)
 
-STOP_S = 4.0
+STOP_S = 12.0
+"""More than an actor takes to part with servers that do not answer; a clean stop takes a second or two."""
 CANNOT_BE_CONFIGURED = 2
 
 

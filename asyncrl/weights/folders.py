@@ -95,20 +95,23 @@ def versions_in(directory: Path) -> dict[int, Path]:
     }
 
 
-def remove_all(directory: Path) -> None:
-    """Remove the versions of an earlier life, which may not be what they were, and what it left of others. Raises
-    OSError."""
+def remove_all(directory: Path, spared: Collection[Path] = ()) -> None:
+    """Remove the versions of an earlier life, which may not be what they were, but those spared, and what it left of
+    others. Raises OSError."""
     if directory.exists():
         for stale in versions_in(directory).values():
-            remove_folder(stale)
+            if stale not in spared:
+                remove_folder(stale)
         for pattern in (".v*.partial", ".v*.removed"):
             for left in directory.glob(pattern):
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
-    """Remove all versions but the `KEPT` newest and those spared. Raises OSError: the directory cannot be read."""
-    for _, old in sorted(versions_in(directory).items())[:-KEPT]:
+def remove_older(directory: Path, spared: Collection[Path] = (), apart: Collection[Path] = ()) -> None:
+    """Remove all versions but the `KEPT` newest and those spared; what is `apart` stays, and is none of them. Raises
+    OSError: the directory cannot be read."""
+    ours = sorted((version, path) for version, path in versions_in(directory).items() if path not in apart)
+    for _, old in ours[:-KEPT]:
         if old not in spared:
             remove_folder(old)
 

@@ -23,7 +23,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from asyncrl.launch.local import free_ports
+from asyncrl.launch.ports import free_ports
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.rule import WITNESS_VARIABLE
 from tests.chaos.verdict import judge

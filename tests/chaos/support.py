@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.launch.local import free_ports
+from asyncrl.launch.ports import free_ports
 from asyncrl.replay.client import ReplayClient
 from tests.end_to_end.support import ROOT
 from tests.helpers import make_task, until

@@ -9,7 +9,8 @@ import pytest
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.identity import claim
-from asyncrl.launch.local import exclusively, free_ports, port_overrides
+from asyncrl.launch.local import exclusively, port_overrides
+from asyncrl.launch.ports import free_ports
 
 
 def make_config() -> TrainConfig:
@@ -62,3 +63,15 @@ def test_no_port_is_chosen_that_a_connection_may_have_before_its_server_listens(
     if first < 32768:
         pytest.skip("here connections are given other ports than Linux gives them by default")
     assert all(free_ports(4) + 4 <= first for _ in range(20))
+
+
+def test_that_no_ports_are_free_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("asyncrl.launch.ports.PORTS", range(port, port + 1))
+        with pytest.raises(UnavailableError, match="no 1 free ports in a row"):
+            free_ports(1)

@@ -14,9 +14,9 @@ import psutil
 import pytest
 import zmq
 
-from asyncrl.actor.engine.fleet.opening import free_ports
 from asyncrl.data.writing import write_tasks
 from asyncrl.launch.child import kill_group, last_lines
+from asyncrl.launch.ports import free_ports
 from asyncrl.weights.publisher import Publisher
 from tests.actor.engine.real import policy
 from tests.actor.engine.support import parameters

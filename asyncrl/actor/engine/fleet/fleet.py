@@ -15,11 +15,9 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +26,7 @@ from numpy.typing import NDArray
 from asyncrl.actor.engine.base import EngineStats, Generation
 from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.draft import Draft
+from asyncrl.actor.engine.fleet.errands import END_S, Errands
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.idle import IdleClock
 from asyncrl.actor.engine.fleet.member import Member, Switch, label_of
@@ -45,9 +44,9 @@ from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
 
-ERRANDS_S = 1.0
-CLOSE_S = 10.0
-"""For parting with all servers: more than the end of a cut update takes, and than a process group needs to end."""
+FOLDERS_S = 2.0
+CLOSE_S = END_S + FOLDERS_S
+"""`Fleet.close` takes no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class Fleet:
         self._counts: Counter[str] = Counter()
         self._idle = IdleClock(clock)
         self._pins = Pins(clock)
-        self._errands: set[asyncio.Task[None]] = set()
+        self._errands = Errands()
 
     @property
     def version(self) -> int:
@@ -187,20 +186,17 @@ class Fleet:
         )
 
     async def close(self) -> None:
-        """Part with all servers at once; one that has not ended its part within `CLOSE_S` is left as it is."""
-        if self._errands:
-            await asyncio.wait(self._errands, timeout=ERRANDS_S)
-        for errand in self._errands:
-            errand.cancel()
+        """Part with all servers at once and remove the folders, within `CLOSE_S`: a server that has not ended its part
+        by then is left as it is; a version that is still being written goes when that ends, before the process does."""
         # Servers that were still leaving are among the errands.
-        partings = [*self._errands, *(asyncio.create_task(self._part_from(url, 0.0)) for url in self._members)]
-        _, late = await asyncio.wait(partings, timeout=CLOSE_S) if partings else (None, ())
-        for parting in late:
-            parting.cancel()
+        late = await self._errands.end([self._part_from(url, 0.0) for url in self._members])
         if late:
-            logger.warning("%d of %d servers were not parted from within %g s", len(late), len(partings), CLOSE_S)
+            logger.warning("%d servers were not parted from in time", late)
         if self._folders is not None:
-            await in_own_thread(self._folders.close)
+            try:
+                await asyncio.wait_for(in_own_thread(self._folders.close), FOLDERS_S)
+            except TimeoutError:
+                logger.warning("a version is still being written; it is removed when that ends")
 
     def _check(self, tokens: NDArray[np.int32]) -> None:
         if not len(tokens):
@@ -239,7 +235,7 @@ class Fleet:
                     raise EngineError(f"{failures} servers in a row failed, at last: {fault}") from fault
                 continue
             except asyncio.CancelledError:
-                self._run_errand(member.server.abort(rid))
+                self._errands.run(member.server.abort(rid))
                 raise
             if draft.add(segment):
                 return draft.generation()
@@ -270,7 +266,7 @@ class Fleet:
     async def _have(self, urls: Mapping[str, None]) -> None:
         for url in self._members.keys() - urls.keys():
             logger.info("%s leaves the fleet", url)
-            self._run_errand(self._part_from(url, self._rules.wait_s))
+            self._errands.run(self._part_from(url, self._rules.wait_s))
         for url in urls.keys() - self._members.keys():
             member = Member(self._open_server(url), self._target_of, self._switch, self._changed, self._rules.check_s)
             self._members[url] = member
@@ -296,14 +292,3 @@ class Fleet:
         finally:
             member.lose()
             await member.server.close()
-
-    def _run_errand(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something whose end nobody waits for."""
-
-        async def run() -> None:
-            with suppress(EngineError):
-                await work
-
-        task = asyncio.create_task(run())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)

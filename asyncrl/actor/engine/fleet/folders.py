@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import torch
 
-from asyncrl.actor.engine.fleet.claims import Claim, remove_abandoned
-from asyncrl.errors import UnavailableError, WeightsError
-from asyncrl.weights.folders import Folder, folder_name, link_folder, remove_all, remove_older, write_folder
+from asyncrl.actor.engine.fleet.claims import Claim, last_use, remove_abandoned
+from asyncrl.errors import ConfigError, UnavailableError, WeightsError
+from asyncrl.weights.folders import (
+    Folder,
+    folder_name,
+    link_folder,
+    remove_all,
+    remove_folder,
+    remove_older,
+    versions_in,
+    write_folder,
+)
+
+PREDECESSOR_S = 15.0
+"""An actor of the same name that is just being stopped is waited for."""
 
 
 class Folders:
@@ -23,10 +36,12 @@ class Folders:
     says; so a late joiner always finds the newest. A directory is made when it is needed: an empty one where the
     learner's should be would look as if there were no weights yet.
 
-    What other actors of this machine left when they were killed is removed too, once no server that they had load it
-    can be at it any more: a server is given `load_s` (see claims.py).
+    What an earlier life of this actor, or other actors of this machine, left when they were killed is removed too, once
+    no server that they had load it can be at it any more: a server is given `load_s` (see claims.py). `clock` gives
+    seconds since 1970.
 
-    Raises OSError: what an earlier life left cannot be removed.
+    Raises ConfigError: another process, which lives, has such a directory. OSError: what an earlier life left cannot be
+    removed.
     """
 
     def __init__(
@@ -35,15 +50,21 @@ class Folders:
         write_config: Callable[[Path], object],
         held: Path | None = None,
         load_s: float = 300.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._directory = directory
         self._held = held or directory
         self._write_config = write_config
         self._load_s = load_s
         self._readers: Counter[Path] = Counter()
+        self._clock = clock
+        self._lock = Lock()
+        self._closed = False
         self._claims = {each: Claim(each) for each in (self._directory, self._held)}
+        self._inherited: dict[Path, float] = {}
+        """Versions of an earlier life, and when they may go."""
         for each in self._claims:
-            remove_all(each)
+            self._take_over(each)
             remove_abandoned(each.parent, load_s)
 
     def path(self, version: int) -> Path:
@@ -52,12 +73,12 @@ class Folders:
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Path:
         """The folder of `version`, written now. Raises WeightsError."""
-        self._claims[self._directory].make()
-        try:
-            folder = write_folder(self._directory, version, tensors, self._write_config)
-            self._prune(self._directory)
-        except OSError as error:
-            raise WeightsError(f"version {version} could not be written to disk: {error}") from error
+        with self._adding_to(self._directory):
+            try:
+                folder = write_folder(self._directory, version, tensors, self._write_config)
+                self._prune(folder)
+            except OSError as error:
+                raise WeightsError(f"version {version} could not be written to disk: {error}") from error
         return folder
 
     def hold(self, folder: Folder) -> Folder:
@@ -65,16 +86,16 @@ class Folders:
 
         Raises UnavailableError: it has gone already. WeightsError: it cannot have another name.
         """
-        self._claims[self._held].make()
-        try:
-            held = link_folder(folder, self._held)
-            self._prune(self._held)
-        except OSError as error:
-            if not folder.path.exists():
-                raise UnavailableError(f"{folder.path} has gone; a newer one will follow") from error
-            raise WeightsError(
-                f"{folder.path} cannot be held in {self._held}, which must be writable here: {error}"
-            ) from error
+        with self._adding_to(self._held):
+            try:
+                held = link_folder(folder, self._held)
+                self._prune(held.path)
+            except OSError as error:
+                if not folder.path.exists():
+                    raise UnavailableError(f"{folder.path} has gone; a newer one will follow") from error
+                raise WeightsError(
+                    f"{folder.path} cannot be held in {self._held}, which must be writable here: {error}"
+                ) from error
         return held
 
     @contextmanager
@@ -89,11 +110,44 @@ class Folders:
             self._readers[path] -= 1
 
     def close(self) -> None:
-        """Remove all of them."""
-        for directory, claim in self._claims.items():
-            shutil.rmtree(directory, ignore_errors=True)
-            claim.end()
+        """Remove all of them, once the version that is being written is; there will be no other."""
+        self._closed = True
+        with self._lock:
+            for claim in self._claims.values():
+                claim.remove()
 
-    def _prune(self, directory: Path) -> None:
-        remove_older(directory, [path for path, readers in list(self._readers.items()) if readers])
-        remove_abandoned(directory.parent, self._load_s)
+    def _take_over(self, directory: Path) -> None:
+        """Claim what an earlier life left and remove it, unless a server may still be loading it."""
+        if not directory.exists():
+            return
+        until = last_use(directory) + self._load_s
+        try:
+            self._claims[directory].make(PREDECESSOR_S)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"{directory} belongs to another actor of this name, which runs; "
+                "stop it, or choose another run.name and weights.dir"
+            ) from error
+        if self._clock() <= until:
+            self._inherited |= dict.fromkeys(versions_in(directory).values(), until)
+        remove_all(directory, self._inherited)
+
+    @contextmanager
+    def _adding_to(self, directory: Path) -> Iterator[None]:
+        """One version at a time, in a directory that is ours. Raises WeightsError."""
+        with self._lock:
+            if self._closed:
+                raise WeightsError("the fleet has been closed, its folders are gone")
+            try:
+                self._claims[directory].make()
+            except BlockingIOError as error:
+                raise WeightsError(f"{directory} belongs to another actor of this name, which runs; stop it") from error
+            yield
+
+    def _prune(self, newest: Path) -> None:
+        self._inherited.pop(newest, None)
+        for path in [path for path, until in self._inherited.items() if self._clock() > until]:
+            remove_folder(path)
+            del self._inherited[path]
+        remove_older(newest.parent, [path for path, readers in list(self._readers.items()) if readers], self._inherited)
+        remove_abandoned(newest.parent.parent, self._load_s)

@@ -21,7 +21,7 @@ from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.launch.local import free_ports
+from asyncrl.launch.ports import free_ports
 from asyncrl.model_shapes import model_shapes
 from asyncrl.weights.channels.opening import weights_dir
 from asyncrl.weights.nccl import agree_with_servers

@@ -159,8 +159,10 @@ class SglangServer:
             await asyncio.sleep(FLUSH_RETRY_S)
 
     async def close(self) -> None:
-        await self._reset()
-        await self._http.close()
+        try:
+            await self._reset()
+        finally:
+            await self._http.close()
 
     async def _reset(self) -> None:
         for transport in self._transports.values():

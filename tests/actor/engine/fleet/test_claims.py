@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Timer
+from typing import Any
 
 import pytest
 
 from asyncrl.actor.engine.fleet.claims import CLAIM
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.errors import ConfigError, WeightsError
 from asyncrl.weights.folders import versions_in
+from tests.helpers import until
 from tests.weights.fakes import some_tensors
 
 LOAD_S = 300.0
@@ -27,6 +35,17 @@ folders = Folders(Path(sys.argv[1]), lambda folder: None)
 folders.write(1, some_tensors())
 print("written", flush=True)
 time.sleep(1000)
+"""
+KILLED_WHILE_REMOVING = """
+import os, shutil, sys
+from pathlib import Path
+from asyncrl.actor.engine.fleet.folders import Folders
+from tests.weights.fakes import some_tensors
+folders = Folders(Path(sys.argv[1]), lambda folder: None)
+folders.write(1, some_tensors())
+rmdir = os.rmdir
+os.rmdir = lambda *at, **options: (rmdir(*at, **options), os._exit(0))
+folders.close()
 """
 
 
@@ -118,14 +137,109 @@ def test_a_killed_actor_that_is_started_again_claims_what_is_its_own(tmp_path: P
         assert list(versions_in(tmp_path / "actor-0")) == [1]
 
 
-def test_a_directory_that_cannot_be_claimed_is_used_all_the_same_and_claimed_later(tmp_path: Path, caplog) -> None:
+def test_an_actor_whose_name_another_one_has_that_lives_is_refused_and_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.actor.engine.fleet.folders.PREDECESSOR_S", 0.1)
+    early = Folders(tmp_path / "actor-0", nothing)
     with another_actor(tmp_path / "actor-0") as first:
-        second = Folders(tmp_path / "actor-0", nothing)
-        second.write(2, some_tensors())
-        assert "cannot be claimed" in caplog.text
+        long_ago(tmp_path / "actor-0")
+        with pytest.raises(ConfigError, match="actor-0 belongs to another actor"):
+            Folders(tmp_path / "actor-0", nothing)
+        with pytest.raises(WeightsError, match="actor-0 belongs to another actor"):
+            early.write(2, some_tensors())
+        assert list(versions_in(tmp_path / "actor-0")) == [1]
         first.kill()
         first.wait()
-        second.write(3, some_tensors())
+        early.write(2, some_tensors())
     long_ago(tmp_path / "actor-0")
     start(tmp_path)
-    assert sorted(versions_in(tmp_path / "actor-0")) == [2, 3]
+    assert sorted(versions_in(tmp_path / "actor-0")) == [1, 2]
+
+
+def test_where_there_are_no_locks_directories_are_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    folders = Folders(tmp_path / "actor-0", nothing)
+    for version in range(2):
+        folders.write(version, some_tensors())
+    assert caplog.text.count("cannot be claimed") == 1
+    folders.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_an_earlier_life_wrote_goes_once_no_server_can_be_loading_it(tmp_path: Path) -> None:
+    Folders(tmp_path / "actor-0", nothing).write(100, some_tensors())
+    now = time.time()
+    second = Folders(tmp_path / "actor-0", nothing, load_s=LOAD_S, clock=lambda: now)
+    for version in range(4):
+        second.write(version, some_tensors())
+    assert sorted(versions_in(tmp_path / "actor-0")) == [2, 3, 100], "a server of the first life may be loading it"
+    now += LOAD_S + 60
+    second.write(4, some_tensors())
+    assert sorted(versions_in(tmp_path / "actor-0")) == [3, 4]
+
+
+def test_an_actor_that_starts_while_another_one_looks_whether_it_lives_is_claimed(tmp_path: Path) -> None:
+    Folders(tmp_path / "actor-0", nothing).write(1, some_tensors())
+    probe = (tmp_path / "actor-0" / CLAIM).open("r+")
+    fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    Timer(0.2, probe.close).start()
+    folders = Folders(tmp_path / "actor-0", nothing)
+    folders.write(2, some_tensors())
+    long_ago(tmp_path / "actor-0")
+    start(tmp_path)
+    assert sorted(versions_in(tmp_path / "actor-0")) == [1, 2]
+
+
+def test_a_claim_that_is_a_new_one_by_the_time_it_is_locked_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, flock, again = tmp_path / "actor-0", fcntl.flock, []
+    Folders(gone, nothing).write(1, some_tensors())
+    long_ago(gone)
+
+    def slow_lock(*arguments: Any) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        shutil.rmtree(gone)
+        again.append(Folders(gone, nothing))
+        again[0].write(2, some_tensors())
+        flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", slow_lock)
+    start(tmp_path)
+    assert list(versions_in(gone)) == [2]
+
+
+def test_what_is_left_by_somebody_who_is_killed_while_removing_is_removed(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_REMOVING, tmp_path / "actor-0"], check=True)
+    [left] = tmp_path.iterdir()
+    long_ago(left)
+    start(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_are_closed_once_the_version_under_way_is_written_and_take_no_other(tmp_path: Path) -> None:
+    begun, go_on = Event(), Event()
+
+    def slowly(folder: Path) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    folders = Folders(tmp_path / "actor-0", slowly)
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(folders.write, 1, some_tensors())
+        assert begun.wait(10)
+        queued, closing = threads.submit(folders.write, 2, some_tensors()), threads.submit(folders.close)
+        until(lambda: folders._closed)
+        assert not closing.done()
+        go_on.set()
+        first.result()
+        closing.result()
+        with pytest.raises(WeightsError, match="closed"):
+            queued.result()
+    assert not list(tmp_path.iterdir())

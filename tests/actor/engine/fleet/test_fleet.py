@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asyncrl.actor.engine.fleet.discovery import behind_router, in_file
+from asyncrl.actor.engine.fleet.fleet import CLOSE_S
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.sglang import launch
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.errors import EngineError, WeightsError
+from asyncrl.launch.supervisor import STOP_S
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import versions_in
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
@@ -465,7 +469,7 @@ def test_a_fleet_parts_with_all_its_servers_at_once(monkeypatch):
 
 
 def test_a_server_that_will_not_be_parted_from_holds_up_neither_the_end_nor_the_others(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("asyncrl.actor.engine.fleet.fleet.CLOSE_S", 0.2)
+    monkeypatch.setattr("asyncrl.actor.engine.fleet.errands.PARTING_S", 0.2)
     good, stuck, closed = FakeSglang(), FakeSglang(), []
     close = SglangServer.close
 
@@ -484,7 +488,58 @@ def test_a_server_that_will_not_be_parted_from_holds_up_neither_the_end_nor_the_
     run(scenario)
     assert closed == [good.url]
     assert not (tmp_path / "held").exists()
-    assert "1 of 2 servers" in caplog.text
+    assert "1 servers were not parted from" in caplog.text
+
+
+def test_a_server_that_is_silent_in_the_end_of_an_update_costs_no_more_than_the_limit_and_leaves_no_connection(
+    monkeypatch,
+):
+    for name, seconds in (("PARTING_S", 0.2), ("CUT_S", 0.1)):
+        monkeypatch.setattr(f"asyncrl.actor.engine.fleet.errands.{name}", seconds)
+    server, forever = FakeSglang(), asyncio.Event()
+
+    async def reset(self):
+        await forever.wait()
+
+    async def scenario():
+        async with serving(server):
+            async with fleet_over(server, load_s=30) as fleet:
+                await fleet.update_weights(1, tensors(1))
+                server.hangs |= {"update_weights_from_tensor", "end_weight_update"}
+                updating = asyncio.create_task(fleet.update_weights(2, tensors(2)))
+                await until(lambda: server.calls.count("update_weights_from_tensor") == 2)
+                monkeypatch.setattr(SglangServer, "_reset", reset)
+                [member] = fleet._members.values()
+            updating.cancel()
+            assert member.server._http._session.closed
+
+    run(scenario, 15)
+
+
+def test_a_fleet_that_is_closed_while_it_writes_a_version_leaves_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr("asyncrl.actor.engine.fleet.fleet.FOLDERS_S", 0.1)
+    server, begun, go_on = FakeSglang(), threading.Event(), threading.Event()
+
+    def slowly(folder):
+        begun.set()
+        go_on.wait(10)
+
+    async def scenario():
+        async with serving(server):
+            folders = Folders(tmp_path / "held", slowly)
+            async with fleet_over(server, transports=("disk",), folders=folders) as fleet:
+                updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
+                await until(begun.is_set)
+            updating.cancel()
+            assert list(tmp_path.iterdir())
+            go_on.set()
+            await until(lambda: not list(tmp_path.iterdir()))
+
+    run(scenario)
+
+
+def test_the_supervisor_waits_longer_than_the_end_of_a_fleet_takes():
+    assert STOP_S > CLOSE_S + launch.STOP_S
 
 
 def test_a_fleet_that_is_closed_parts_with_a_server_that_is_still_leaving_too(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def test_a_version_that_a_server_comes_to_late_is_there_though_newer_ones_were_w
 
 def test_what_an_earlier_life_left_is_removed(tmp_path: Path):
     Folders(tmp_path, nothing).write(100, some_tensors())
+    os.utime(tmp_path / CLAIM, (0, 0))
     for cut_off in (".v00000101.partial", ".v00000099.removed"):
         (tmp_path / cut_off).mkdir()
     folders = Folders(tmp_path, nothing)
