@@ -17,8 +17,8 @@ FOR_PEOPLE = {"observe/sinks.py", "actor/door/server.py"}
 """Who writes down when something was, and decides nothing by it."""
 
 BY_FILES = {"actor/engine/fleet/claims.py"}
-"""Who asks how old a file is, which no other clock tells. A clock that jumps has a dead actor's folder go too early, and
-a server that was loading it get the weights anew, or too late."""
+"""Who asks how old a file is, which no other clock tells. With a clock that jumps a dead actor's folder goes too early,
+and a server that was loading it gets the weights anew, or too late."""
 
 
 def test_no_part_decides_by_the_wall_clock() -> None:
