@@ -4,8 +4,8 @@ Who is there is decided anew for each push, by the publisher's thread (see `offe
 summoned with everything they need to know before the first byte. Whoever is away takes the version by the fallback. One
 engine that fails ends the broadcast, after `timeout_s` at most, and who lacks any of it by then takes the fallback.
 
-Buckets on the CPU are the version's host copy, so they go one after the other while the next are filled. One on a GPU
-must have gone before its buffer is filled again.
+A bucket on the CPU is part of the version's host copy, so it goes while the next one is filled. One on a GPU must have
+gone before its buffer is filled again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError
 from asyncrl.weights.buckets import Bucket, Filled
-from asyncrl.weights.group import BACKENDS, Group, open_store, sum_of
+from asyncrl.weights.group import AT_ONCE, BACKENDS, Group, open_store, sum_of
 from asyncrl.weights.publisher import Publisher
 
 PATIENCE_S = 1.0
@@ -43,11 +44,15 @@ class Broadcaster:
         self._group: Group | None = None
         self._sums: list[torch.Tensor] = []
         self._works: list[dist.Work] = []
+        self._hung: Future[dist.Work] | None = None
         self.broadcasts = 0
         self.failures = 0
 
     def begin(self, version: int, plan: Sequence[Bucket]) -> None:
         """Summon who is there for the buckets of `version`; with nobody, what follows does nothing."""
+        if self._hung is not None and not self._hung.done():
+            logger.warning("no broadcast: an earlier one still hangs, engines take the fallback")
+            return
         backend = BACKENDS[self._device.type]
         members = self._publisher.summon(backend, lambda present: self._call(version, plan, present), PATIENCE_S)
         self._sums = []
@@ -61,18 +66,14 @@ class Broadcaster:
                 self._fail(str(error))
 
     def start(self, filled: Filled) -> None:
-        """Begin to send a bucket, which must stay as it is until `wait` or `commit`."""
+        """Begin to send a bucket, which must stay as it is until `wait` or `commit`. Waits for the last but one."""
         self._start(filled.flat)
         if self._group is not None:
             self._sums.append(sum_of(filled.flat))
 
     def wait(self) -> None:
         """Return once all buckets so far are sent, or one has failed."""
-        while self._group is not None and self._works:
-            try:
-                self._group.finish(self._works.pop(0))
-            except UnavailableError as error:
-                self._fail(str(error))
+        self._finish_all_but(0)
 
     def commit(self) -> None:
         """After the last bucket: let the engines have the version."""
@@ -85,9 +86,17 @@ class Broadcaster:
         self._drop()
 
     def _start(self, tensor: torch.Tensor) -> None:
+        self._finish_all_but(AT_ONCE - 1)
         if self._group is not None:
             try:
                 self._works.append(self._group.begin(tensor))
+            except UnavailableError as error:
+                self._fail(str(error))
+
+    def _finish_all_but(self, newest: int) -> None:
+        while self._group is not None and len(self._works) > newest:
+            try:
+                self._group.finish(self._works.pop(0))
             except UnavailableError as error:
                 self._fail(str(error))
 
@@ -111,4 +120,4 @@ class Broadcaster:
         self._works = []
         if self._group is not None:
             self._group.close()
-            self._group = None
+            self._hung, self._group = self._group.hung, None

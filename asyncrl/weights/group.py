@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,6 +19,9 @@ import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError
 from asyncrl.weights.threads import begin
+
+AT_ONCE = 2
+"""Broadcasts that a rank may have begun: a third one would wait for longer than two may take."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +61,18 @@ class Group:
     """Rank `rank` of `size` in the group `name` of a store; `address` is where this machine is reached.
 
     Every method raises UnavailableError where another rank is silent for `timeout_s` or gone; the group is then dead.
+    `hung` is the call of it that has not returned.
     """
 
     def __init__(
         self, store: dist.Store, name: str, rank: int, size: int, device: torch.device, address: str, timeout_s: float
     ) -> None:
         self._wait = timedelta(seconds=timeout_s)
-        self._hangs = False
+        self.hung: Future[dist.Work] | None = None
+        # A broadcast's own limit begins while the one before it is under way.
+        limit = AT_ONCE * self._wait
         try:
-            self._group: Any = _backend(dist.PrefixStore(name, store), rank, size, device, address, self._wait)
+            self._group: Any = _backend(dist.PrefixStore(name, store), rank, size, device, address, limit)
         except RuntimeError as error:
             raise UnavailableError(f"the weight group did not come together: {error}") from error
 
@@ -76,12 +85,27 @@ class Group:
         try:
             return broadcast.result(self._wait.total_seconds())
         except TimeoutError as error:
-            self._hangs = True
+            self.hung = broadcast
             raise UnavailableError(f"a broadcast could not begin in {self._wait.total_seconds():g} s") from error
         except RuntimeError as error:
             raise UnavailableError(f"a broadcast could not begin: {error}") from error
 
+    def transferred(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Broadcast one after the other, and give each once it has gone, or is here, while the next is under way."""
+        under_way: deque[tuple[torch.Tensor, dist.Work]] = deque()
+        for tensor in tensors:
+            under_way.append((tensor, self.begin(tensor)))
+            if len(under_way) == AT_ONCE:
+                yield self._finished(*under_way.popleft())
+        for tensor, work in under_way:
+            yield self._finished(tensor, work)
+
+    def _finished(self, tensor: torch.Tensor, work: dist.Work) -> torch.Tensor:
+        self.finish(work)
+        return tensor
+
     def finish(self, work: dist.Work) -> None:
+        """Return once `work` is done."""
         try:
             work.wait(self._wait)
         except RuntimeError as error:
@@ -91,7 +115,7 @@ class Group:
         """End what is under way, on the other ranks too; works must have been let go of. Call nothing afterwards."""
         try:
             # What hangs within a call would hold up the abort, too.
-            if not self._hangs:
+            if self.hung is None:
                 self._group.abort()
         except RuntimeError as error:
             logger.warning("a weight group did not end well: %s", error)

@@ -24,12 +24,14 @@ def begin(call: Callable[[], T], name: str = "weights-work", *, daemon: bool = F
     """As `in_own_thread`, without waiting; the exit does not wait for a `daemon`."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            done.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - whoever waits is told
-            done.set_exception(error)
-
-    Thread(target=work, name=name, daemon=daemon).start()
+    Thread(target=_work, args=(call, done), name=name, daemon=daemon).start()
     return done
+
+
+def _work(call: Callable[[], T], done: Future[T]) -> None:
+    try:
+        done.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - whoever waits is told
+        done.set_exception(error)
+        # Or the error, whose traceback knows this frame, would keep itself and what the call held.
+        del call, done

@@ -25,6 +25,7 @@ from asyncrl.weights.receiver import Receiver
 from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors, until
 
 CPU = torch.device("cpu")
+SLOW_LIMIT_S = 3.0
 EXPECTED = shapes(some_tensors())
 
 
@@ -193,13 +194,12 @@ def test_a_version_with_a_damaged_bucket_is_refused_whole(context, monkeypatch):
     asyncio.run(run())
 
 
-def test_the_learner_fills_every_bucket_before_one_has_gone_and_the_engine_awaits_all_at_once(context, monkeypatch):
-    """So the wire is never idle while the learner fills the next bucket or the engine sums the last one."""
-    all_filled, calls = threading.Event(), []
+def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_never_a_third(context, monkeypatch):
+    second_filled, calls = threading.Event(), []
 
     class Late(Group):
         def begin(self, tensor):
-            assert all_filled.wait(15)
+            assert second_filled.wait(15)
             calls.append("begin")
             return super().begin(tensor)
 
@@ -212,8 +212,10 @@ def test_the_learner_fills_every_bucket_before_one_has_gone_and_the_engine_await
     plan = plan_of(tensors)
 
     def buckets():
-        yield from filled(tensors, plan)
-        all_filled.set()
+        for index, each in enumerate(filled(tensors, plan)):
+            if index == 1:
+                second_filled.set()
+            yield each
 
     async def run():
         async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
@@ -224,9 +226,32 @@ def test_the_learner_fills_every_bucket_before_one_has_gone_and_the_engine_await
             assert (learner.push.measured["broadcasts"], receiver.fallbacks) == (1, 0)
 
     asyncio.run(run())
-    transfers = len(plan) + 1
     assert len(plan) > 2
-    assert calls == ["begin"] * transfers + ["finish"] * transfers
+    assert calls == ["begin", *["begin", "finish"] * len(plan), "finish"]
+
+
+def test_a_learner_that_fills_its_buckets_slowly_is_not_silent(context):
+    tensors = some_tensors(0)
+    plan = plan_of(tensors)
+
+    def slowly():
+        for index, each in enumerate(filled(tensors, plan)):
+            # Two of these take longer than the limit.
+            time.sleep(0.6 * SLOW_LIMIT_S if index < 3 else 0)
+            yield each
+
+    async def run():
+        async with (
+            learning(context, timeout_s=SLOW_LIMIT_S) as learner,
+            engine_of(learner.publisher.endpoint, timeout_s=SLOW_LIMIT_S) as (engine, receiver),
+        ):
+            await joined(learner, 1)
+            await asyncio.to_thread(learner.push.publish, 0, plan, slowly())
+            await until(lambda: engine.version == 0)
+            assert (learner.push.measured["broadcasts"], receiver.fallbacks) == (1, 0)
+
+    assert len(plan) > 2
+    asyncio.run(run())
 
 
 DYING = """

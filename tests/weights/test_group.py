@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import zmq
 
 from asyncrl.errors import UnavailableError
 from asyncrl.weights import group as weight_group
+from asyncrl.weights.broadcast import Broadcaster
+from asyncrl.weights.buckets import Bucket, Entry, Filled
 from asyncrl.weights.group import Group
+from asyncrl.weights.publisher import Publisher
+from tests.helpers import until
 
 
 class Backend:
@@ -27,7 +32,7 @@ class Backend:
         raise RuntimeError("invalid usage")
 
     def abort(self) -> None:
-        assert self._hangs is None, "an abort waits for the call that hangs"
+        assert self._hangs is None or self._hangs.is_set(), "an abort waits for the call that hangs"
         raise RuntimeError("abort timed out")
 
 
@@ -50,6 +55,38 @@ def test_a_group_that_never_comes_together_is_given_up_and_left(
     with pytest.raises(UnavailableError, match=r"could not begin in 0\.05 s"):
         group.begin(torch.zeros(8))
     group.close()
+    assert group.hung is not None
+    assert not group.hung.done()
+
+
+def test_while_a_broadcast_hangs_pushes_go_on_without_any(
+    monkeypatch: pytest.MonkeyPatch, hangs: threading.Event
+) -> None:
+    monkeypatch.setattr(weight_group, "_backend", lambda *_: Backend(hangs))
+    publisher = Publisher("127.0.0.1", 0, zmq.Context())
+    summoned: list[int] = []
+
+    def summon(backend: str, describe: Any, patience_s: float) -> list[bytes]:
+        describe([b"engine"])
+        summoned.append(1)
+        return [b"engine"]
+
+    monkeypatch.setattr(publisher, "summon", summon)
+    broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device("cpu"), 0.05)
+    bucket = Bucket((Entry("a", "float32", (4,)),))
+    threads = threading.active_count()
+    for version in range(4):
+        broadcaster.begin(version, [bucket])
+        broadcaster.start(Filled(bucket, torch.zeros(bucket.nbytes, dtype=torch.uint8)))
+        broadcaster.commit()
+    assert (len(summoned), broadcaster.failures) == (1, 1)
+    assert threading.active_count() == threads + 1
+    hangs.set()
+    until(lambda: threading.active_count() == threads)
+    broadcaster.begin(4, [bucket])
+    assert len(summoned) == 2
+    broadcaster.close()
+    publisher.close()
 
 
 def test_a_backend_that_fails_to_begin_or_to_end_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

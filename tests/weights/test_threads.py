@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +28,27 @@ from tests.actor.engine.support import parameters, tiny_model
 from tests.weights.fakes import channel, publisher, same_bits, some_tensors, until
 
 LIMIT_S = 20.0
+
+
+def test_a_call_that_fails_keeps_nothing_of_what_it_held():
+    class Held:
+        pass
+
+    async def run() -> weakref.ref[Held]:
+        held = Held()
+
+        def call(held: Held = held) -> None:
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            await in_own_thread(call)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert asyncio.run(run())() is None
+    finally:
+        gc.enable()
 
 
 @contextlib.asynccontextmanager

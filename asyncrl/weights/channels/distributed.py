@@ -7,8 +7,10 @@ is unavailable here, and the fallback has it. The buckets are a second copy of t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,15 +51,15 @@ class DistributedChannel:
         self._timeout_s = timeout_s
         self._call: _Call | None = None
         self._joined: tuple[str, Group] | None = None
+        self._hung: Future[dist.Work] | None = None
         self._store: tuple[tuple[str, int], dist.TCPStore] | None = None
         self.received = 0
 
     def reset(self) -> None:
         """Leave the group and drop the connection; the next call begins afresh."""
         self._requests.reset()
-        if self._joined is not None:
-            self._joined[1].close()
-        self._joined, self._store, self._call = None, None, None
+        self._leave()
+        self._store, self._call = None, None
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The manifest of a push that is beginning, without checksums, or None after a second or so without one."""
@@ -88,16 +90,14 @@ class DistributedChannel:
             torch.cuda.set_device(self._device)
         group = self._group(call)
         tensors: dict[str, torch.Tensor] = {}
-        flats = [new_bytes(bucket.nbytes, self._device) for bucket in call.buckets]
-        theirs = torch.empty(len(flats), dtype=torch.int64, device=self._device)
-        # All begin at once, so that the next bucket arrives while the last one is summed.
-        *works, last = [group.begin(each) for each in (*flats, theirs)]
+        flats = (new_bytes(bucket.nbytes, self._device) for bucket in call.buckets)
+        theirs = torch.empty(len(call.buckets), dtype=torch.int64, device=self._device)
+        arriving = group.transferred(chain(flats, [theirs]))
         own = []
-        for bucket, flat, work in zip(call.buckets, flats, works, strict=True):
-            group.finish(work)
+        for bucket, flat in zip(call.buckets, arriving, strict=False):
             own.append(sum_of(flat))
             tensors |= bucket.views(flat)
-        group.finish(last)
+        next(arriving)
         if not torch.equal(theirs, torch.stack(own)):
             raise WeightsError(f"version {call.version} arrived damaged: the checksums of its buckets differ")
         return tensors
@@ -105,9 +105,9 @@ class DistributedChannel:
     def _group(self, call: _Call) -> Group:
         if self._joined is not None and self._joined[0] == call.group:
             return self._joined[1]
-        if self._joined is not None:
-            self._joined[1].close()
-            self._joined = None
+        self._leave()
+        if self._hung is not None and not self._hung.done():
+            raise UnavailableError("an earlier broadcast still hangs")
         place = (call.host, call.port)
         if self._store is None or self._store[0] != place:
             self._store = (place, join_store(*place, self._timeout_s))
@@ -115,6 +115,12 @@ class DistributedChannel:
         group = Group(self._store[1], call.group, call.rank, call.size, self._device, address, self._timeout_s)
         self._joined = (call.group, group)
         return group
+
+    def _leave(self) -> None:
+        if self._joined is not None:
+            _, group = self._joined
+            group.close()
+            self._hung, self._joined = group.hung, None
 
 
 def _read_call(body: Mapping[str, Any]) -> _Call:

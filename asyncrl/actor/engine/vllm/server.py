@@ -92,6 +92,9 @@ class VllmServer:
 
     async def check(self) -> None:
         await self._get("/health")
+        await self._check_start()
+
+    async def _check_start(self) -> None:
         if (started := await self._start_time()) != self._started:
             raise ServerFaultError(f"{self.url} was started anew at {started}, and has lost the weights it was given")
 
@@ -103,7 +106,10 @@ class VllmServer:
             return read_segment(answer, sampling.max_new_tokens, stop)
         label = self._label
         body = completion_body(self._model, rid, tokens, sampling, stop, salt)
-        return read_segment(await self._http.post("/v1/completions", body), sampling.max_new_tokens, stop, label)
+        answer = await self._http.post("/v1/completions", body)
+        # Its answers do not tell that it has been started anew, with the weights of its folder.
+        await self._check_start()
+        return read_segment(answer, sampling.max_new_tokens, stop, label)
 
     async def abort(self, rid: str | None = None) -> None:
         """As in the protocol; a single request ends with its connection, which its caller has closed."""

@@ -21,7 +21,7 @@ from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import ids, run
 from tests.actor.engine.support import tiny_model
-from tests.actor.engine.vllm.exchanges import CONTEXT, LABEL, live
+from tests.actor.engine.vllm.exchanges import CONTEXT, LABEL, START, live
 
 RECORDED = json.loads(Path(__file__).with_name("exchanges.json").read_text())
 SPANS, SILENT = "with --enable-scale-out", "without"
@@ -234,8 +234,9 @@ def test_a_cache_that_was_not_flushed_is_a_fault() -> None:
         run(scenario)
 
 
-def test_a_restart_is_seen_by_a_check() -> None:
-    replay = Replay(RECORDED[SPANS])
+@pytest.mark.parametrize("kind", [SPANS, SILENT])
+def test_a_restart_is_seen_by_a_check_and_by_a_request_whose_answer_does_not_tell(kind: str) -> None:
+    replay = Replay(RECORDED[kind])
 
     async def scenario() -> None:
         async with replaying(replay) as server:
@@ -243,7 +244,7 @@ def test_a_restart_is_seen_by_a_check() -> None:
             replay.change(
                 "/metrics", lambda text: text.replace("process_start_time_seconds 1.", "process_start_time_seconds 2.")
             )
-            await server.check()
+            await (server.check() if kind == SPANS else server.generate("whole", START, Sampling(0.7, 4), (), None))
 
     with pytest.raises(ServerFaultError, match="started anew"):
         run(scenario)
