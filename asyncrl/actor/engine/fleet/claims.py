@@ -73,22 +73,22 @@ class Claim:
         self._told = True
 
 
-def last_use(directory: Path) -> float:
-    """When a directory was about to be used last, in seconds since 1970; long ago where nobody has claimed it."""
+def unused_s(directory: Path) -> float:
+    """For how many seconds nobody has begun to use a directory; for ever where it was not claimed."""
     try:
-        return (directory / CLAIM).stat().st_mtime
+        return time.time() - (directory / CLAIM).stat().st_mtime
     except OSError:
-        return -math.inf
+        return math.inf
 
 
-def remove_abandoned(parent: Path, unused_s: float) -> None:
+def remove_abandoned(parent: Path, load_s: float) -> None:
     """Remove the directories under `parent` that were claimed on this host by processes which have gone, and that
-    nobody began to use in the last `unused_s`."""
+    nobody began to use in the last `load_s`."""
     for claim in parent.glob(f"*/{CLAIM}"):
         # Where it is locked, gone, or another user's, it is not ours to remove.
         with suppress(OSError), claim.open("r+") as file:
             _lock(claim, file)
-            if file.read() == _text() and time.time() - os.fstat(file.fileno()).st_mtime > unused_s:
+            if file.read() == _text() and unused_s(claim.parent) > load_s:
                 logger.info("removing %s, whose owner has gone", claim.parent)
                 _remove(claim.parent)
 

@@ -11,7 +11,7 @@ from threading import Lock
 
 import torch
 
-from asyncrl.actor.engine.fleet.claims import Claim, last_use, remove_abandoned
+from asyncrl.actor.engine.fleet.claims import Claim, remove_abandoned, unused_s
 from asyncrl.errors import ConfigError, UnavailableError, WeightsError
 from asyncrl.weights.folders import (
     Folder,
@@ -38,7 +38,7 @@ class Folders:
 
     What an earlier life of this actor, or other actors of this machine, left when they were killed is removed too, once
     no server that they had load it can be at it any more: a server is given `load_s` (see claims.py). `clock` gives
-    seconds since 1970.
+    seconds.
 
     Raises ConfigError: another process, which lives, has such a directory. OSError: what an earlier life left cannot be
     removed.
@@ -50,7 +50,7 @@ class Folders:
         write_config: Callable[[Path], object],
         held: Path | None = None,
         load_s: float = 300.0,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._held = held or directory
@@ -120,7 +120,7 @@ class Folders:
         """Claim what an earlier life left and remove it, unless a server may still be loading it."""
         if not directory.exists():
             return
-        until = last_use(directory) + self._load_s
+        until = self._clock() + self._load_s - unused_s(directory)
         try:
             self._claims[directory].make(PREDECESSOR_S)
         except BlockingIOError as error:
