@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,27 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.data.writing import write_tasks
+from asyncrl.launch.ports import free_ports
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import Task
 
 TICKS = os.sysconf("SC_CLK_TCK")
 START_S = 60.0
 TASKS = 1000
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that were free a moment ago."""
-    while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                for offset in range(1, count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
-            except OSError:
-                continue
-            return port
 
 
 def cpu_seconds(pid: int) -> float:

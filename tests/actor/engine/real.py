@@ -28,6 +28,7 @@ from asyncrl.errors import EngineError
 from asyncrl.launch.child import kill_group, last_lines, start_guarded
 from asyncrl.launch.ports import free_ports
 from asyncrl.types import Sampling
+from tests.actor.engine.fleet.fakes import kept
 from tests.actor.engine.support import VOCABULARY, assert_exact, parameters, tiny_model
 from tests.actor.fakes import make_tokenizer
 
@@ -138,13 +139,8 @@ async def fleet_over(
         rules=Rules(check_s=0.5, wait_s=600, salted=salted, segment_tokens=segment_tokens),
         **options,
     )
-    keeper = asyncio.create_task(fleet.keep())
-    try:
+    async with kept(fleet):
         yield fleet
-    finally:
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
-        await fleet.close()
 
 
 async def sample_at_temperatures(fleet: Fleet) -> list[Generation]:

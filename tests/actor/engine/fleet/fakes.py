@@ -240,6 +240,18 @@ async def serving(*servers: FakeSglang) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def kept(fleet: Fleet) -> AsyncIterator[None]:
+    """Keeps a fleet, and closes it at the end."""
+    keeper = asyncio.create_task(fleet.keep())
+    try:
+        yield
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await fleet.close()
+
+
+@asynccontextmanager
 async def fleet_over(
     *servers: FakeSglang,
     mode: str = "retract",
@@ -267,13 +279,8 @@ async def fleet_over(
         rules=Rules(attempts, wait_s, 0.02, salted, segment_tokens),
         **options,
     )
-    keeper = asyncio.create_task(fleet.keep())
-    try:
+    async with kept(fleet):
         yield fleet
-    finally:
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
-        await fleet.close()
 
 
 def run(scenario: Callable[[], Awaitable[Any]], seconds: float = 30) -> Any:
