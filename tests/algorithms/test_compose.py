@@ -39,7 +39,7 @@ COMPOSITIONS = {
         "correction": [("truncate", {"level": "geometric"}), ("reject", {"by": "k2", "high": 0.05}), "opsm"],
         "aggregation": "seq-mean-token-mean",
     },
-    "gmpo": {"advantage": "rloo", "loss": "gmpo", "correction": [("mask", {"level": "sequence"})]},
+    "gmpo": {"advantage": "rloo", "loss": "gmpo", "correction": [("mask", {"level": "sequence"}), "normalise"]},
     "clip_cov": {
         "advantage": ("pure", {"outcome_weight": 1.0}),
         "loss": ("clip_cov", {"share": 0.2, "cov_low": -0.1, "cov_high": 0.1}),

@@ -24,8 +24,8 @@ LEVELS = ("token", "turn", "sequence", "geometric")
 @dataclass(frozen=True, slots=True, eq=False)
 class Ages:
     """What a rule reads: log_w float[M], log pi_prox - log mu (clamped); advantages float[M]; and what the rules before
-    it left: weights float[M], None where all are 1; rejected int32[M], bit k set where rule k dropped the token, None
-    where none is dropped.
+    it left: weights float[M], None where all are 1; weighs_sequences, whether they are one a sequence; rejected
+    int32[M], bit k set where rule k dropped the token, None where none is dropped.
 
     log_update float[M], log pi_theta - log pi_prox (clamped), is there for rules that follow the policy as it moves;
     reduce and episodes for those that look at the whole batch, once before the updates.
@@ -35,6 +35,7 @@ class Ages:
     log_w: Tensor
     advantages: Tensor
     weights: Tensor | None = None
+    weighs_sequences: bool = False
     rejected: Tensor | None = None
     log_update: Tensor | None = None
     reduce: Callable[[Tensor], Tensor] | None = None
@@ -51,7 +52,12 @@ class Ages:
         if keep is not None:
             dropped = (~keep).int() << bit
             rejected = dropped if rejected is None else rejected | dropped
-        return replace(self, weights=self.weights if weights is None else weights, rejected=rejected)
+        return replace(
+            self,
+            weights=self.weights if weights is None else weights,
+            weighs_sequences=not rule.by_token if rule.weighs else self.weighs_sequences,
+            rejected=rejected,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

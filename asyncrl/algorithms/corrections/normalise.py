@@ -13,12 +13,14 @@ from asyncrl.algorithms.corrections.base import Ages, Correction
 
 @dataclass(frozen=True, kw_only=True)
 class Normalise(Correction):
-    """Divides the weights by their mean over the global batch.
+    """Divides the weights by their mean over the global batch, in which a dropped token counts with weight 0.
 
-    Formula: w = w / mean of w over the tokens not yet dropped
+    Formula: w = w / m, m the mean over all N policy tokens of w, 0 where dropped; where w is one a sequence (level
+    sequence or geometric), m is the mean over the S sequences of each sequence's own mean
     Use: after truncate or mask, so that the correction does not change the step's size
     Source: self-normalised importance sampling; Monte Carlo theory, methods and examples, 2013
-    Caveat: tokens that later rules drop still count in the mean; put it last.
+    Caveat: what rules before it drop is made up for by the rest, what rules after it drop is not: verl and slime
+    normalise before they reject. Where little is kept, what is kept weighs much.
     """
 
     name: ClassVar[str] = "normalise"
@@ -27,7 +29,11 @@ class Normalise(Correction):
     def weigh(self, ages: Ages) -> Tensor:
         assert ages.reduce is not None
         assert ages.weights is not None
-        kept = ages.kept(ages.weights).sum().double()
-        number = ages.kept(torch.ones_like(ages.weights)).sum().double()
-        total, count = ages.reduce(torch.stack([kept, number]))
+        kept, spans = ages.kept(ages.weights), ages.view.sequences
+        if ages.weighs_sequences:
+            sums = torch.stack([spans.mean(kept).sum(), (spans.lengths > 0).sum().double()])
+        else:
+            total = kept.sum(dtype=torch.float64)
+            sums = torch.stack([total, total.new_tensor(kept.numel())])
+        total, count = ages.reduce(sums)
         return ages.weights if total == 0 else ages.weights * (count / total).to(ages.weights.dtype)
