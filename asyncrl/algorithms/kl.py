@@ -99,16 +99,19 @@ class K2(Kl):
 class K3(Kl):
     """The unbiased estimate that is never negative.
 
-    Formula: e^-d + d - 1
+    Formula: min(e^-d + d - 1, cap); the gradient is 0 beyond the cap
     Use: in the loss, as GRPO has it, and as the number to watch
     Source: Approximating KL Divergence, 2020
-    Caveat: its gradient is that of the KL in the other direction; k3+ has the right one.
+    Caveat: its gradient is that of the KL in the other direction; k3+ has the right one. A token that the policy gave
+    up (d < -2.6 at the default cap) is not pulled back; without a cap one such token can outweigh the batch.
     """
 
     name: ClassVar[str] = "k3"
 
+    cap: float = param(10.0, "largest value of a token; inf for none", "(0, inf]")
+
     def form(self, d: Tensor) -> Tensor:
-        return torch.expm1(-d) + d
+        return (torch.expm1(-d) + d).clamp(max=self.cap)
 
 
 class _K2Gradient(Kl):
@@ -162,7 +165,7 @@ class K2Plus(_K2Gradient, K2):
 class K3Plus(_K2Gradient, K3):
     """The unbiased, never negative value, with the gradient of k2.
 
-    Formula: e^-d + d - 1; gradient of d^2 / 2
+    Formula: min(e^-d + d - 1, cap); gradient of d^2 / 2
     Use: the best of both in the loss
     Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
     """

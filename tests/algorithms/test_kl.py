@@ -15,7 +15,7 @@ FORMS = {
     "k1": lambda d: d,
     "abs": abs,
     "k2": lambda d: d * d / 2,
-    "k3": lambda d: math.exp(-d) + d - 1,
+    "k3": lambda d: min(math.exp(-d) + d - 1, 10),
 }
 D = [0.5, -1.0, 2.0]
 
@@ -48,6 +48,23 @@ def test_the_difference_is_clamped_to_ten_without_gradient_beyond(name):
     values, gradients = estimate(name, [1000.0, -1000.0])
     assert values == pytest.approx([FORMS[base](10), FORMS[base](-10)])
     assert gradients == [0, 0]
+
+
+def test_k3_is_capped_at_ten_with_no_gradient_beyond():
+    # d = -2: e^2 - 2 - 1 = 4.38906, gradient 1 - e^2 = -6.38906. d = -3: e^3 - 3 - 1 = 16.08554, above the cap.
+    values, gradients = estimate("k3", [-2.0, -3.0])
+    assert values == pytest.approx([4.38906, 10], abs=5e-6)
+    assert gradients == pytest.approx([-6.38906, 0], abs=5e-6)
+
+
+def test_k3_plus_is_capped_in_its_value_and_keeps_the_gradient_of_k2():
+    assert estimate("k3+", [-3.0]) == ([10], [-3])
+
+
+def test_the_cap_of_k3_is_a_parameter_and_inf_takes_it_away():
+    one, reference = torch.tensor([-3.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    assert K3(cap=12.0)(one, reference).tolist() == [12]
+    assert K3(cap=math.inf)(one, reference).tolist() == pytest.approx([16.08554], abs=5e-6)
 
 
 def test_none_costs_nothing():
