@@ -1,0 +1,175 @@
+"""Whole steps whose every number is worked out by hand in the comments."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Totals
+from asyncrl.algorithms.compose import Algorithm
+from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, totals_of
+
+ROOT_HALF = 0.70711
+"""The unbiased standard deviation of rewards 1 and 0: sqrt((1/4 + 1/4) / 1)."""
+
+
+def floats(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def stepped(algorithm: Algorithm, tokens, logprobs: Tensor, entropy: Tensor | None = None):
+    """The loss of the whole batch as one pass, its gradient by log-prob, and the step's metrics."""
+    logprobs = logprobs.clone().requires_grad_()
+    loss, sums = algorithm.loss(logprobs, tokens, totals_of(tokens), entropy)
+    loss.backward()
+    return loss.item(), logprobs.grad.tolist(), algorithm.summary(sums)
+
+
+def test_grpo_turns_adds_to_the_groups_advantage_each_steps_distance_from_the_episodes_mean():
+    # Rewards 1 and 0: (1 - 1/2) / 0.70711 = 0.70711, and -0.70711.
+    # Steps of the first: 0.9, 0.3, 0; mean 0.4; times beta 1/2: 0.25, -0.05, -0.2. One step alone: 0.
+    episodes = make_episodes([1, 0], [0, 0], steps=[(0, 3, 0.9), (0, 5, 0.3), (0, 8, 0.0), (1, 3, 0.7)])
+    tokens = make_tokens([[0, 1, 1, 0, 1, 0, 1, 1], [0, 1, 1]])
+    prepared = make_algorithm(advantage="grpo_turns", correction=[]).prepare(episodes, tokens, alone)
+    first = [0, 0.95711, 0.95711, 0, 0.65711, 0, 0.50711, 0.50711]
+    assert prepared.advantages.tolist() == pytest.approx([*first, 0, -ROOT_HALF, -ROOT_HALF], abs=1e-5)
+
+
+def test_zero_variance_drops_the_tokens_of_a_group_without_differences_from_every_term():
+    # Group 0 (1, 0): advantages +-1/2 a token. Group 1 (1, 1): dropped, with its entropies 8 and 16.
+    episodes = make_episodes([1, 0, 1, 1], [0, 0, 1, 1])
+    algorithm = make_algorithm(advantage="dr_grpo", loss="gpg", correction=["zero_variance"], entropy_weight=0.5)
+    tokens = algorithm.prepare(episodes, make_tokens([[0, 1], [1], [1], [1]]), alone)
+    loss, gradient, metrics = stepped(algorithm, tokens, floats(0, -1, -3, -5, -7), floats(0, 2, 4, 8, 16))
+    # Policy: (-(1/2)(-1) - (-1/2)(-3)) / 4 = -0.25. Entropy: -(1/2)(2 + 4) / 4 = -0.75. N stays 4.
+    assert loss == pytest.approx(-1.0)
+    assert gradient == [0, -0.125, 0.125, 0, 0]
+    assert metrics["masked/zero_variance"] == 0.5
+    assert metrics["entropy"] == pytest.approx(3)
+
+
+def test_best_of_n_takes_the_score_from_the_others_before_the_group_is_compared():
+    # Scores .6 .2 | .1 .4, weight 1/2: rewards 1 - 0, 1 - .1 | 0 - .05, 1 - 0 = 1, .9 | -.05, 1.
+    # Group means .95 and .475: advantages +-.05 and -.525, .525.
+    episodes = make_episodes([1, 1, 0, 1], [0, 0, 1, 1], extra={"process": floats(0.6, 0.2, 0.1, 0.4)})
+    algorithm = make_algorithm(advantage="dr_grpo", reward=[("best_of_n", {"weight": 0.5})], correction=[])
+    prepared = algorithm.prepare(episodes, make_tokens([[1], [1], [1], [1]]), alone)
+    assert prepared.advantages.tolist() == pytest.approx([0.05, -0.05, -0.525, 0.525])
+
+
+def test_overlong_takes_from_the_reward_before_the_group_is_compared():
+    # From 6 to 10 tokens the penalty grows to 2: lengths 6, 7, 9, 12 lose 0, 2/4, 6/4, 2 of their reward 1.
+    # Rewards 1, .5, -.5, -1 have the mean 0.
+    episodes = make_episodes([1, 1, 1, 1], [0] * 4, lengths=torch.tensor([6, 7, 9, 12]))
+    penalty = ("overlong", {"max_length": 10, "buffer": 4, "weight": 2.0})
+    algorithm = make_algorithm(advantage="dr_grpo", reward=[penalty], correction=[])
+    prepared = algorithm.prepare(episodes, make_tokens([[1], [1], [1], [1]]), alone)
+    assert prepared.advantages.tolist() == pytest.approx([1, 0.5, -0.5, -1])
+
+
+def charged(place: str, **changes):
+    """Two episodes of rewards 1 and 0; d = log pi - log ref is .2 and .4 on the first one's tokens, .6 on the other's,
+    and 9 on a tool's token, which counts nowhere."""
+    old = floats(-1, -5, -2, -1)
+    tokens = make_tokens([[1, 0, 1], [1]], behaviour=old, proximal=old, reference=old - floats(0.2, 9, 0.4, 0.6))
+    algorithm = make_algorithm(
+        kl=("k1", {"weight": 0.5, "place": place, **changes}), correction=[], advantage="dr_grpo"
+    )
+    return algorithm, make_episodes([1, 0], [0, 0]), tokens
+
+
+def test_kl_in_the_reward_is_taken_from_it_before_the_group_is_compared():
+    # Rewards 1 - (.2 + .4)/2 = .7 and 0 - .6/2 = -.3; mean .2: advantages +-1/2.
+    algorithm, episodes, tokens = charged("reward")
+    assert algorithm.prepare(episodes, tokens, alone).advantages.tolist() == pytest.approx([0.5, 0, 0.5, -0.5])
+    # With k2: .02 + .08 = .1 and .18, halved: .95 and -.09; half of their difference 1.04.
+    algorithm = make_algorithm(kl=("k2", {"weight": 0.5, "place": "reward"}), correction=[], advantage="dr_grpo")
+    assert algorithm.prepare(episodes, tokens, alone).advantages.tolist() == pytest.approx([0.52, 0, 0.52, -0.52])
+
+
+def test_an_adaptive_coefficient_grows_by_the_clamped_error_times_the_sequences_over_the_horizon():
+    # KL a token (.2 + .4 + .6) / 3 = .4. Target .1: error 3, clamped to .2: 1/2 (1 + .2 * 2 / 4) = .55.
+    algorithm, episodes, tokens = charged("reward", target=0.1, horizon=4)
+    prepared = algorithm.prepare(episodes, tokens, alone)
+    assert algorithm.kl_weight == pytest.approx(0.55)
+    # The same step is charged with it: 1 - .33 = .67 and -.33; mean .17.
+    assert prepared.advantages.tolist() == pytest.approx([0.5, 0, 0.5, -0.5])
+    algorithm.prepare(episodes, tokens, alone)
+    assert algorithm.kl_weight == pytest.approx(0.605)
+
+
+def test_an_adaptive_coefficient_shrinks_below_its_target():
+    # KL .4, target .44: error .4 / .44 - 1 = -1/11 within the clamp: 1/2 (1 - 1/11 * 2 / 4) = 1/2 * 21/22.
+    algorithm, episodes, tokens = charged("loss", target=0.44, horizon=4)
+    algorithm.prepare(episodes, tokens, alone)
+    assert algorithm.kl_weight == pytest.approx(0.5 * 21 / 22)
+
+
+def test_entropy_is_taken_from_the_loss_under_the_same_aggregation():
+    # seq-mean-token-mean: (2 + 4)/2 = 3 and 7: mean 5. Weight .1: -.5. Gradient -.1 / (2 * 2) twice, -.1 / 2.
+    algorithm = make_algorithm(
+        advantage="dr_grpo", correction=[], entropy_weight=0.1, aggregation="seq-mean-token-mean"
+    )
+    episodes = make_episodes([1, 1], [0, 0])
+    tokens = algorithm.prepare(episodes, make_tokens([[1, 0, 1], [1]]), alone)
+    entropy = floats(2, 100, 4, 7).requires_grad_()
+    loss, sums = algorithm.loss(floats(0, 0, 0, 0).requires_grad_(), tokens, Totals(3, 2), entropy)
+    loss.backward()
+    assert loss.item() == pytest.approx(-0.5)
+    assert entropy.grad.tolist() == pytest.approx([-0.025, 0, -0.025, -0.05])
+    assert algorithm.summary(sums)["entropy"] == pytest.approx(13 / 3)
+
+
+def rejected(aggregation: str):
+    """Rewards 1, 0 | 1, 0, so that advantages are +-1/2. The veto at 0.01 drops the second sequence, one of whose
+    ratios is 0.001; the gradient of a kept token is -A over what the aggregation divides by."""
+    old = floats(-1, -1, -1, -1, -1, -1)
+    seen = old - floats(0, 0, math.log(0.001), 0, 0, 0)
+    algorithm = make_algorithm(
+        advantage="dr_grpo", loss="gpg", correction=[("veto", {"threshold": 0.01})], aggregation=aggregation
+    )
+    tokens = make_tokens([[1], [1, 1], [1], [1, 1]], behaviour=seen, proximal=old)
+    tokens = algorithm.prepare(make_episodes([1, 0, 1, 0], [0, 0, 1, 1]), tokens, alone)
+    return stepped(algorithm, tokens, old)
+
+
+def test_the_veto_drops_a_whole_sequence_for_one_foreign_token_and_divides_by_all_tokens():
+    # -A log pi: 1/2, (dropped), 1/2, -1/2, -1/2: sum 0, over 6 tokens.
+    loss, gradient, metrics = rejected("token-mean")
+    assert loss == pytest.approx(0)
+    assert gradient == pytest.approx([-1 / 12, 0, 0, -1 / 12, 1 / 12, 1 / 12])
+    assert metrics["masked/veto"] == pytest.approx(2 / 6)
+    assert metrics["masked/any"] == pytest.approx(2 / 6)
+
+
+def test_seq_mean_token_mean_after_a_rejection_still_divides_by_all_four_sequences():
+    # Means 1/2, (dropped) 0, 1/2, -1/2: sum 1/2, over 4 sequences.
+    loss, gradient, _ = rejected("seq-mean-token-mean")
+    assert loss == pytest.approx(0.125)
+    assert gradient == pytest.approx([-1 / 8, 0, 0, -1 / 8, 1 / 16, 1 / 16])
+
+
+def test_seq_mean_token_mean_after_a_rejected_token_still_divides_by_the_sequences_length():
+    # Ratios 1, 8 and 1: the mask drops the second token of the first sequence.
+    # A = 1/2: (1/2 + 0) / 2 = 1/4; A = -1/2: -1/2 / 1. Mean -1/8.
+    old = floats(-1, -1, -1)
+    algorithm = make_algorithm(advantage="dr_grpo", loss="gpg", correction=["mask"], aggregation="seq-mean-token-mean")
+    tokens = make_tokens([[1, 1], [1]], behaviour=old - floats(0, math.log(8), 0), proximal=old)
+    tokens = algorithm.prepare(make_episodes([1, 0], [0, 0]), tokens, alone)
+    loss, gradient, _ = stepped(algorithm, tokens, old)
+    assert loss == pytest.approx(-0.125)
+    assert gradient == pytest.approx([-1 / 8, 0, 1 / 4])
+
+
+def test_masking_and_normalising_leave_a_step_of_the_same_size():
+    # Ratios 1, 8 (dropped) and 1/2: weights 1 and 1/2 over 3 tokens, a mean of 1/2: 2 and 1, which add up to N = 3.
+    # Gradient -w A / 3 with A = 1/2, 1/2, -1/2: -1/3, 0, 1/6.
+    old = floats(-1, -1, -1)
+    algorithm = make_algorithm(advantage="dr_grpo", loss="gpg", correction=["mask", "normalise"])
+    tokens = make_tokens([[1, 1], [1]], behaviour=old - floats(0, math.log(8), math.log(0.5)), proximal=old)
+    tokens = algorithm.prepare(make_episodes([1, 0], [0, 0]), tokens, alone)
+    _, gradient, _ = stepped(algorithm, tokens, old)
+    assert gradient == pytest.approx([-1 / 3, 0, 1 / 6])
