@@ -10,6 +10,9 @@ import numpy as np
 
 from asyncrl.types import Finish, Labels, Role, Step, Task, Ticket, Trajectory, Turn
 
+GENEROUS_S = 240
+"""How long a test waits for what must come: below pytest's own limit, and far above what a slow, busy machine needs."""
+
 
 def make_task(index: int = 0, **changes: Any) -> Task:
     values: dict[str, Any] = {
@@ -44,7 +47,7 @@ def make_labels(trajectory_id: str, reward: float = 1.0) -> Labels:
     return Labels(trajectory_id, reward, reward, "test")
 
 
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = GENEROUS_S) -> Any:
     """The first truthy value of `condition`, polled; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

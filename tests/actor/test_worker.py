@@ -17,7 +17,7 @@ from asyncrl.actor.worker import Worker
 from asyncrl.errors import RefusedError, StoppedError
 from asyncrl.types import Purpose, Ticket, Trajectory
 from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer
-from tests.helpers import make_trajectory
+from tests.helpers import GENEROUS_S, make_trajectory
 
 Run = Callable[[Ticket], Awaitable[Trajectory]]
 
@@ -47,7 +47,7 @@ class Replay:
             return given
 
     def put(self, trajectory: Trajectory) -> str:
-        assert self.may_store.wait(10)
+        assert self.may_store.wait(GENEROUS_S)
         if trajectory.id in self.refuses:
             raise RefusedError("not mine")
         self.leased.pop(trajectory.id)
@@ -78,7 +78,7 @@ def tickets(count: int) -> list[Ticket]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GENEROUS_S):
         while not condition():
             await asyncio.sleep(0.002)
 

@@ -17,6 +17,7 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.losses.base import Updates
 from asyncrl.algorithms.view import View
 from asyncrl.config.schema import AlgorithmConfig, Choice
+from tests.helpers import GENEROUS_S
 
 Result = TypeVar("Result")
 
@@ -158,7 +159,7 @@ def rows(tokens: Tokens, members: Sequence[int]) -> Tensor:
 
 def on_ranks(size: int, work: Callable[[int, Callable[[Tensor], Tensor]], Result]) -> list[Result]:
     """work(rank, reduce) on `size` threads at once; reduce sums over them."""
-    barrier, shared = threading.Barrier(size, timeout=20), [torch.zeros(())] * size
+    barrier, shared = threading.Barrier(size, timeout=GENEROUS_S), [torch.zeros(())] * size
 
     def run(rank: int) -> Result:
         def reduce(values: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from tests.chaos.verdict import judge
 from tests.chaos.witness import Witness
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 
 log = logging.getLogger("monkey")
 
@@ -141,7 +141,7 @@ def chaos(folder: Path, kills: int, seed: int, shards: int) -> dict[str, Any]:
         until((run.dir / "processes.json").exists, START_S)
         monkey.rage()
         run.process.send_signal(signal.SIGINT)
-        run.process.wait(60)
+        run.process.wait(GENEROUS_S)
         steps = _planned(run.dir) + STEPS_AFTER
         log.info("%d kills are done; the run is resumed to end after %d steps", monkey.kills, steps)
         resumed = stack.enter_context(_started(folder, *overrides, f"learner.steps={steps}"))

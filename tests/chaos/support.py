@@ -15,7 +15,7 @@ from asyncrl.data.writing import write_tasks
 from asyncrl.launch.ports import free_ports
 from asyncrl.replay.client import ReplayClient
 from tests.end_to_end.support import ROOT
-from tests.helpers import make_task, until
+from tests.helpers import GENEROUS_S, make_task, until
 
 
 class ReplayProcess:
@@ -49,7 +49,7 @@ class ReplayProcess:
 
     def fails_with(self, message: str) -> None:
         """It ends by itself with status 1, and its last line says `message`."""
-        assert self.process.wait(60) == 1, self.log()
+        assert self.process.wait(GENEROUS_S) == 1, self.log()
         assert re.search(message, self.log().splitlines()[-1]), self.log()
 
     def limit_file_size(self, size: int | None) -> None:
@@ -80,11 +80,11 @@ def read_or_refuse(store: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=GENEROUS_S,
         check=False,
     )
     return {"status": done.returncode, **(json.loads(done.stdout) if done.stdout else {"error": done.stderr})}
 
 
 def wait_for_log(replay: ReplayProcess, text: str) -> None:
-    until(lambda: text in replay.log(), 60)
+    until(lambda: text in replay.log())

@@ -18,7 +18,7 @@ from asyncrl.replay.store import TABLES, Store, StoreReader
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Ticket, Trajectory
 from tests.chaos.support import ReplayProcess, flip, read_or_refuse, wait_for_log
-from tests.helpers import make_labels, make_trajectory, until
+from tests.helpers import GENEROUS_S, make_labels, make_trajectory, until
 
 LENGTH = 8192
 SIZES = ("learner.batch_size=8", "learner.group_size=2", "replay.durability=os")
@@ -63,7 +63,7 @@ class Delivery:
             self.acknowledged.append(ticket.id)
 
     def finish(self) -> None:
-        self._thread.join(120)
+        self._thread.join(GENEROUS_S)
         assert len(self.acknowledged) == len(self._tickets)
 
 
@@ -202,7 +202,7 @@ def test_a_damaged_record_ends_the_replay_with_what_to_do(start: Start) -> None:
     waiting.start()
     replay.fails_with(r"data\.mdb is damaged: meta of b'committed' is not what was written; restore")
     stop.set()
-    waiting.join(60)
+    waiting.join(GENEROUS_S)
     actor.close()
 
 

@@ -13,7 +13,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.replay.workers import LONGEST_LEASES
 from asyncrl.wire import Message, encode, trajectory_message
 from tests.chaos.support import ReplayProcess
-from tests.helpers import make_trajectory, until
+from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.replay.support import Core, make_rules
 
 LENGTH = 8192
@@ -64,7 +64,7 @@ def test_a_producer_that_floods_costs_bounded_memory_and_holds_up_nobody(replay:
     assert actor.put(make_trajectory(tickets[1])) == "stored"
     assert late
     stop.set()
-    flooding.join(60)
+    flooding.join(GENEROUS_S)
     actor.close()
 
 

@@ -12,6 +12,7 @@ from asyncrl.config.checks import CHOICES, NOT_NEGATIVE, POSITIVE, check, check_
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.config.values import value
 from asyncrl.errors import ConfigError
+from tests.helpers import GENEROUS_S
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_a_bind_off_loopback_needs_an_explicit_word() -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "asyncrl.replay", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S, check=False)
 
 
 @pytest.mark.parametrize(

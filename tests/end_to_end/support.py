@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.sinks import read_lines
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +72,7 @@ class Run:
         """End it, if it has not."""
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(30)
+            self.process.wait(GENEROUS_S)
         self._output.close()
 
     def finish(self, seconds: float = 480.0) -> dict[str, Any]:

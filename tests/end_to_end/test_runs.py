@@ -12,6 +12,7 @@ from asyncrl.demo.report import summarise
 from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
 from asyncrl.types import Task, Trajectory
 from tests.end_to_end.support import Run, read_config
+from tests.helpers import GENEROUS_S
 from tests.network.support import made
 
 Start = Callable[..., Run]
@@ -58,11 +59,11 @@ def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: li
     first = start("train", *changes)
     first.wait_for_step(3)
     first.process.send_signal(signal.SIGINT)
-    assert first.process.wait(30) == 130, first.output
+    assert first.process.wait(GENEROUS_S) == 130, first.output
     assert "resume" in first.output
     before = len(first.steps())
     other = start("train", *changes, "learner.lr=1")
-    assert other.process.wait(60) == 2
+    assert other.process.wait(GENEROUS_S) == 2
     assert "learner.lr" in other.output
     second = start("train", *changes)
     second.finish()
@@ -88,7 +89,7 @@ def test_a_wrong_configuration_ends_with_a_message_before_anything_starts(start:
         ("learner.batch_size=63", "multiple of learner.group_size"),
     ):
         run = start("train", *prepared, change)
-        assert run.process.wait(60) == 2, run.output
+        assert run.process.wait(GENEROUS_S) == 2, run.output
         assert fix in run.output
         assert "Traceback" not in run.output
     assert not run.dir.exists()

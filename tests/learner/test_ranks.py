@@ -12,6 +12,7 @@ import torch
 
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.run import train
+from tests.helpers import GENEROUS_S
 from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay
 from tests.learner.two_ranks import configs, train_all
 
@@ -22,7 +23,7 @@ def two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str
     folder = tmp_path_factory.mktemp("two")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, "-m", "tests.learner.two_ranks", str(model), str(folder)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=GENEROUS_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return torch.load(folder / "results.pt"), folder
 

@@ -12,6 +12,7 @@ import zmq
 from asyncrl.config.schema import NetworkConfig
 from asyncrl.errors import ConfigError
 from asyncrl.network.keys import add_client, allowed_keys, client_keys, make_keys, server_keys
+from tests.helpers import GENEROUS_S
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_keys_show_no_secret(folder: Path) -> None:
 def test_the_command_makes_keys_and_says_what_goes_where(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "asyncrl", "keys", "--out", str(tmp_path / "keys"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S, check=False)
 
     assert "--client NAME" in run().stdout
     assert f"copy {tmp_path / 'keys' / 'clients' / 'gpu7'}" in run("--client", "gpu7").stdout

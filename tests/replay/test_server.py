@@ -21,7 +21,7 @@ from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
 from asyncrl.types import Lease
 from asyncrl.wire import PROTOCOL, Message, decode, encode
-from tests.helpers import make_labels, make_task, make_trajectory, until
+from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory, until
 from tests.replay.support import make_rules
 
 FOREVER_S = 1e6
@@ -114,7 +114,7 @@ def test_a_request_with_nothing_to_give_waits_and_is_answered_when_there_is(
     thread.start()
     ticket = working.tickets([], 1)[0]
     working.put(make_trajectory(ticket))
-    thread.join(10)
+    thread.join(GENEROUS_S)
     assert [lease.trajectory.id for lease in results] == [ticket.id]
     waiting.close()
     working.close()
@@ -139,7 +139,7 @@ def test_a_replay_that_is_killed_between_two_requests_goes_on_where_it_was(
     thread = threading.Thread(target=lambda: results.extend(worker.put(make_trajectory(each)) for each in tickets))
     thread.start()
     second = Running(tmp_path, context, first.port)
-    thread.join(20)
+    thread.join(GENEROUS_S)
     assert results == ["duplicate", "stored"]
     assert worker.audit()["lost"] == 0
     worker.close()
@@ -157,10 +157,10 @@ def test_a_request_under_way_at_a_replay_that_dies_is_sent_again_as_soon_as_the_
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.extend(worker.tickets([], 1)))
     thread.start()
-    assert silent.poll(10_000)
+    assert silent.poll(1000 * GENEROUS_S)
     silent.close()
     replay = Running(tmp_path, context, port)
-    thread.join(20)
+    thread.join(GENEROUS_S)
     assert len(results) == 1
     worker.close()
     replay.kill()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import GENEROUS_S
+
 RUN = """
 import sys
 from pathlib import Path
@@ -24,7 +26,9 @@ assert audit["states"] == {"trained": audit["planned"]} and not audit["lost"], a
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="anonymous memory is read from /proc")
 def test_memory_stays_flat_and_the_store_small_over_twenty_thousand_trajectories(tmp_path: Path) -> None:
     # A process of its own, so that no other test's memory counts.
-    done = subprocess.run([sys.executable, "-c", RUN, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(tmp_path)], capture_output=True, text=True, timeout=GENEROUS_S
+    )
     assert done.returncode == 0, done.stderr
     samples = [[float(value) for value in line.split()] for line in done.stdout.splitlines()]
     assert samples[-1][0] - samples[0][0] < 3.0

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from asyncrl.replay.client import ReplayClient
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 from tests.scoring.mortal_scorer import CONFIG
 from tests.scoring.replays import filled, replay_at
 
@@ -40,10 +40,10 @@ def test_every_trajectory_is_labelled_exactly_once_however_scorers_die(endpoint)
         return replay.status()["labelled"] == COUNT
 
     scorers = [start(worker) for worker in range(len(KINDS))]
-    replay = ReplayClient(endpoint, "test", "1", give_up_s=30.0)
+    replay = ReplayClient(endpoint, "test", "1", give_up_s=GENEROUS_S)
     try:
         ids = filled(replay, COUNT)
-        until(all_labelled, 60)
+        until(all_labelled)
         labels = replay.labels(ids)
         status = replay.status()
     finally:

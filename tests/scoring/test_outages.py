@@ -11,7 +11,7 @@ from asyncrl.config.schema import ScoringConfig, ScoringModelConfig
 from asyncrl.replay.client import ReplayClient
 from asyncrl.scoring.outages import AwayError, Outages
 from asyncrl.scoring.worker import Worker
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 from tests.scoring.fakes import ServedPRM, make_scorer
 from tests.scoring.mortal_scorer import Silent
 from tests.scoring.replays import filled, replay_at
@@ -32,7 +32,7 @@ def test_no_trajectory_is_buried_however_often_its_service_is_away(tmp_path, ser
 
     with (
         replay_at(tmp_path, config, COUNT, ATTEMPTS) as endpoint,
-        closing(ReplayClient(endpoint, "test", "1", give_up_s=30.0)) as replay,
+        closing(ReplayClient(endpoint, "test", "1", give_up_s=GENEROUS_S)) as replay,
     ):
         ids = filled(replay, COUNT)
         names = {"first": serve, **({"second": ["rules"]} if serve else {})}
@@ -40,7 +40,7 @@ def test_no_trajectory_is_buried_however_often_its_service_is_away(tmp_path, ser
         for each in workers:
             each.start()
         try:
-            until(lambda: replay.status()["labelled"] == COUNT, 60)
+            until(lambda: replay.status()["labelled"] == COUNT)
         finally:
             stop.set()
             for each in workers:

@@ -15,7 +15,7 @@ from typing import Any
 from asyncrl.data.writing import write_tasks
 from asyncrl.launch.ports import free_ports
 from asyncrl.replay.client import ReplayClient
-from tests.helpers import make_task, until
+from tests.helpers import GENEROUS_S, make_task, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,7 +104,7 @@ def publisher_refused(target: Target) -> int:
 
 def asked(target: Target, what: str, **options: Any) -> dict[str, Any]:
     """The replay's `status` or `audit`."""
-    client = ReplayClient(target.endpoint, "observer", "1", give_up_s=30.0, **options)
+    client = ReplayClient(target.endpoint, "observer", "1", give_up_s=GENEROUS_S, **options)
     try:
         return dict(getattr(client, what)())
     finally:

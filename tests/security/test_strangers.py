@@ -20,7 +20,7 @@ from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.report import COUNTERS
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
-from tests.helpers import make_trajectory, until
+from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.network.support import client_of, made, peer, strangers
 from tests.security import published
 from tests.security.targets import Target, asked, publisher, replay
@@ -109,7 +109,7 @@ def test_a_client_that_is_not_heard_tells_its_user_what_to_check(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("asyncrl.replay.client.RETRY_S", 0.2)
-    unheard = ReplayClient(closed.endpoint, "x", "1", keys=everyone["a key that is not in the list"], give_up_s=1.0)
+    unheard = ReplayClient(closed.endpoint, "x", "1", keys=everyone["a key that is not in the list"], give_up_s=5.0)
     with pytest.raises(UnavailableError):
         unheard.status()
     unheard.close()
@@ -124,7 +124,7 @@ def test_a_peer_that_sends_more_than_the_limit_is_cut_off_and_the_others_go_on(f
             assert not flood.poll(200)
         with peer(target.endpoint, None) as modest:
             modest.send(b"x" * (1 << 20))
-            assert modest.poll(10_000)
+            assert modest.poll(1000 * GENEROUS_S)
             assert wire.decode(modest.recv_multipart()).kind == "refused"
         assert asked(target, "status")["refused"] == 1
 
@@ -133,7 +133,7 @@ def test_a_client_of_another_version_is_told_both_versions(folder: Path, monkeyp
     with replay(folder / "open") as target:
         spoken = wire.PROTOCOL
         monkeypatch.setattr(wire, "PROTOCOL", 99)
-        client = ReplayClient(target.endpoint, "a", "1", give_up_s=30.0)
+        client = ReplayClient(target.endpoint, "a", "1", give_up_s=GENEROUS_S)
         with pytest.raises(WireError, match=rf"protocol {spoken}, this side speaks 99"):
             client.status()
         client.close()
@@ -145,12 +145,12 @@ def test_a_client_of_another_version_is_told_both_versions(folder: Path, monkeyp
 def test_a_replay_that_others_can_reach_does_not_start_without_keys(folder: Path, keys: Path) -> None:
     tasks = folder / "closed" / "tasks.parquet"
     command = [sys.executable, "-m", "asyncrl.replay", "model.path=none", f"data.train={tasks}", "network.host=0.0.0.0"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S, check=False)
     assert refused.returncode == 2
     assert "asyncrl keys" in refused.stderr
     assert "network.insecure=true" in refused.stderr
     lacking = subprocess.run(
-        [*command, f"network.keys={keys / 'nowhere'}"], capture_output=True, text=True, timeout=60, check=False
+        [*command, f"network.keys={keys / 'nowhere'}"], capture_output=True, text=True, timeout=GENEROUS_S, check=False
     )
     assert lacking.returncode == 2
     assert "makes keys" in lacking.stderr

@@ -15,6 +15,7 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.receiver import Channel, Receiver
+from tests.helpers import GENEROUS_S
 
 
 class HoldingEngine:
@@ -63,7 +64,7 @@ def same_bits(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
     return one.keys() == other.keys() and all(bits(one[name]) == bits(other[name]) for name in one)
 
 
-async def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float = GENEROUS_S) -> None:
     """Wait for a condition. Raises AssertionError when it has not come true in time."""
     end = time.monotonic() + deadline_s
     while not condition():

@@ -22,10 +22,11 @@ from asyncrl.weights.manifest import dtype_name
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.push import Push
 from asyncrl.weights.receiver import Receiver
+from tests.helpers import GENEROUS_S
 from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors, until
 
 CPU = torch.device("cpu")
-SLOW_LIMIT_S = 3.0
+SLOW_LIMIT_S = 5.0
 EXPECTED = shapes(some_tensors())
 
 
@@ -111,10 +112,9 @@ def test_broadcasts_arrive_bit_for_bit_and_a_late_joiner_pulls_before_it_takes_p
 
 def test_without_engines_a_push_waits_for_nobody(context):
     async def run():
-        async with learning(context) as learner:
-            begun = time.monotonic()
+        # A push that waited for an engine would wait for an hour.
+        async with learning(context, timeout_s=3600.0) as learner:
             await learner.publish(0)
-            assert time.monotonic() - begun < 10
             await until(lambda: learner.publisher.offered == 0)
             assert learner.push.measured["broadcasts"] == 0
 
@@ -199,7 +199,7 @@ def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_ne
 
     class Late(Group):
         def begin(self, tensor):
-            assert second_filled.wait(15)
+            assert second_filled.wait(GENEROUS_S)
             calls.append("begin")
             return super().begin(tensor)
 
@@ -236,8 +236,8 @@ def test_a_learner_that_fills_its_buckets_slowly_is_not_silent(context):
 
     def slowly():
         for index, each in enumerate(filled(tensors, plan)):
-            # Two of these take longer than the limit.
-            time.sleep(0.6 * SLOW_LIMIT_S if index < 3 else 0)
+            # Each of these is well within the limit, all three together take longer.
+            time.sleep(0.4 * SLOW_LIMIT_S if index < 3 else 0)
             yield each
 
     async def run():
@@ -259,6 +259,7 @@ import asyncio, os, sys, torch, zmq.asyncio
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.group import Group
+from tests.helpers import GENEROUS_S
 
 class Dying(Group):
     first = None
@@ -289,7 +290,7 @@ def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_others
             await learner.publish(0)
             await until(lambda: engine.version == 0)
             dying = subprocess.Popen([sys.executable, "-c", DYING, learner.publisher.endpoint])
-            await until(lambda: len(learner.publisher._offers.joining("gloo")) == 2, 60)
+            await until(lambda: len(learner.publisher._offers.joining("gloo")) == 2)
             await learner.publish(1)
             await asyncio.to_thread(dying.wait)
             await until(lambda: engine.version == 1)

@@ -24,6 +24,7 @@ from asyncrl.actor.episode import EpisodeFailed
 from asyncrl.errors import ConfigError
 from asyncrl.types import Finish, Role, Task, Trajectory
 from tests.actor.fakes import CHATML, END, Cut, ScriptedEngine, call, ids, make_ticket, make_tokenizer
+from tests.helpers import GENEROUS_S
 
 TOKENIZER = make_tokenizer(CHATML)
 CHAT = Chat(TOKENIZER)
@@ -79,7 +80,7 @@ def play_with(engine: OneScript, play: Play, limits: ConversationLimits = LIMITS
         finally:
             await door.close()
 
-    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), 30))
+    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), GENEROUS_S))
     assert_follows_its_requests(trajectory, engine)
     return trajectory, engine, door
 
@@ -229,12 +230,13 @@ def test_an_agent_that_makes_room_after_a_refusal_completes_its_episode():
 
 
 def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
-    hung_up = asyncio.Event()
+    begun, hung_up = asyncio.Event(), asyncio.Event()
 
     class Slow(OneScript):
         async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
             if len(self.requests) in (1, 3) and not hung_up.is_set():
                 self.requests.append((tokens, sampling, stop, session))
+                begun.set()
                 try:
                     await asyncio.Event().wait()
                 finally:
@@ -244,10 +246,13 @@ def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
     engine = Slow(TOKENIZER, ["a", "never", "b", "never", "c"])
 
     async def impatient(post: Post, messages: list[Any]) -> None:
+        begun.clear()
         hung_up.clear()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(post(messages), 0.2)
-        await asyncio.wait_for(hung_up.wait(), 10)
+        asking = asyncio.ensure_future(post(messages))
+        await asyncio.wait_for(begun.wait(), GENEROUS_S)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.wait_for(hung_up.wait(), GENEROUS_S)
 
     async def play(post: Post) -> None:
         messages = [user("one")]
@@ -302,7 +307,7 @@ def test_requests_under_way_at_the_end_of_an_episode_are_no_part_of_it_and_no_fa
             await keep[0].close()
             await door.close()
 
-    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), 30))
+    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), GENEROUS_S))
     assert_as_sampled(trajectory, engine.sampled)
     assert trajectory.loss_mask[-1]
     assert (door.counts.answered, door.counts.abandoned, door.counts.branches) == (1, 2, 1)

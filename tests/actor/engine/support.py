@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from asyncrl.actor.engine.base import Generation
+from tests.helpers import GENEROUS_S
 
 VOCABULARY = 61
 _SIZES: dict[str, Any] = {
@@ -66,7 +67,7 @@ def assert_exact(models: dict[int, Any], start: NDArray[np.int32], got: Generati
     return largest
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = GENEROUS_S) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"

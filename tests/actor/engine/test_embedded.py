@@ -27,6 +27,7 @@ from tests.actor.engine.support import (
     tiny_model,
     until,
 )
+from tests.helpers import GENEROUS_S
 
 LONG = Sampling(1.0, 400)
 
@@ -42,7 +43,7 @@ def serve(
             model, EngineConfig(slots=slots, max_length=max_length), **{"initial_version": 0, **options}
         )
         try:
-            return await asyncio.wait_for(scenario(engine), 60)
+            return await asyncio.wait_for(scenario(engine), GENEROUS_S)
         finally:
             await engine.close()
 

@@ -13,6 +13,7 @@ import pytest
 
 from asyncrl import sandbox
 from asyncrl.actor.tools.python_sandbox import PythonSandbox
+from tests.helpers import GENEROUS_S
 
 
 def answer(code: str, **limits: Any) -> str:
@@ -111,7 +112,7 @@ def test_a_cancelled_call_leaves_no_process():
         await tool.create()
         code = SLEEPER.format(mark=mark) + "import time; time.sleep(99)"
         call = asyncio.create_task(tool.execute({"code": code}))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GENEROUS_S):
             while not alive(mark):
                 await asyncio.sleep(0.01)
         call.cancel()
@@ -123,7 +124,7 @@ def test_a_cancelled_call_leaves_no_process():
 
 
 def assert_gone(mark: str) -> None:
-    _, left = psutil.wait_procs(alive(mark), timeout=10)
+    _, left = psutil.wait_procs(alive(mark), timeout=GENEROUS_S)
     assert left == []
 
 

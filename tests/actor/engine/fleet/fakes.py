@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
 from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.actor.engine.sglang.server import SglangServer
+from tests.helpers import GENEROUS_S
 
 STEP_S = 0.001
 EXPECTED = {"w": (1,), "v": (2, 2)}
@@ -257,21 +258,24 @@ async def fleet_over(
     mode: str = "retract",
     discover: Discovery | None = None,
     transports: tuple[str, ...] = ("tensor",),
-    silence_s: float = 5.0,
-    load_s: float = 5.0,
-    drain_s: float = 5.0,
+    drain_s: float = 60.0,
+    limits_s: Mapping[str, float] | None = None,
     attempts: int = 4,
-    wait_s: float = 20.0,
+    wait_s: float = 60.0,
     segment_tokens: int = 0,
     **options: Any,
 ) -> AsyncIterator[Fleet]:
-    """A fleet over `servers`, kept until the end."""
+    """A fleet over `servers`, kept until the end. A call to a server may take as long as `limits_s` has for its URL,
+    else longer than a slow machine needs."""
     changed, salted = Signal(), mode == "in_place"
+
+    def open_server(url: str) -> SglangServer:
+        limit_s = (limits_s or {}).get(url, 60.0)
+        return SglangServer(url, context=64, transports=transports, bucket_bytes=8, silence_s=limit_s, load_s=limit_s)
+
     fleet = Fleet(
         discover or listed([server.url for server in servers]),
-        lambda url: SglangServer(
-            url, context=64, transports=transports, bucket_bytes=8, silence_s=silence_s, load_s=load_s
-        ),
+        open_server,
         Switcher(mode, not salted, drain_s, changed),
         changed,
         expected=EXPECTED,
@@ -283,7 +287,7 @@ async def fleet_over(
         yield fleet
 
 
-def run(scenario: Callable[[], Awaitable[Any]], seconds: float = 30) -> Any:
+def run(scenario: Callable[[], Awaitable[Any]], seconds: float = GENEROUS_S) -> Any:
     return asyncio.run(asyncio.wait_for(scenario(), seconds))
 
 

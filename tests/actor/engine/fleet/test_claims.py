@@ -22,7 +22,7 @@ from asyncrl.actor.engine.fleet.claims import CLAIM
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.errors import ConfigError, WeightsError
 from asyncrl.weights.folders import versions_in
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 from tests.weights.fakes import some_tensors
 
 LOAD_S = 300.0
@@ -228,12 +228,12 @@ def test_folders_are_closed_once_the_version_under_way_is_written_and_take_no_ot
 
     def slowly(folder: Path) -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(GENEROUS_S)
 
     folders = Folders(tmp_path / "actor-0", slowly)
     with ThreadPoolExecutor(3) as threads:
         first = threads.submit(folders.write, 1, some_tensors())
-        assert begun.wait(10)
+        assert begun.wait(GENEROUS_S)
         queued, closing = threads.submit(folders.write, 2, some_tensors()), threads.submit(folders.close)
         until(lambda: folders._closed)
         assert not closing.done()

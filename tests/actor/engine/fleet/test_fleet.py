@@ -20,6 +20,7 @@ from asyncrl.types import Sampling
 from asyncrl.weights.folders import versions_in
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
 from tests.actor.engine.support import until
+from tests.helpers import GENEROUS_S
 
 LONG = Sampling(1.0, 300)
 
@@ -179,7 +180,7 @@ def test_a_server_that_hangs_in_an_update_holds_nobody():
     good, slow = FakeSglang(), FakeSglang()
 
     async def scenario():
-        async with serving(good, slow), fleet_over(good, slow, load_s=0.3) as fleet:
+        async with serving(good, slow), fleet_over(good, slow, limits_s={slow.url: 0.3}) as fleet:
             await fleet.update_weights(0, tensors(0))
             await until(lambda: counter(fleet, "servers_ready") == 2)
             slow.hangs.add("update_weights_from_tensor")
@@ -387,9 +388,10 @@ def test_a_turn_fails_after_a_bounded_number_of_faults_and_a_bounded_wait():
     server = FakeSglang()
 
     async def scenario():
-        async with serving(server), fleet_over(server, attempts=2, wait_s=0.2) as fleet:
+        async with serving(server), fleet_over(server, wait_s=0.2) as fleet:
             with pytest.raises(EngineError, match=r"no server was ready for 0\.2 s"):
                 await fleet.generate(ids(), LONG, (), "s")
+        async with serving(server), fleet_over(server, attempts=2) as fleet:
             await fleet.update_weights(0, tensors(0))
 
             async def broken(body):
@@ -408,19 +410,19 @@ def test_a_server_whose_context_is_too_short_never_joins(caplog):
 
     async def scenario():
         async with serving(server), fleet_over(server, wait_s=0.3) as fleet:
+            await until(lambda: "actor.max_tokens is 64" in caplog.text)
             with pytest.raises(EngineError, match="no server"):
                 await fleet.generate(ids(), LONG, (), "s")
 
     with caplog.at_level("INFO"):
         run(scenario)
-    assert "actor.max_tokens is 64" in caplog.text
 
 
 def test_a_hung_server_is_lost_and_its_requests_go_elsewhere():
     servers = FakeSglang(), FakeSglang()
 
     async def scenario():
-        async with serving(*servers), fleet_over(*servers, silence_s=0.2) as fleet:
+        async with serving(*servers), fleet_over(*servers, limits_s={servers[0].url: 1.0}) as fleet:
             await fleet.update_weights(0, tensors(0))
             await until(lambda: counter(fleet, "servers_ready") == 2)
             servers[0].hangs |= {"generate", "server_info"}
@@ -435,7 +437,7 @@ def test_a_fleet_that_is_closed_in_an_update_ends_whatever_its_server_says():
 
     async def scenario():
         async with serving(server):
-            async with fleet_over(server, load_s=30) as fleet:
+            async with fleet_over(server) as fleet:
                 server.hangs.add("update_weights_from_tensor")
                 server.refuses.add("end_weight_update")
                 updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
@@ -444,7 +446,7 @@ def test_a_fleet_that_is_closed_in_an_update_ends_whatever_its_server_says():
             updating.cancel()
             assert all(keeper.done() for keeper in keepers)
 
-    run(scenario, 15)
+    run(scenario)
 
 
 def test_a_fleet_parts_with_all_its_servers_at_once(monkeypatch):
@@ -503,7 +505,7 @@ def test_a_server_that_is_silent_in_the_end_of_an_update_costs_no_more_than_the_
 
     async def scenario():
         async with serving(server):
-            async with fleet_over(server, load_s=30) as fleet:
+            async with fleet_over(server) as fleet:
                 await fleet.update_weights(1, tensors(1))
                 server.hangs |= {"update_weights_from_tensor", "end_weight_update"}
                 updating = asyncio.create_task(fleet.update_weights(2, tensors(2)))
@@ -513,7 +515,7 @@ def test_a_server_that_is_silent_in_the_end_of_an_update_costs_no_more_than_the_
             updating.cancel()
             assert member.server._http._session.closed
 
-    run(scenario, 15)
+    run(scenario)
 
 
 def test_a_fleet_that_is_closed_while_it_writes_a_version_leaves_nothing(monkeypatch, tmp_path):
@@ -522,7 +524,7 @@ def test_a_fleet_that_is_closed_while_it_writes_a_version_leaves_nothing(monkeyp
 
     def slowly(folder):
         begun.set()
-        go_on.wait(10)
+        go_on.wait(GENEROUS_S)
 
     async def scenario():
         async with serving(server):

@@ -16,7 +16,7 @@ from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.launch.ports import free_ports
 from tests.actor.engine.support import until as become
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 
 SERVER = """
 import http.server, sys
@@ -27,10 +27,10 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def launched(tmp_path: Path, code: str, max_failures: int = 1, start_s: float = 30.0) -> LaunchedServer:
+def launched(tmp_path: Path, code: str) -> LaunchedServer:
     port = free_ports(1)
     command = [sys.executable, "-c", code, str(port)]
-    return LaunchedServer(f"http://127.0.0.1:{port}", command, tmp_path / "server.log", {}, start_s, max_failures)
+    return LaunchedServer(f"http://127.0.0.1:{port}", command, tmp_path / "server.log", {}, GENEROUS_S, 1)
 
 
 def gone(pid: int) -> bool:
@@ -73,7 +73,8 @@ def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    server = launched(tmp_path, "import time; print('thinking', flush=True); time.sleep(60)", start_s=1.0)
+    command = ["/bin/sh", "-c", "echo thinking; exec sleep 600"]
+    server = LaunchedServer(f"http://127.0.0.1:{free_ports(1)}", command, tmp_path / "server.log", {}, 3.0, 1)
     with pytest.raises(ConfigError, match=r"(?s)does not start.*thinking"):
         asyncio.run(server.keep())
 

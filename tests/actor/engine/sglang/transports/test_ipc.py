@@ -24,7 +24,7 @@ from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports import ipc
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd
 from asyncrl.weights.buckets import Bucket, flatten, tight_buckets
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 
 UUID = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
 TENSORS = {
@@ -225,7 +225,7 @@ def test_a_buffer_that_is_dropped_here_stays_until_its_reader_has_let_go():
     torch.cuda.ipc_collect()
     assert torch.cuda.memory_allocated() == before
     reader.stdin.close()
-    assert reader.wait(60) == 0
+    assert reader.wait(GENEROUS_S) == 0
     torch.cuda.ipc_collect()
     assert torch.cuda.memory_allocated() == before - (1 << 20)
 
@@ -257,6 +257,6 @@ def test_the_unpickler_of_the_real_sglang_takes_it(bucket, memory):
     command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-c", REAL]
     environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"}
     payload = body["serialized_named_tensors"][0]
-    done = subprocess.run(command, input=payload, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, input=payload, capture_output=True, text=True, env=environment, timeout=GENEROUS_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("['whole', 'none', 'half']")
