@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,22 @@ def open_environment(
             "asyncrl, use that one"
         ) from error
     return environment, tables
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a process reads: its id, its slot in LMDB's table of readers, and the newest transaction that it sees."""
+
+    pid: int
+    slot: str
+    transaction: int
+
+
+def snapshots(environment: lmdb.Environment) -> list[Snapshot]:
+    """The snapshots that are read now, by whatever process."""
+    # LMDB gives them as text: a line of titles, then one a slot, with "-" where a slot has no transaction.
+    lines = (line.split() for line in environment.readers().splitlines()[1:])
+    return [Snapshot(int(pid), slot, int(number)) for pid, slot, number in lines if number != "-"]
 
 
 def _require_whole(environment: lmdb.Environment, file: Path) -> None:

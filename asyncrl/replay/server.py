@@ -166,8 +166,7 @@ class Server:
 
     def _handle(self, tx: Transaction, request: Message, nested: bool) -> Message | None:
         if nested:
-            with tx.nested() as inner:
-                return self._service.handle(inner, request)
+            return self._handle_nested(tx, request)
         writes = tx.writes
         try:
             return self._service.handle(tx, request)
@@ -175,6 +174,16 @@ class Server:
             if tx.writes > writes:
                 raise _UndoError from error
             raise
+
+    def _handle_nested(self, tx: Transaction, request: Message) -> Message | None:
+        try:
+            with tx.nested() as inner:
+                return self._service.handle(inner, request)
+        except lmdb.MapFullError:
+            if not self._service.readers.free_dead(tx):
+                raise
+        with tx.nested() as inner:
+            return self._service.handle(inner, request)
 
     def _refuse(self, tx: Transaction, request: Message, error: Exception) -> Message:
         tx.add("refused")
@@ -212,6 +221,7 @@ class Server:
         """Nothing of this turn was stored: say so to everyone, and take up the leases as the store has them."""
         log.error("%s", error)
         with self._store.transaction(write=False) as tx:
+            self._service.readers.free_dead(tx)
             self._service.start(tx)
         for client, frames in requests:
             try:

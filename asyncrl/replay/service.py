@@ -7,6 +7,7 @@ again when the state has changed, until the requester's patience is over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from asyncrl.replay.groups import Groups
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.letters import Letters
 from asyncrl.replay.planning import Planning
+from asyncrl.replay.readers import Readers
 from asyncrl.replay.requests import check
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
@@ -59,6 +61,7 @@ class Service:
         self.letters = Letters(groups, self.labelling)
         self.planning = Planning(rules, groups)
         self._waits = Waits(clock)
+        self.readers = Readers(clock)
         self._handlers: dict[str, Handler] = {
             "tickets": self._tickets,
             "trajectory": self._trajectory,
@@ -104,7 +107,8 @@ class Service:
             raise StoreError(f"this store belongs to a run with another configuration: {changed}; set it back")
 
     def tick(self, tx: Transaction) -> None:
-        """What time alone brings about: leases that end, and the learner's waiting."""
+        """What time alone brings about: leases that end, the learner's waiting, and readers that died or stay."""
+        self.readers.look(tx)
         self.episodes.expire(tx)
         self.labelling.expire(tx)
         self._waits.look(lambda: self.planning.missing(tx))
@@ -113,7 +117,8 @@ class Service:
         """Every number there is: counters, depths, bytes, who is at work, and what the learner has waited for."""
         waits = {f"learner_waited_for_{cause}_s": seconds for cause, seconds in self._waits.seconds.items()}
         workers = {"actors": self._actors.count, "scorers": self._scorers.count, "strangers": self._strangers()}
-        return {**report.status(tx, self._rules), **workers, **waits}
+        readers = {"dead_readers": self.readers.dead, "lingering_readers": len(self.readers.lingering())}
+        return {**report.status(tx, self._rules), **workers, **readers, **waits}
 
     def handle(self, tx: Transaction, request: Message) -> Message | None:
         """The reply to a request; None where there is nothing to answer yet.
@@ -206,7 +211,9 @@ class Service:
 
     def _status(self, tx: Transaction, request: Message) -> Message:
         silence = {"actors": self._actors.silence(), "scorers": self._scorers.silence()}
-        return _reply(request, status={**self.report(tx), "identity": tx.identity, "silence_s": silence})
+        readers = [asdict(each) for each in self.readers.lingering()]
+        status = {**self.report(tx), "identity": tx.identity, "silence_s": silence, "readers": readers}
+        return _reply(request, status=status)
 
     def _audit(self, tx: Transaction, request: Message) -> Message:
         return _reply(request, audit=report.audit(tx, self._rules.admission.uses))

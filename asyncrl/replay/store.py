@@ -21,7 +21,7 @@ import msgpack
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from asyncrl.errors import RefusedError, StoreError
-from asyncrl.replay.environment import ADVICE, clear_errors, open_environment
+from asyncrl.replay.environment import ADVICE, Snapshot, clear_errors, open_environment, snapshots
 
 TABLES = (
     "meta",  # counters and the store's identity
@@ -232,6 +232,15 @@ class Transaction:
         """Bytes of the pages of one table."""
         stat = self._raw.stat(db=self._tables[table])
         return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
+
+    def free_dead_readers(self) -> int:
+        """Free the snapshots of processes that have ended; how many there were. Their pages can be used at once."""
+        return int(self._environment.reader_check())
+
+    def old_snapshots(self) -> list[Snapshot]:
+        """Snapshots in use that lack a committed change, so that LMDB must keep pages for them."""
+        newest = self._environment.info()["last_txnid"]
+        return [each for each in snapshots(self._environment) if each.transaction < newest]
 
     @contextlib.contextmanager
     def nested(self) -> Iterator[Transaction]:

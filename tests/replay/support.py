@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
 from asyncrl.types import BatchPlan, Labels, Ticket, Trajectory
-from asyncrl.wire import decode, encode, join, labels_message, read_trajectory, split, trajectory_message
+from asyncrl.wire import Message, decode, encode, join, labels_message, read_trajectory, split, trajectory_message
 from tests.helpers import make_labels, make_task, make_trajectory
 
 
@@ -99,6 +99,13 @@ class Core:
         self.now += seconds
         with self.store.transaction() as tx:
             self.service.tick(tx)
+
+    def ask(self, kind: str, **body: Any) -> Mapping[str, Any]:
+        """The body of the reply to a request."""
+        with self.store.transaction() as tx:
+            reply = self.service.handle(tx, Message(kind, 0, body))
+        assert reply is not None
+        return reply.body
 
     def status(self) -> dict[str, Any]:
         with self.store.transaction(write=False) as tx:

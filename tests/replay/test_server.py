@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,15 @@ class Running:
     """A replay in a thread, on a port of its own; `kill` ends it without a farewell."""
 
     def __init__(
-        self, path: Path, context: zmq.Context[Any], port: int | None = None, rules: Rules | None = None
+        self,
+        path: Path,
+        context: zmq.Context[Any],
+        port: int | None = None,
+        rules: Rules | None = None,
+        max_bytes: int = 1 << 28,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.store = Store(path, 1 << 28, durable=False)
+        self.store = Store(path, max_bytes, durable=False)
         self.stop = threading.Event()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.linger = 0
@@ -41,7 +47,7 @@ class Running:
         self.port = port or self.socket.bind_to_random_port("tcp://127.0.0.1")
         if port:
             until(self._bound)
-        server = Server(self.socket, self.store, Service(rules or make_rules(), 10.0, time.monotonic))
+        server = Server(self.socket, self.store, Service(rules or make_rules(), 10.0, clock), clock)
         self.thread = threading.Thread(target=server.run, args=(self.stop,), daemon=True)
         self.thread.start()
 

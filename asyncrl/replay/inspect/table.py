@@ -30,6 +30,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         "",
         Text(_oldest_ticket(status["oldest_ticket"])),
         Text(_disk(status["disk"])),
+        *(Text(_reader(each), "yellow") for each in status["readers"]),
     )
 
 
@@ -118,3 +119,11 @@ def _disk(disk: Mapping[str, Any]) -> str:
     live, file, high_water = disk["live_bytes"], disk["file_bytes"], disk["high_water_bytes"]
     limit = f", tickets stop at {high_water / MIB:.0f} MiB ({live / high_water:.1%} used)" if high_water else ""
     return f"disk            {live / MIB:.1f} MiB in use of {file / MIB:.1f} MiB on disk{limit}"
+
+
+def _reader(reader: Mapping[str, Any]) -> str:
+    command = printable(reader["command"]) or "its command line cannot be seen"
+    return (
+        f"reader          process {reader['pid']} has read one snapshot for {reader['seconds']:.0f} s, and no space "
+        f"is reused: {command}"
+    )

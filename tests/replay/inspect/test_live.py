@@ -99,6 +99,15 @@ def test_status_of_a_finished_run_tells_what_the_store_holds_and_that_nobody_ser
     assert "not running" in printed(status_table(status))
 
 
+def test_status_names_a_reader_that_keeps_space_from_being_used_again(at_work: AtWork) -> None:
+    status = at_work.status()
+    assert status["readers"] == []
+    status["readers"] = [{"pid": 7, "command": "python -m slow \x1b[2J", "seconds": 75.2}]
+    shown = " ".join(printed(status_table(status)).split())
+    assert "process 7 has read one snapshot for 75 s, and no space is reused: python -m slow" in shown
+    assert "\x1b" not in shown
+
+
 def test_a_shard_that_is_away_is_told_beside_the_one_that_runs(tmp_path: Path) -> None:
     running = AtWork(tmp_path / "replay" / "0")
     make_run(tmp_path / "other").store.close()

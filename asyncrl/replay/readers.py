@@ -1,0 +1,77 @@
+"""Other processes that read the store: an export, a status, a learner with `replay.source`.
+
+LMDB reuses a freed page only once no reader's snapshot can need it any more. A reader that was killed inside a
+transaction leaves its snapshot behind, and the file would grow until every write is refused: such snapshots are freed
+here. A reader that lives keeps its snapshot, and is named once it has had it for longer than LONG_S.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from asyncrl.replay.environment import Snapshot
+from asyncrl.replay.store import Transaction
+
+log = logging.getLogger(__name__)
+
+LONG_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lingering:
+    """A process that has read one snapshot for `seconds`; its `command` line is empty where it cannot be seen."""
+
+    pid: int
+    command: str
+    seconds: float
+
+
+class Readers:
+    """Watches the readers of one store; `dead` counts those that were freed. `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: dict[Snapshot, float] = {}
+        self._commands: dict[Snapshot, str] = {}
+        self.dead = 0
+
+    def free_dead(self, tx: Transaction) -> int:
+        """Free the snapshots of processes that have ended; how many there were."""
+        freed = tx.free_dead_readers()
+        if freed:
+            self.dead += freed
+            log.warning("freed %d snapshots of the store that processes left behind when they were killed", freed)
+        return freed
+
+    def look(self, tx: Transaction) -> None:
+        """Free what is dead, and see who still reads an old snapshot."""
+        self.free_dead(tx)
+        now = self._clock()
+        self._since = {each: self._since.get(each, now) for each in tx.old_snapshots()}
+        long = [each for each, since in self._since.items() if now - since >= LONG_S]
+        self._commands = {each: self._commands[each] if each in self._commands else _named(each) for each in long}
+
+    def lingering(self) -> list[Lingering]:
+        """Who has read one snapshot for too long, as of the last look."""
+        now = self._clock()
+        return [Lingering(each.pid, command, now - self._since[each]) for each, command in self._commands.items()]
+
+
+def _named(snapshot: Snapshot) -> str:
+    """The command line of a reader that is too slow, which is logged, too."""
+    try:
+        command = " ".join(psutil.Process(snapshot.pid).cmdline())
+    except psutil.Error:
+        command = ""
+    log.warning(
+        "process %d (%s) has read one snapshot of the store for over %.0f s: until it ends, no freed space is reused "
+        "and the file grows",
+        snapshot.pid,
+        command or "its command line cannot be seen",
+        LONG_S,
+    )
+    return command
