@@ -12,18 +12,17 @@ import faulthandler
 import json
 import logging
 import os
-import resource
 import signal
 import sys
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
 from asyncrl.scoring.rules.base import Case
+from asyncrl.scoring.rules.confined import limit_memory
 from asyncrl.scoring.rules.registry import RuleBook, load_rules
 from asyncrl.wire import Buffer, Message, decode, encode, join, read_task, read_trajectory, split
 
@@ -52,7 +51,7 @@ def _serve(pipe: Connection, settings: Mapping[str, Any]) -> None:
     except AsyncrlError as error:
         _send(pipe, _failed(str(error)))
         return
-    _limit_memory(_BACKSTOP * settings["rule_memory_mb"] << 20)
+    limit_memory(_BACKSTOP * settings["rule_memory_mb"] << 20)
     _send(pipe, Message("ready"))
     with contextlib.suppress(EOFError):
         while True:
@@ -75,15 +74,6 @@ def _load(settings: Mapping[str, Any]) -> RuleBook:
             raise ConfigError(f"model.path={settings['policy']} has no tokenizer: {error}") from error
 
     return load_rules(ScoringConfig(rule=settings["rule"], rules=settings["rules"]), tokenizer)
-
-
-def _limit_memory(size: int) -> None:
-    """What the process may map beyond what it has mapped now. Programs that a rule starts inherit it."""
-    mapped = Path("/proc/self/statm")
-    if mapped.exists():
-        size += int(mapped.read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
 
 def _judge(book: RuleBook, request: Buffer, deadline: float) -> Message:

@@ -10,6 +10,7 @@ from typing import Any
 from asyncrl.errors import ConfigError
 from asyncrl.imports import imported
 from asyncrl.scoring.rules.base import Case, Judge, completed
+from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.verl import as_config, function_judge, manager_judge
 
 KINDS = {
@@ -19,7 +20,8 @@ KINDS = {
 """The parameters of a function of each kind."""
 
 _MANAGER = ("tokenizer", "num_examine")
-_DEADLINE = "deadline"
+_OFFERED = ("deadline", "confinement")
+"""Further parameters that a rule of one's own may name."""
 
 LoadTokenizer = Callable[[], Any]
 
@@ -34,11 +36,11 @@ def as_judge(
     """
     if isinstance(found, type) and _takes(found, _MANAGER, params):
         return _manager(found, params, told, tokenizer)
-    deadline = (_DEADLINE,) if _DEADLINE in _names(found) - params.keys() else ()
-    takes = {"own": _takes(found, (*KINDS["own"], *deadline), params), "verl": _takes(found, KINDS["verl"], params)}
+    wanted = tuple(name for name in _OFFERED if name in _names(found) - params.keys())
+    takes = {"own": _takes(found, (*KINDS["own"], *wanted), params), "verl": _takes(found, KINDS["verl"], params)}
     match _choose(found, told, [each for each in KINDS if takes[each] and kind in (None, each)]):
         case "own":
-            return partial(_ask, partial(found, **params), bool(deadline))
+            return _own(partial(found, **params), wanted)
         case "verl":
             return function_judge(partial(found, **_as_configs(params)))
     own, verl, with_params = *map(", ".join, KINDS.values()), f" and params {', '.join(params)}" if params else ""
@@ -60,9 +62,15 @@ def _choose(found: Any, told: str, kinds: list[str]) -> str | None:
     return kinds[0] if kinds else None
 
 
-def _ask(rule: Callable[..., Any], with_deadline: bool, case: Case) -> Any:
-    more = {_DEADLINE: case.deadline} if with_deadline else {}
-    return completed(rule(task=case.task, answer=case.answer, trajectory=case.trajectory, **more))
+def _own(rule: Callable[..., Any], wanted: tuple[str, ...]) -> Judge:
+    confinement = Confinement()
+
+    def judge(case: Case) -> Any:
+        offered = {"deadline": case.deadline, "confinement": confinement}
+        more = {name: offered[name] for name in wanted}
+        return completed(rule(task=case.task, answer=case.answer, trajectory=case.trajectory, **more))
+
+    return judge
 
 
 def _manager(found: type, params: Mapping[str, Any], told: str, tokenizer: LoadTokenizer | None) -> Judge:

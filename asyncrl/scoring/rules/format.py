@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
+from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.types import Task, Trajectory
 
 
-def format(task: Task, answer: str, trajectory: Trajectory, *, pattern: str = r"####\s*\S") -> float:
-    """1 where the regular expression `pattern` is found in the answer, else 0."""
-    return float(re.search(pattern, answer) is not None)
+def format(
+    task: Task,
+    answer: str,
+    trajectory: Trajectory,
+    *,
+    confinement: Confinement,
+    deadline: float,
+    pattern: str = r"####\s*\S",
+    cpu_s: float = 2.0,
+) -> Mapping[str, float]:
+    """`score` is 1 where the regular expression `pattern` is found in the answer, else 0. An answer on which it takes
+    over `cpu_s` seconds of the processor scores 0, with `out_of_time` 1."""
+    return confinement.judge(re.compile, _found, pattern, answer, cpu_s, deadline)
+
+
+def _found(pattern: re.Pattern[str], answer: str) -> float:
+    return float(pattern.search(answer) is not None)

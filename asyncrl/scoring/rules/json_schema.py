@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.text import last_block
 from asyncrl.types import Task, Trajectory
 
@@ -18,31 +21,50 @@ except ImportError as error:
     raise ConfigError("the rule json_schema needs the extra: pip install 'asyncrl[json]'") from error
 
 
-def json_schema(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """1 where the answer, or its last fenced block, is JSON that fits the schema, else 0. References to other
-    documents are not fetched.
+def json_schema(
+    task: Task,
+    answer: str,
+    trajectory: Trajectory,
+    *,
+    confinement: Confinement,
+    deadline: float,
+    cpu_s: float = 2.0,
+) -> Mapping[str, float]:
+    """`score` is 1 where the answer, or its last fenced block, is JSON that fits the schema, else 0. NaN, infinities
+    and numbers too large for a float are no JSON. References to other documents are not fetched. An answer that takes
+    over `cpu_s` seconds of the processor or too much memory, as with a costly `pattern`, scores 0, with `out_of_time`
+    or `out_of_memory` 1.
 
     Raises ScoringError: the ground truth is no JSON schema, or refers to another document.
     """
+    return confinement.judge(_validator, _accepts, task.ground_truth, answer, cpu_s, deadline)
+
+
+def _validator(truth: str) -> Any:
     try:
-        schema = json.loads(task.ground_truth)
+        schema = json.loads(truth)
         family = validator_for(schema)
         family.check_schema(schema)
     except (ValueError, SchemaError) as error:
-        raise ScoringError(f"the ground truth of task {task.id} is no JSON schema: {error}") from error
+        raise ScoringError(f"the ground truth is no JSON schema: {error}") from error
+    return family(schema, registry=Registry())
+
+
+def _accepts(validator: Any, answer: str) -> float:
     try:
-        value: Any = json.loads(last_block(answer))
+        value = json.loads(last_block(answer), parse_constant=_refused, parse_float=_finite)
     except (ValueError, RecursionError):
         return 0.0
-    validator = family(schema, registry=Registry())
     try:
         return float(validator.is_valid(value))
+    except OverflowError:  # An integer that no float holds, where the schema compares it with one.
+        return 0.0
     except RecursionError as error:
         if _ends(validator):
             return 0.0
-        raise ScoringError(f"the schema of task {task.id} refers to itself without end") from error
+        raise ScoringError("the schema refers to itself without end") from error
     except Unresolvable as error:
-        raise ScoringError(f"the schema of task {task.id} refers to what it does not hold: {error}") from error
+        raise ScoringError(f"the schema refers to what it does not hold: {error}") from error
 
 
 def _ends(validator: Any) -> bool:
@@ -52,3 +74,14 @@ def _ends(validator: Any) -> bool:
     except RecursionError:
         return False
     return True
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number} is too large")
+    return value

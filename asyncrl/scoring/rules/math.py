@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.types import Task, Trajectory
 
 try:
@@ -10,19 +14,41 @@ try:
 except ImportError as error:
     raise ConfigError("the rule math needs the extra: pip install 'asyncrl[math]'") from error
 
+_EASY = "17"
+"""An answer that every ground truth of use can be compared with."""
 
-def math(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """1 where the answer's last expression (boxed ones first) equals the ground truth's, else 0.
 
-    math-verify's own time limits are off, for it calls an expression wrong that it had no time for: here
-    `scoring.timeout_s` makes that a failure.
+def math(
+    task: Task,
+    answer: str,
+    trajectory: Trajectory,
+    *,
+    confinement: Confinement,
+    deadline: float,
+    cpu_s: float = 2.0,
+) -> Mapping[str, float]:
+    """`score` is 1 where the answer's last expression (boxed ones first) equals the ground truth's, else 0. An answer
+    that takes over `cpu_s` seconds of the processor or too much memory scores 0, with `out_of_time` or `out_of_memory`
+    1. math-verify's own time limits are off, for it cannot tell a wrong expression from one that it had no time for.
 
-    Raises ScoringError: there is no expression in the ground truth.
+    Raises ScoringError: there is no expression in the ground truth, or it takes too much time itself.
     """
-    truth = (
-        task.ground_truth if "$" in task.ground_truth or "\\boxed" in task.ground_truth else f"${task.ground_truth}$"
-    )
-    gold = parse(truth, parsing_timeout=None)
-    if not gold:
-        raise ScoringError(f"the ground truth {task.ground_truth!r:.100} of task {task.id} holds no expression")
-    return float(verify(gold, parse(answer, parsing_timeout=None), timeout_seconds=None))
+
+    def judge(text: str) -> Mapping[str, float]:
+        return confinement.judge(_expressions, _equal, task.ground_truth, text, cpu_s, deadline)
+
+    verdict = judge(answer)
+    if verdict["out_of_time"] and judge(_EASY)["out_of_time"]:
+        raise ScoringError(f"the ground truth {task.ground_truth!r:.100} cannot even be compared with a number in time")
+    return verdict
+
+
+def _expressions(truth: str) -> list[Any]:
+    found = parse(truth if "$" in truth or "\\boxed" in truth else f"${truth}$", parsing_timeout=None)
+    if not found:
+        raise ScoringError(f"the ground truth {truth!r:.100} holds no expression")
+    return list(found)
+
+
+def _equal(truth: list[Any], answer: str) -> float:
+    return float(verify(truth, parse(answer, parsing_timeout=None), timeout_seconds=None))

@@ -131,7 +131,8 @@ def test_rules_are_added_by_weight_and_the_first_says_whether_the_answer_is_righ
     ]
     verdict = judge(rules, "so #### 71")
     assert verdict.outcome == 0.0
-    assert verdict.scores == {"gsm8k": 0.0, "format": 1.0, "own_with_options": 2.5}
+    overruns = {"format/out_of_time": 0.0, "format/out_of_memory": 0.0}
+    assert verdict.scores == {"gsm8k": 0.0, "format": 1.0, "own_with_options": 2.5, **overruns}
     assert verdict.total == 0.25 - 1.25
     assert judge(rules, "#### 72").outcome == 1.0
     config = ScoringConfig(rules={"test": rules})
