@@ -29,7 +29,7 @@ from asyncrl.scoring.rules.base import Case, Verdict
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Found, shape
 from asyncrl.scoring.steps import Scores, aggregate, earned, middle, repeated, said_at, scale, transformed
-from asyncrl.scoring.transcript import Decoder, Segment, Transcript, answer_text, response_text, transcripts
+from asyncrl.scoring.transcript import Decoder, Segment, Transcript, answer_texts, response_text, transcripts
 from asyncrl.types import Labels, Lease
 
 logger = logging.getLogger(__name__)
@@ -89,8 +89,10 @@ class Scorer:
     def _judge(self, lease: Lease) -> Future[Verdict] | ScoringError:
         def submit() -> Future[Verdict]:
             trajectory, tokenizer = lease.trajectory, self._tokenizer
-            answer, response = answer_text(trajectory, tokenizer), response_text(trajectory, tokenizer)
-            return _served(self._rules, "rules").submit(Case(lease.task, trajectory, answer, response))
+            answer, full_answer = answer_texts(trajectory, tokenizer, self._config.strip_thoughts)
+            response = response_text(trajectory, tokenizer)
+            case = Case(lease.task, trajectory, answer, response, full_answer=full_answer)
+            return _served(self._rules, "rules").submit(case)
 
         return _attempt(submit)
 

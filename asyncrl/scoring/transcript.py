@@ -15,10 +15,15 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
+from asyncrl.scoring.thoughts import after_thoughts, ends_open, has_tags, without_special
 from asyncrl.types import Finish, Role, Task, Trajectory
 
 _ROLE_HEADER = re.compile(r"\A(system|user|assistant|tool|ipython|function|model)(\n|\Z)")
 """What a chat template writes behind a special token to say whose turn it is."""
+
+
+_GENERATION_PROMPT = 64
+"""Tokens before an assistant turn among which the template's own beginning of a thought is looked for."""
 
 
 class Decoder(Protocol):
@@ -49,12 +54,18 @@ class Segment:
 Transcript = Sequence[Segment]
 
 
-def answer_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
-    """The last assistant turn without special tokens; empty where the episode was cut at its call of a tool."""
+def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: bool = True) -> tuple[str, str]:
+    """The answer, and the last assistant turn that it is part of: the answer is what follows the turn's thoughts, with
+    `strip_thoughts`, else the whole turn. Both are without special tokens, apart from those around thoughts, and empty
+    where the episode was cut at its call of a tool."""
     last = next(turn for turn in reversed(trajectory.turns) if turn.role is Role.ASSISTANT)
     if last.tool_calls and trajectory.finish is Finish.TRUNCATED:
-        return ""
-    return _decode(trajectory.tokens[last.start : last.end].tolist(), tokenizer, skip_special=True)
+        return "", ""
+    turn = _with_thoughts(trajectory.tokens[last.start : last.end].tolist(), tokenizer)
+    if not strip_thoughts:
+        return turn, turn
+    before = trajectory.tokens[max(0, last.start - _GENERATION_PROMPT) : last.start].tolist()
+    return after_thoughts(turn, ends_open(_decode(before, tokenizer, skip_special=False))), turn
 
 
 def prompt_and_response(trajectory: Trajectory) -> tuple[int, int]:
@@ -121,6 +132,15 @@ def _without_template(tokens: list[int], tokenizer: Decoder) -> str:
             role, text = header[1], text[header.end() :]
         said += text if role != "system" else ""
     return said.strip()
+
+
+def _with_thoughts(tokens: list[int], tokenizer: Decoder) -> str:
+    """The text without special tokens, except where they are thought tags."""
+    plain = _decode(tokens, tokenizer, skip_special=True)
+    if not has_tags(text := _decode(tokens, tokenizer, skip_special=False)):
+        return plain
+    special = [token for token in set(tokens) if not _decode([token], tokenizer, skip_special=True)]
+    return without_special(text, {_decode([token], tokenizer, skip_special=False) for token in special})
 
 
 def _decode(tokens: list[int], tokenizer: Decoder, skip_special: bool) -> str:

@@ -92,7 +92,8 @@ class Verifier:
 
     def _ask(self, process: RuleProcess, case: Case) -> Message:
         message = trajectory_message(case.trajectory)
-        body = {**message.body, "row": task_body(case.task), "answer": case.answer, "response": case.response}
+        texts = {"answer": case.answer, "full_answer": case.full_answer, "response": case.response}
+        body = {**message.body, "row": task_body(case.task), **texts}
         started = time.monotonic()
         try:
             process.send(Message("verify", body=body, arrays=message.arrays))

@@ -79,7 +79,8 @@ def _load(settings: Mapping[str, Any]) -> RuleBook:
 def _judge(book: RuleBook, request: Buffer, deadline: float) -> Message:
     message = decode(split(request))
     body, trajectory = message.body, read_trajectory(message)
-    case = Case(read_task(body["row"]), trajectory, body["answer"], body["response"], deadline)
+    texts = body["answer"], body["response"]
+    case = Case(read_task(body["row"]), trajectory, *texts, deadline, body["full_answer"])
     try:
         verdict = book.judge(case)
     except ScoringError as error:

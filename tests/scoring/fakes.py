@@ -14,7 +14,7 @@ from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.scorer import Scorer
-from asyncrl.scoring.transcript import Transcript, answer_text, response_text
+from asyncrl.scoring.transcript import Transcript, answer_texts, response_text
 from asyncrl.types import Finish, Labels, Lease, Role, Step, Task, ToolCall, Trajectory, Turn
 
 END = 0x10FFFF
@@ -81,7 +81,8 @@ def case(text: str, truth: str = "72", **changes) -> Case:
     """What a rule is given of an answered episode."""
     task, trajectory = answered(text, truth=truth, **changes)
     tokenizer = CharTokenizer()
-    return Case(task, trajectory, answer_text(trajectory, tokenizer), response_text(trajectory, tokenizer))
+    answer, full_answer = answer_texts(trajectory, tokenizer)
+    return Case(task, trajectory, answer, response_text(trajectory, tokenizer), full_answer=full_answer)
 
 
 def lease(found: tuple[Task, Trajectory], *kinds: str, partial: Labels | None = None, final: bool = True) -> Lease:

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from asyncrl.scoring.transcript import Segment, Transcript, answer_text, response_text, transcripts
+from asyncrl.scoring.transcript import Segment, Transcript, answer_texts, response_text, transcripts
 from asyncrl.types import Finish, Step, Task, Trajectory
 from tests.scoring.fakes import END, CharTokenizer, answered, episode
 
@@ -10,15 +10,15 @@ TURNS = [("prompt", "Q"), ("assistant", "call"), ("tool", "ok"), ("assistant", "
 
 def test_the_answer_is_the_last_assistant_turn_without_special_tokens():
     _, trajectory = episode(*TURNS)
-    assert answer_text(trajectory, CharTokenizer()) == "it is 5"
+    assert answer_texts(trajectory, CharTokenizer())[0] == "it is 5"
 
 
 def test_an_episode_that_was_cut_at_a_tool_call_has_no_answer_and_one_that_ended_with_it_has():
     turns = ("prompt", "Q"), ("assistant", "call 72")
     _, trajectory = episode(*turns, finish=Finish.TRUNCATED)
-    assert answer_text(trajectory, CharTokenizer()) == ""
+    assert answer_texts(trajectory, CharTokenizer())[0] == ""
     _, trajectory = episode(*turns)
-    assert answer_text(trajectory, CharTokenizer()) == "call 72"
+    assert answer_texts(trajectory, CharTokenizer())[0] == "call 72"
 
 
 def transcript(trajectory: Trajectory, tokenizer: CharTokenizer, task: Task) -> Transcript:
@@ -36,7 +36,7 @@ def test_a_branch_is_a_transcript_of_its_own_and_the_last_one_has_the_answer():
         Segment("<end>system\nbe brief<end>\n<end>user\nso far: 5", False, "so far: 5"),
         Segment("six<end>", True, "six"),
     ]
-    assert answer_text(trajectory, CharTokenizer()) == "six"
+    assert answer_texts(trajectory, CharTokenizer())[0] == "six"
     assert response_text(trajectory, CharTokenizer()) == "sixafter"
 
 

@@ -84,6 +84,9 @@ class ScoringConfig:
     rules: dict[str, Any] = option(
         {}, "verifier by data source, where it differs from `rule`: a name, or a list of {name, weight, params}"
     )
+    strip_thoughts: bool = option(
+        True, "rules judge what follows the answer's last closed thought; nothing if one is open"
+    )
     rule_processes: int = option(1, "processes in which the rules of one scorer run at once")
     rule_memory_mb: int = option(4096, "memory that a verification may take")
     timeout_s: float = option(10.0, "seconds that one verification may take")

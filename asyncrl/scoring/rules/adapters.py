@@ -20,7 +20,7 @@ KINDS = {
 """The parameters of a function of each kind."""
 
 _MANAGER = ("tokenizer", "num_examine")
-_OFFERED = ("deadline", "confinement")
+_OFFERED = ("deadline", "full_answer", "confinement")
 """Further parameters that a rule of one's own may name."""
 
 LoadTokenizer = Callable[[], Any]
@@ -66,7 +66,7 @@ def _own(rule: Callable[..., Any], wanted: tuple[str, ...]) -> Judge:
     confinement = Confinement()
 
     def judge(case: Case) -> Any:
-        offered = {"deadline": case.deadline, "confinement": confinement}
+        offered = {"deadline": case.deadline, "full_answer": case.full_answer, "confinement": confinement}
         more = {name: offered[name] for name in wanted}
         return completed(rule(task=case.task, answer=case.answer, trajectory=case.trajectory, **more))
 

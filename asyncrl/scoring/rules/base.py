@@ -15,11 +15,13 @@ from asyncrl.types import Task, Trajectory
 
 
 class Rule(Protocol):
-    """Judges one episode. `answer` is the text of the last assistant turn, empty where that turn called a tool.
+    """Judges one episode. `answer` is the text of the last assistant turn behind its thoughts, empty where a thought is
+    open or the episode was cut at a tool call.
 
     Returns the outcome, or a mapping with the outcome as `score` and named further numbers. An exception is a failure
-    of the rule, which is tried again and never counts as zero. Options of a rule are further keyword parameters; one
-    called `deadline` gets the time, of `time.monotonic`, by which the verdict must be there.
+    of the rule, which is tried again and never counts as zero. Options of a rule are further keyword parameters. One
+    called `deadline` gets the time, of `time.monotonic`, by which the verdict must be there, `full_answer` the answer
+    with its thoughts, and `confinement` a `Confinement`.
     """
 
     def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float]: ...
@@ -27,14 +29,16 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One episode to be judged. `response` is the text of all that follows the prompt, tool results included. The
-    verdict must be there by `deadline`, of `time.monotonic`."""
+    """One episode to be judged. `answer` is what rules read, `full_answer` the same with the thoughts before it.
+    `response` is the text of all that follows the prompt, tool results included. The verdict must be there by
+    `deadline`, of `time.monotonic`."""
 
     task: Task
     trajectory: Trajectory
     answer: str
     response: str
     deadline: float = math.inf
+    full_answer: str = ""
 
 
 NOT_FINITE = "not_finite"
