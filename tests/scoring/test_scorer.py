@@ -43,6 +43,8 @@ def test_labels_hold_outcome_steps_and_parts_under_the_scorers_names():
     assert labels.extra == {
         "rule/exact_number": 1.0,
         "rule/format": 1.0,
+        "rule/format/out_of_time": 0.0,
+        "rule/format/out_of_memory": 0.0,
         "rules": 1.5,
         "accuracy": 1.0,
         "outcome_model": 0.25,
