@@ -3,6 +3,8 @@
 The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack.
 Nothing is believed: dtypes come from a closed list, and a buffer must have exactly the bytes that its header announces,
 so that nothing is allocated on a stranger's word. Decoded arrays are views of the received buffers.
+
+`encode` is where all text leaves a process: what has no encoding is replaced there, and a `reason` is cut.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import InvariantError, WireError
+from asyncrl.text import cut
 from asyncrl.types import (
     NO_VERSION,
     BatchPlan,
@@ -36,6 +39,10 @@ from asyncrl.unpacking import unpack
 
 PROTOCOL = 2
 MAX_HEADER_BYTES = 4 << 20
+MAX_LARGE_HEADER_BYTES = 256 << 20
+"""For headers that carry many tasks with their prompts, from a side that is known."""
+MAX_REASON_CHARS = 2000
+"""The `reason` in a body tells people why something failed. It may come from an exception of any length."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
 """An array without elements cannot be as long as it likes: others take memory by its length."""
@@ -58,11 +65,26 @@ class Message:
     frames: Sequence[Buffer] = ()
 
 
-def encode(message: Message) -> list[Buffer]:
-    """Frames of a message; array frames share memory with the arrays."""
+def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[Buffer]:
+    """Frames of a message; array frames share memory with the arrays. Half of a surrogate pair becomes a question mark.
+
+    Raises WireError: a value of the body has no encoding (an integer of more than 64 bits, an object, a list within
+    hundreds of others), or the header would be larger than the other side takes.
+    """
     arrays = [np.asarray(array, order="C") for array in message.arrays.values()]
     layout = [(name, array.dtype.str, array.shape) for name, array in zip(message.arrays, arrays, strict=True)]
-    header = msgpack.packb([PROTOCOL, message.kind, message.sequence, message.body, layout])
+    body = message.body
+    if "reason" in body:
+        body = {**body, "reason": cut(str(body["reason"]), MAX_REASON_CHARS)}
+    try:
+        header = msgpack.packb([PROTOCOL, message.kind, message.sequence, body, layout], unicode_errors="replace")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise WireError(f"a message {message.kind:.50} cannot be encoded: {error}") from error
+    if len(header) > max_header_bytes:
+        raise WireError(
+            f"a message {message.kind:.50} cannot be sent: its header has {len(header)} bytes of at most "
+            f"{max_header_bytes}; its texts are too long"
+        )
     return [header, *(array.data.cast("B") if array.size else b"" for array in arrays)]
 
 

@@ -56,6 +56,51 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     )
 
 
+@given(text=st.text(st.characters(codec=None, categories=None), min_size=1, max_size=50))
+def test_whatever_text_a_message_holds_it_can_be_sent_and_read(text: str) -> None:
+    readable = text.encode("utf-8", "replace").decode()
+    task = make_task(id=text, messages=[{"role": "user", "content": text}], extra_info={text: [text]})
+    sent = {
+        "failed": Message("failed", 1, {"ticket": text, "reason": text}),
+        "labels": wire.labels_message(Labels(text, 1.0, 1.0, text, extra={text: 1.0})),
+        "trajectory": wire.trajectory_message(
+            make_trajectory(id=text, task_id=text, group_id=text, rewards={text: 1.0}, timings={text: 1.0})
+        ),
+        "ticket": Message("ticket", 1, wire.ticket_body(Ticket(text, task, text, 0, Purpose.TRAIN, 1.0, 0))),
+    }
+    read = {name: decode([bytes(frame) for frame in encode(message)]) for name, message in sent.items()}
+    assert read["failed"].body == {"ticket": readable, "reason": readable}
+    assert wire.read_labels(read["labels"]).extra == {readable: 1.0}
+    assert wire.read_trajectory(read["trajectory"]).rewards == {readable: 1.0}
+    assert wire.read_ticket(read["ticket"].body).task.messages[0]["content"] == readable
+
+
+def test_a_reason_of_any_length_is_cut_and_says_so() -> None:
+    (frame,) = encode(Message("failed", 1, {"reason": "begin" + "x" * 50_000_000 + "end"}))
+    reason = decode([bytes(frame)]).body["reason"]
+    assert len(reason) < 3000
+    assert reason.startswith("begin")
+    assert reason.endswith("end")
+    assert "characters cut" in reason
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(2**64, "out of range"), (-(2**63) - 1, "cannot be encoded"), (object(), "object"), ("x" * (5 << 20), "too long")],
+)
+def test_what_cannot_be_encoded_or_is_too_long_to_be_taken_is_refused_by_name(value: Any, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        encode(Message("tickets", 1, {"x": value}))
+
+
+def test_a_value_within_too_many_lists_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(WireError, match="cannot be encoded"):
+        encode(Message("tickets", 1, {"x": deep}))
+
+
 @given(kind=st.text(max_size=20), sequence=st.integers(0, 2**40), body=BODIES, arrays=st.lists(ARRAYS, max_size=4))
 def test_a_message_comes_back_as_it_was(kind: str, sequence: int, body: dict[str, Any], arrays: list[Any]) -> None:
     sent = Message(kind, sequence, body, {str(index): array for index, array in enumerate(arrays)})

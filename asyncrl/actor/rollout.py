@@ -14,6 +14,7 @@ from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.actor.toolbox import OpenTools, Toolbox
 from asyncrl.errors import AsyncrlError
+from asyncrl.text import reason_of
 from asyncrl.types import Sampling, Ticket, ToolCall, Trajectory
 
 
@@ -60,7 +61,7 @@ async def run_episode(
     except EpisodeFailed:
         raise
     except AsyncrlError as error:
-        episode.fail(f"{type(error).__name__}: {error}")
+        episode.fail(reason_of(error))
     finally:
         engine.release(ticket.id)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from asyncrl.errors import ConfigError, InvariantError
 from asyncrl.imports import imported
+from asyncrl.text import reason_of
 from asyncrl.types import Role, Step, Turn
 
 Split = str | Callable[[Sequence[str]], Sequence[int]]
@@ -65,7 +66,7 @@ def _by_function(pieces: Sequence[str], function: Callable[[Sequence[str]], Sequ
     try:
         begins = [int(index) for index in function(pieces)]
     except Exception as error:
-        raise InvariantError(f"the function of actor.step_split failed: {type(error).__name__}: {error}") from error
+        raise InvariantError(f"the function of actor.step_split failed: {reason_of(error)}") from error
     if sorted(set(begins)) != begins or not all(0 <= index < max(1, len(pieces)) for index in begins):
         raise InvariantError(
             f"the function of actor.step_split gave {begins!r:.200} for {len(pieces)} tokens; it must give their "

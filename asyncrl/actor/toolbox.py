@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from asyncrl.actor.parsing import MalformedCall
 from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.errors import ToolError
+from asyncrl.text import cut, reason_of
 from asyncrl.types import Ticket, ToolCall
 
 log = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class OpenTools:
             except Exception as error:
                 log.warning("tool %s failed to %s, attempt %d", name, what, attempt, exc_info=True)
                 self._counts.failures += 1
-                reason = f"{type(error).__name__}: {error}"
+                reason = reason_of(error)
         raise ToolError(f"tool {name} failed to {what} {attempt} times, at last with {reason}")
 
 
@@ -167,12 +168,3 @@ async def _release_all(tools: Mapping[str, Tool], timeout_s: float) -> None:
                 await tool.release()
         except Exception:
             log.exception("tool %s failed to release; the episode's outcome stands", name)
-
-
-def cut(text: str, max_chars: int) -> str:
-    """At most `max_chars` of the text's own characters: its head and its tail, where errors tend to stand."""
-    text = text.encode("utf-8", "replace").decode()
-    if len(text) <= max_chars:
-        return text
-    head = max_chars - max_chars // 2
-    return f"{text[:head]}\n[{len(text) - max_chars} characters cut]\n{text[len(text) - max_chars // 2 :]}"

@@ -18,7 +18,8 @@ from typing import Protocol, TypeVar
 
 from asyncrl.actor.episode import EpisodeFailed
 from asyncrl.actor.report import Report
-from asyncrl.errors import RefusedError, StoppedError
+from asyncrl.errors import RefusedError, StoppedError, WireError
+from asyncrl.text import reason_of
 from asyncrl.types import Purpose, Ticket, Trajectory
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class ResultSink(Protocol):
     """Where episodes are delivered; called from one thread, which is not the source's. Calls retry by themselves."""
 
     def put(self, trajectory: Trajectory) -> object:
-        """Returns once the trajectory is durable. Raises RefusedError."""
+        """Returns once the trajectory is durable. Raises RefusedError; WireError: it cannot be sent."""
         ...
 
     def fail(self, ticket_id: str, reason: str) -> object:
@@ -145,14 +146,14 @@ class Worker:
                 log.warning("episode %s was given up after %.0f s", ticket.id, self._limit_s)
                 return Failure(ticket.id, f"it took more than actor.episode_timeout_s={self._limit_s:g}")
             log.exception("episode %s failed", ticket.id)
-            return Failure(ticket.id, f"{type(error).__name__}: {error}")
+            return Failure(ticket.id, reason_of(error))
 
     async def _deliver(self) -> None:
         while True:
             outcome = await self._finished.get()
             try:
                 await self._in_thread(self._send, outcome)
-            except RefusedError as error:
+            except (RefusedError, WireError) as error:
                 log.error("the outcome of %s was refused: %s", outcome.id, error)
                 self._report.refused()
                 await self._in_thread(self._sink.fail, outcome.id, f"refused: {error}")

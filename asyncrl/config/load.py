@@ -18,9 +18,18 @@ import asyncrl
 from asyncrl.config.checks import check
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError, ConfigError, StoppedError
+from asyncrl.text import cut
 
 EXIT_USAGE = 2
 EXIT_FAILURE = 1
+MAX_LOG_CHARS = 16_000
+
+
+class _Bounded(logging.Formatter):
+    """Keeps what a stranger's text, in a message or a traceback, can add to a log within bounds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return cut(super().format(record), MAX_LOG_CHARS)
 
 
 def config_dir() -> Path:
@@ -54,7 +63,7 @@ def role_main(role: Callable[[TrainConfig], None]) -> None:
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")
     def run(composed: DictConfig) -> None:
-        _log_to_stderr()
+        log_to_stderr()
         try:
             role(to_config(composed))
         except StoppedError:
@@ -66,7 +75,8 @@ def role_main(role: Callable[[TrainConfig], None]) -> None:
     run()
 
 
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+def log_to_stderr() -> None:
+    """The log of this process: lines of a bounded length on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Bounded("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -23,6 +23,7 @@ from asyncrl.network.sockets import Watch, connect
 from asyncrl.replay.requests import MAX_FETCH
 from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
 from asyncrl.wire import (
+    MAX_LARGE_HEADER_BYTES,
     Buffer,
     Message,
     decode,
@@ -43,8 +44,6 @@ RETRY_S = 5.0
 BREAK_S = 0.1
 """The wait after a connection that broke, doubled for every further one without an answer, up to RETRY_S."""
 POLL_MS = 100
-MAX_REPLY_HEADER_BYTES = 256 << 20
-"""A reply brings many tasks with their prompts, from a server that is known."""
 CREDITS = 32
 CREDIT_BYTES = 2 << 20
 """Requests that one client has under way at once: so many, and of so many bytes, but always one."""
@@ -205,7 +204,8 @@ class ReplayClient:
     def _send_all(self, messages: Sequence[Message], credits: int = CREDITS) -> list[Message]:
         """The replies to `messages`, up to `credits` of them under way at once; each is sent until it is answered.
 
-        Raises RefusedError with the replay's first reason, once all are answered.
+        Raises RefusedError with the replay's first reason, once all are answered; WireError: one cannot be encoded, and
+        none was sent.
         """
         first, self._sequence = self._sequence + 1, self._sequence + len(messages)
         frames = {number: encode(replace(each, sequence=number)) for number, each in enumerate(messages, first)}
@@ -259,7 +259,7 @@ class ReplayClient:
             raise UnavailableError(f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s")
         if not self._socket.poll(POLL_MS):
             return None
-        return decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)], MAX_REPLY_HEADER_BYTES)
+        return decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)], MAX_LARGE_HEADER_BYTES)
 
     def _pause(self, obstacle: _Obstacle, waited: float) -> None:
         """Before requests are sent again: over a fresh connection, since the old one may lead nowhere."""

@@ -2,7 +2,8 @@
 
 So many requests share one commit as arrive while the previous one is written (group commit), and no reply leaves before
 what it promises is durable. A request that has nothing to give yet waits here until the state changes or its patience
-ends. A malformed or refused request is answered with the reason, counted, and harms nobody else.
+ends. A malformed or refused request is answered with the reason, counted, and harms nobody else; so is one whose reply
+cannot be encoded, which then has no effect.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import lmdb
 import zmq
 
 from asyncrl.errors import AsyncrlError, BusyError, StoreError
-from asyncrl.network.throttle import MAX_REASON, Throttled
+from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store, Transaction
-from asyncrl.wire import Buffer, Message, decode, encode
+from asyncrl.wire import MAX_LARGE_HEADER_BYTES, Buffer, Message, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,9 @@ TICK_S = 0.25
 REPORT_S = 5.0
 PATIENCE_S = 1.0
 
-Received = tuple[bytes, list[Buffer]]
-Reply = tuple[bytes, Message]
+Frames = list[Buffer]
+Received = tuple[bytes, Frames]
+Reply = tuple[bytes, Frames]
 Place = tuple[tuple[str, ...], bytes]
 """Where a waiting request stands: its queue and its client."""
 
@@ -136,7 +138,7 @@ class Server:
                     self._let_wait(client, request)
                     continue
                 replies.append((client, reply))
-                size += sum(array.nbytes for array in reply.arrays.values())
+                size += sum(map(len, reply))
                 if size > REPLIES_BYTES:
                     break
             answered = self._retry_waiting(tx, nested, replies)
@@ -152,43 +154,47 @@ class Server:
             requests.append((client.bytes, [frame.buffer for frame in frames]))
         return requests
 
-    def _answer(self, tx: Transaction, request: Message, nested: bool) -> Message | None:
+    def _answer(self, tx: Transaction, request: Message, nested: bool) -> Frames | None:
         try:
             return self._handle(tx, request, nested)
         except (lmdb.MapFullError, BusyError) as error:
             reason = str(error) if isinstance(error, BusyError) else "the store is full; see replay.max_store_gb"
             self._delays.say(f"{request.kind}: {reason}")
-            return Message("busy", request.sequence, {"reason": reason})
+            return encode(Message("busy", request.sequence, {"reason": reason}))
         except StoreError:
             raise
         except (AsyncrlError, lmdb.BadValsizeError) as error:
             return self._refuse(tx, request, error)
 
-    def _handle(self, tx: Transaction, request: Message, nested: bool) -> Message | None:
+    def _handle(self, tx: Transaction, request: Message, nested: bool) -> Frames | None:
         if nested:
             return self._handle_nested(tx, request)
         writes = tx.writes
         try:
-            return self._service.handle(tx, request)
+            return self._reply(tx, request)
         except (AsyncrlError, lmdb.Error) as error:
             if tx.writes > writes:
                 raise _UndoError from error
             raise
 
-    def _handle_nested(self, tx: Transaction, request: Message) -> Message | None:
+    def _handle_nested(self, tx: Transaction, request: Message) -> Frames | None:
         try:
             with tx.nested() as inner:
-                return self._service.handle(inner, request)
+                return self._reply(inner, request)
         except lmdb.MapFullError:
             if not self._service.readers.free_dead(tx):
                 raise
         with tx.nested() as inner:
-            return self._service.handle(inner, request)
+            return self._reply(inner, request)
 
-    def _refuse(self, tx: Transaction, request: Message, error: Exception) -> Message:
+    def _reply(self, tx: Transaction, request: Message) -> Frames | None:
+        reply = self._service.handle(tx, request)
+        return None if reply is None else encode(reply, MAX_LARGE_HEADER_BYTES)
+
+    def _refuse(self, tx: Transaction, request: Message, error: Exception) -> Frames:
         tx.add("refused")
         self._refusals.say(f"{request.kind:.50}: {error}")
-        return Message("refused", request.sequence, {"reason": str(error)[:MAX_REASON]})
+        return encode(Message("refused", request.sequence, {"reason": str(error)}))
 
     def _let_wait(self, client: bytes, request: Message) -> None:
         queue = self._waiting[request.kind, *(str(request.body.get(name)) for name in WAITS_FOR)]
@@ -207,7 +213,7 @@ class Server:
                 empty = reply is None
                 if empty and now < waiting.until:
                     break
-                replies.append((client, reply or Message("nothing", waiting.request.sequence)))
+                replies.append((client, reply or encode(Message("nothing", waiting.request.sequence))))
                 answered.append((name, client))
         return answered
 
@@ -228,10 +234,10 @@ class Server:
                 sequence = decode(frames).sequence
             except AsyncrlError:
                 sequence = 0
-            self._send(client, Message("busy", sequence, {"reason": str(error)}))
+            self._send(client, encode(Message("busy", sequence, {"reason": str(error)})))
 
-    def _send(self, client: bytes, reply: Message) -> None:
+    def _send(self, client: bytes, reply: Frames) -> None:
         try:
-            self._socket.send_multipart([client, *encode(reply)], zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart([client, *reply], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             self._undelivered.say(error)

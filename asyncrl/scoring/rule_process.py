@@ -16,7 +16,7 @@ from multiprocessing.connection import Pipe
 
 import psutil
 
-from asyncrl.wire import Message, decode, encode, join, split
+from asyncrl.wire import MAX_LARGE_HEADER_BYTES, Message, decode, encode, join, split
 
 _WATCH_S = 0.1
 """Between two looks at the memory. A rule that is done sooner is never looked at."""
@@ -40,9 +40,9 @@ class RuleProcess:
         theirs.close()
 
     def send(self, message: Message) -> None:
-        """Raises OSError: the process has ended."""
+        """Raises OSError: the process has ended; WireError: the message cannot be encoded."""
         self._before = self._before or self._memory()
-        self._pipe.send_bytes(join(encode(message)))
+        self._pipe.send_bytes(join(encode(message, MAX_LARGE_HEADER_BYTES)))
 
     def receive(self, timeout_s: float, memory: int | None = None) -> Message:
         """The next message, within `timeout_s` and the bytes of `memory` beyond what was taken before the first

@@ -30,6 +30,7 @@ from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Found, shape
 from asyncrl.scoring.steps import Scores, aggregate, earned, middle, repeated, said_at, scale, transformed
 from asyncrl.scoring.transcript import Decoder, Segment, Transcript, answer_texts, response_text, transcripts
+from asyncrl.text import reason_of
 from asyncrl.types import Labels, Lease
 
 logger = logging.getLogger(__name__)
@@ -285,4 +286,4 @@ def _attempt(work: Callable[[], T]) -> T | ScoringError:
         return ScoringError("the rules were closed before they came to this episode")
     except Exception as error:
         logger.exception("scoring failed")
-        return ScoringError(f"{type(error).__name__}: {error}")
+        return ScoringError(reason_of(error))

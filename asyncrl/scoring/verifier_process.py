@@ -20,11 +20,22 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
+from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
 from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.rules.confined import limit_memory
 from asyncrl.scoring.rules.registry import RuleBook, load_rules
-from asyncrl.wire import Buffer, Message, decode, encode, join, read_task, read_trajectory, split
+from asyncrl.text import reason_of
+from asyncrl.wire import (
+    MAX_LARGE_HEADER_BYTES,
+    Buffer,
+    Message,
+    decode,
+    encode,
+    join,
+    read_task,
+    read_trajectory,
+    split,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +88,7 @@ def _load(settings: Mapping[str, Any]) -> RuleBook:
 
 
 def _judge(book: RuleBook, request: Buffer, deadline: float) -> Message:
-    message = decode(split(request))
+    message = decode(split(request), MAX_LARGE_HEADER_BYTES)
     body, trajectory = message.body, read_trajectory(message)
     texts = body["answer"], body["response"]
     case = Case(read_task(body["row"]), trajectory, *texts, deadline, body["full_answer"])
@@ -87,7 +98,7 @@ def _judge(book: RuleBook, request: Buffer, deadline: float) -> Message:
         return _failed(str(error))
     except Exception as error:
         logger.exception("the rule failed on trajectory %s", case.trajectory.id)
-        return _failed(f"the rule raised {type(error).__name__}: {error}")
+        return _failed(f"the rule raised {reason_of(error)}")
     return Message("verdict", body={"outcome": verdict.outcome, "total": verdict.total, "scores": dict(verdict.scores)})
 
 
@@ -96,7 +107,11 @@ def _failed(reason: str) -> Message:
 
 
 def _send(pipe: Connection, message: Message) -> None:
-    pipe.send_bytes(join(encode(message)))
+    try:
+        frames = encode(message)
+    except WireError as error:
+        frames = encode(_failed(f"the rule's scores cannot be sent: {error}"))
+    pipe.send_bytes(join(frames))
 
 
 if __name__ == "__main__":

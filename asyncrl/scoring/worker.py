@@ -17,7 +17,7 @@ from typing import Protocol
 
 from asyncrl.config.needs import serves
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.errors import RefusedError, ScoringError
+from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.observe.metrics import Metrics
 from asyncrl.scoring.guards import HackAlarm
 from asyncrl.scoring.outages import AwayError, Outages
@@ -46,7 +46,9 @@ class ScoringClient(Protocol):
         """Keep what is leased for another while."""
         ...
 
-    def label(self, labels: Sequence[Labels]) -> None: ...
+    def label(self, labels: Sequence[Labels]) -> None:
+        """Raises RefusedError; WireError: some cannot be sent, and none was."""
+        ...
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None: ...
 
@@ -137,7 +139,7 @@ class Worker:
             return
         try:
             self._client.label([each.labels for _, each in scored])
-        except RefusedError as error:
+        except (RefusedError, WireError) as error:
             if len(scored) > 1:
                 for one in scored:
                     self._send([one])
@@ -147,10 +149,10 @@ class Worker:
         for lease, each in scored:
             self._tally.count(lease.trajectory, each)
 
-    def _fail(self, lease: Lease, error: ScoringError | RefusedError) -> None:
+    def _fail(self, lease: Lease, error: ScoringError | RefusedError | WireError) -> None:
         logger.warning("trajectory %s was not scored: %s", lease.trajectory.id, error)
         self._client.scoring_failed(lease.trajectory.id, str(error))
-        self._tally.count_failure("refused" if isinstance(error, RefusedError) else "failed")
+        self._tally.count_failure("failed" if isinstance(error, ScoringError) else "refused")
 
     def _report(self) -> None:
         now = self._clock()

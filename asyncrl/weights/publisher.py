@@ -30,7 +30,7 @@ from asyncrl.config.checks import check_bind
 from asyncrl.errors import WeightsError, WireError
 from asyncrl.network.keys import ServerKeys
 from asyncrl.network.sockets import listen
-from asyncrl.network.throttle import MAX_REASON, Throttled
+from asyncrl.network.throttle import Throttled
 from asyncrl.weights.delta import Delta, diff, same_layout
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Snapshot, dtype_name, take_snapshot
 from asyncrl.weights.offers import Offers
@@ -210,15 +210,22 @@ class Publisher:
         try:
             reply = self._offers.handle(receiver, decode(frames), time.monotonic())
         except WireError as error:
-            self.refused += 1
-            self._refusals.say(error)
-            reply = Message("refused", body={"reason": str(error)[:MAX_REASON]})
+            reply = self._refused(0, error)
         if reply:
             self._send(receiver, reply)
 
+    def _refused(self, sequence: int, error: WireError) -> Message:
+        self.refused += 1
+        self._refusals.say(error)
+        return Message("refused", sequence, {"reason": str(error)})
+
     def _send(self, receiver: bytes, message: Message) -> None:
         try:
-            self._router.send_multipart([receiver, *encode(message)], zmq.NOBLOCK, copy=False)
+            frames = encode(message)
+        except WireError as error:
+            frames = encode(self._refused(message.sequence, error))
+        try:
+            self._router.send_multipart([receiver, *frames], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             self._undelivered.say(error)
 

@@ -15,7 +15,8 @@ from asyncrl.actor.report import Report
 from asyncrl.actor.toolbox import ToolCounts
 from asyncrl.actor.worker import Worker
 from asyncrl.errors import RefusedError, StoppedError
-from asyncrl.types import Purpose, Ticket, Trajectory
+from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
+from asyncrl.wire import encode, trajectory_message
 from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer
 from tests.helpers import GENEROUS_S, make_trajectory
 
@@ -50,6 +51,7 @@ class Replay:
         assert self.may_store.wait(GENEROUS_S)
         if trajectory.id in self.refuses:
             raise RefusedError("not mine")
+        encode(trajectory_message(trajectory))
         self.leased.pop(trajectory.id)
         self.stored.append(trajectory.id)
         return "stored"
@@ -228,6 +230,43 @@ def test_a_refused_trajectory_is_counted_and_its_ticket_given_back_as_failed():
         metrics = await at_work(replay, well, lambda: until(lambda: replay.done == 2))
         assert replay.stored == ["t1"]
         assert "not mine" in dict(replay.failed)["t0"]
+        assert metrics.rows[-1][1]["refused"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_failure_that_cannot_even_tell_its_reason_ends_no_worker():
+    class Silent(Exception):  # noqa: N818
+        def __str__(self) -> str:
+            raise ValueError("no message")
+
+    async def main() -> None:
+        replay = Replay(tickets(2))
+
+        async def run(ticket: Ticket) -> Trajectory:
+            if ticket.id == "t0":
+                raise Silent
+            return make_trajectory(ticket)
+
+        await at_work(replay, run, lambda: until(lambda: replay.done == 2))
+        assert "Silent" in replay.failed["t0"]
+        assert replay.stored == ["t1"]
+
+    asyncio.run(main())
+
+
+def test_a_trajectory_that_cannot_be_sent_is_counted_and_its_ticket_given_back_as_failed():
+    async def main() -> None:
+        replay = Replay(tickets(2))
+
+        async def run(ticket: Ticket) -> Trajectory:
+            large = (ToolCall("add", {"x": 2**70 if ticket.id == "t0" else 1}),)
+            turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", large))
+            return make_trajectory(ticket, turns=turns)
+
+        metrics = await at_work(replay, run, lambda: until(lambda: replay.done == 2))
+        assert replay.stored == ["t1"]
+        assert "out of range" in replay.failed["t0"]
         assert metrics.rows[-1][1]["refused"] == 1
 
     asyncio.run(main())

@@ -15,11 +15,13 @@ from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
+from asyncrl.replay.letters import letters
+from asyncrl.replay.records import Letter
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
-from asyncrl.types import Lease
+from asyncrl.types import Labels, Lease
 from asyncrl.wire import PROTOCOL, Message, decode, encode
 from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory, until
 from tests.replay.support import make_rules
@@ -206,6 +208,50 @@ def test_strangers_are_refused_with_a_reason_and_harm_nobody(replay: Running, co
     assert len(honest.tickets([], 1)) == 1
     honest.close()
     stranger.close()
+
+
+def test_a_failure_whose_reason_has_no_encoding_or_no_end_is_taken_as_any_other(
+    replay: Running, context: zmq.Context[Any]
+) -> None:
+    actor = client(replay, context)
+    first, second = actor.tickets([], 2)
+    actor.fail(first.id, "half of a pair: \ud800")
+    actor.fail(second.id, "x" * 50_000_000)
+    status = actor.status()
+    assert (status["failures"], status["refused"]) == (2, 0)
+    (reason,) = {letter.reason for letter in letters_of(replay) if "pair" in letter.reason}
+    assert reason == "half of a pair: ?"
+    assert max(len(letter.reason) for letter in letters_of(replay)) < 3000
+    assert len(actor.tickets([], 2)) == 2
+    actor.close()
+
+
+def letters_of(replay: Running) -> list[Letter]:
+    with replay.store.transaction(write=False) as tx:
+        return [letter for _, letter in letters(tx)]
+
+
+def test_labels_of_a_scorer_with_any_name_are_taken(replay: Running, context: zmq.Context[Any]) -> None:
+    one = client(replay, context)
+    for ticket in one.tickets([], 2):
+        one.put(make_trajectory(ticket))
+    for lease in one.lease(["rules"], 2, 1 << 20):
+        one.label([Labels(lease.trajectory.id, 1.0, 1.0, "scorer \udfff", extra={"rule/\ud800": 0.5})])
+    assert one.status()["labelled"] == 2
+    one.close()
+
+
+def test_a_reply_that_cannot_be_encoded_fails_its_request_alone(tmp_path: Path, context: zmq.Context[Any]) -> None:
+    endless = make_task(extra_info={"number": 2**70})
+    running = Running(tmp_path, context, rules=make_rules(feed=Feed([endless], seed=0, shuffle=False)))
+    actor = client(running, context)
+    with pytest.raises(RefusedError, match="out of range"):
+        actor.tickets([], 1)
+    status = actor.status()
+    assert status["refused"] == 1
+    assert status["depth_tickets"] == 0, "what could not be told has not happened"
+    actor.close()
+    running.kill()
 
 
 def test_a_reply_with_many_long_tasks_is_taken(tmp_path: Path, context: zmq.Context[Any]) -> None:

@@ -23,6 +23,10 @@ MODULE = """
 import os, re, subprocess, sys, time
 from pathlib import Path
 
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no message")
+
 def obeys(task, answer, trajectory):
     if answer == "loop":
         print("looping", flush=True)
@@ -48,6 +52,10 @@ def obeys(task, answer, trajectory):
         while answer.endswith("overrun"):
             time.sleep(0.01)
         return 1.0
+    if answer == "mute":
+        raise Mute
+    if answer == "half a pair":
+        raise LookupError("half of a pair: " + chr(0xD800))
     if answer == "nothing":
         return None
     if answer.startswith("meet"):
@@ -92,6 +100,8 @@ def test_the_verdict_of_the_process_is_that_of_the_rule(verifier):
         ("memory", r"more than scoring\.rule_memory_mb=512"),
         ("child memory", r"more than scoring\.rule_memory_mb=512"),
         ("nothing", "must be a finite number"),
+        ("mute", "Mute"),
+        ("half a pair", r"LookupError: half of a pair: \?"),
     ],
 )
 def test_a_rule_that_fails_says_why_and_the_next_episode_is_judged(verifier, answer, reason):

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from asyncrl.config.schema import GuardConfig, OutcomeModelConfig, ScoringConfig, ScoringModelConfig
-from asyncrl.errors import RefusedError, ScoringError
+from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.scoring.worker import Worker
@@ -161,6 +161,19 @@ def test_labels_that_the_replay_refuses_are_a_failure_and_the_others_are_deliver
     one.work(threading.Event())
     assert set(replay.labels) == {f"episode-{index}" for index in range(1, 6)}
     assert "too late" in replay.failures["episode-0"]
+
+
+def test_labels_that_cannot_be_sent_are_a_failure_and_the_others_are_delivered():
+    class Sending(FakeReplay):
+        def label(self, labels):
+            if any(each.trajectory_id == "episode-0" for each in labels):
+                raise WireError("a message labels cannot be encoded")
+            super().label(labels)
+
+    replay = replay_of([answered("72", index) for index in range(3)], kind=Sending)
+    worker(replay, log=Log()).work(threading.Event())
+    assert set(replay.labels) == {"episode-1", "episode-2"}
+    assert "cannot be encoded" in replay.failures["episode-0"]
 
 
 def test_a_stop_ends_the_work_after_what_is_being_delivered():

@@ -17,6 +17,7 @@ from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.episode import EpisodeFailed, State
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import AsyncrlError
+from asyncrl.text import reason_of
 from asyncrl.types import Finish, Ticket, Trajectory
 
 
@@ -51,7 +52,7 @@ async def run_agent_episode(
     try:
         return _trajectory(seat, chat, rewards, timings, step_split)
     except AsyncrlError as error:
-        raise EpisodeFailed(State.FAILED, f"{type(error).__name__}: {error}") from error
+        raise EpisodeFailed(State.FAILED, reason_of(error)) from error
 
 
 async def _run(agent: Agent, seat: Seat) -> Mapping[str, float]:
@@ -59,9 +60,9 @@ async def _run(agent: Agent, seat: Seat) -> Mapping[str, float]:
         rewards = await agent(seat.ticket.task, seat.base_url, seat.api_key)
     except Exception as error:
         cause = seat.fault or error
-        raise EpisodeFailed(State.FAILED, f"the agent failed: {type(cause).__name__}: {cause}") from error
+        raise EpisodeFailed(State.FAILED, f"the agent failed: {reason_of(cause)}") from error
     if seat.fault is not None:
-        raise EpisodeFailed(State.FAILED, f"{type(seat.fault).__name__}: {seat.fault}")
+        raise EpisodeFailed(State.FAILED, reason_of(seat.fault))
     return rewards or {}
 
 

@@ -25,6 +25,7 @@ from asyncrl.actor.door.counts import DoorCounts
 from asyncrl.actor.door.messages import Ask, answer_message, as_events, calls_in, completion, read_answer, read_ask
 from asyncrl.actor.engine.base import Engine, Generation
 from asyncrl.errors import AsyncrlError, BusyError, EngineError, RefusedError, StoppedError
+from asyncrl.text import encodable
 from asyncrl.types import Sampling, Ticket
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Door:
     async def _chat_completions(self, http: web.Request) -> web.Response:
         seat = self._seats.get(http.match_info["ticket"])
         key = http.headers.get("Authorization", "").removeprefix("Bearer ")
-        if seat is None or not secrets.compare_digest(key.encode(), seat.api_key.encode()):
+        if seat is None or not secrets.compare_digest(key.encode(errors="surrogateescape"), seat.api_key.encode()):
             return _error(401, "there is no such episode, or this is not its key", "invalid_api_key")
         try:
             ask = read_ask(await _json(http))
@@ -170,8 +171,8 @@ async def _place(seat: Seat, ask: Ask) -> Place:
 
 
 async def _json(http: web.Request) -> object:
-    with suppress(ValueError):
-        return await http.json()
+    with suppress(ValueError, RecursionError):
+        return encodable(await http.json())
     raise RefusedError("the body is not JSON")
 
 

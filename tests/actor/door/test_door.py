@@ -397,6 +397,15 @@ def test_what_cannot_be_recorded_or_would_bend_the_policy_is_refused_with_the_re
     assert engine.requests[-1][1].max_new_tokens == 3
 
 
+def test_text_of_an_agent_that_has_no_encoding_is_recorded_with_a_question_mark():
+    async def play(post: Post) -> None:
+        said(await post([user("half of a pair: \ud800")]))
+
+    trajectory, _, door = run(["a"], play)
+    assert "half of a pair: ?" in TOKENIZER.decode(trajectory.tokens)
+    assert door.counts.refused == 0
+
+
 def test_an_episode_without_room_or_turns_left_is_told_so_and_truncated():
     async def play(post: Post) -> None:
         first = said(await post([user("one")]))

@@ -1,0 +1,74 @@
+"""Text from elsewhere: it has an encoding, a bound, and a reason is always found."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.config import load
+from asyncrl.text import cut, encodable, reason_of
+
+ANY_TEXT = st.text(st.characters(codec=None, categories=None), max_size=30)
+PLAIN = st.recursive(
+    st.none() | st.integers() | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=PLAIN)
+def test_every_text_within_a_plain_value_has_an_encoding_afterwards(value: Any) -> None:
+    found = encodable(value)
+    repr(found).encode()
+    _encode_all(found)
+
+
+def _encode_all(value: Any) -> None:
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        _encode_all([*value.keys(), *value.values()])
+    elif isinstance(value, list):
+        for inner in value:
+            _encode_all(inner)
+
+
+@given(text=ANY_TEXT, size=st.integers(1, 10))
+def test_a_cut_text_has_an_encoding_and_no_more_of_its_own_than_it_may(text: str, size: int) -> None:
+    found = cut(text, size)
+    found.encode()
+    assert len(found) <= size + len("\n[30 characters cut]\n")
+
+
+def test_a_long_text_keeps_its_head_and_tail_and_says_what_is_gone() -> None:
+    assert cut("abcdefghij", 10) == "abcdefghij"
+    assert cut("abcdefghij", 5) == "abc\n[5 characters cut]\nij"
+    assert cut("abcdefghij", 1) == "a\n[9 characters cut]\n"
+    assert cut("a\ud800", 10) == "a?"
+
+
+def test_an_exception_that_cannot_tell_its_message_still_is_a_reason() -> None:
+    class Silent(Exception):  # noqa: N818
+        def __str__(self) -> str:
+            raise KeyError("no message")
+
+    assert reason_of(ValueError("x")) == "ValueError: x"
+    assert "Silent" in reason_of(Silent())
+
+
+def test_a_log_line_is_bounded_however_long_the_text_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        load.log_to_stderr()
+        root.warning("a reason: %s", "x\ud800" * 1_000_000)
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    told = capsys.readouterr().err
+    assert "a reason: x?x?" in told
+    assert len(told) < 20_000
