@@ -103,7 +103,7 @@ class Soak:
         self._ask(Message("plan", 1, {"step": self._step}))
         self._step += 1
         self._ask(Message("published", 1, {"version": self._step}))
-        self._ask(Message("checkpointed", 1, {"steps": self._step}))
+        self._ask(Message("checkpointed", 1, {"steps": self._step, "kept": self._step}))
         return len(names)
 
     def _ask(self, *messages: Message) -> list[Message]:

@@ -24,13 +24,16 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.seals import damage, seal
 from asyncrl.types import BatchPlan
 
 logger = logging.getLogger(__name__)
 
 Parts = Mapping[str, Optimised[Any]]
 
-COMPLETE = "complete"
+STEP = "step-"
+COMPLETE, DAMAGED = "complete", "damaged"
+"""The mark of a folder that is a checkpoint, and what becomes of the mark once the checkpoint is found damaged."""
 PROGRESS = "progress.json"
 
 
@@ -66,11 +69,11 @@ class Checkpoints:
 
     def complete(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(mark.parent for mark in self._folder.glob(f"step-*/{COMPLETE}"))
+        return sorted(mark.parent for mark in self._folder.glob(f"{STEP}*/{COMPLETE}"))
 
     def save(self, progress: Progress, parts: Parts) -> None:
         """Write a checkpoint; once this returns it is complete."""
-        final = self._folder / f"step-{progress.step:06d}"
+        final = self._folder / f"{STEP}{progress.step:06d}"
         aside = self._folder / f".tmp-{final.name}"
         if self._ranks.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
@@ -79,6 +82,11 @@ class Checkpoints:
         if self._ranks.rank == 0:
             text = json.dumps({**asdict(progress), "fingerprint": _fingerprint(parts)})
             _write_durably(aside / PROGRESS, text)
+        self._ranks.barrier()
+        _sync(seal(aside, self._ranks))
+        self._ranks.barrier()
+        if self._ranks.rank == 0:
+            _sync(aside)
             shutil.rmtree(final, ignore_errors=True)
             aside.rename(final)
             _sync(self._folder)
@@ -87,14 +95,34 @@ class Checkpoints:
         self._ranks.barrier()
 
     def restore(self, parts: Parts) -> Progress | None:
-        """Load the newest complete checkpoint into `parts`; None, and nothing done, where there is none.
+        """Load the newest checkpoint that is undamaged into `parts`; None, and nothing done, where there is none at
+        all. A damaged one loses its mark, so that it does not exist any more.
 
-        Raises CheckpointError: it is of another model, or cannot be read.
+        Raises CheckpointError: it is of another model, or all are damaged.
         """
         complete = self.complete()
-        if not complete:
-            return None
-        newest = complete[-1]
+        while complete:
+            newest = complete.pop()
+            found = damage(newest, self._ranks)
+            if found is None:
+                return self._load(newest, parts)
+            logger.error("%s is damaged: %s; trying the checkpoint before it", newest, found)
+            if self._ranks.rank == 0:
+                (newest / COMPLETE).rename(newest / DAMAGED)
+        if any(self._folder.glob(f"{STEP}*/{DAMAGED}")):
+            raise CheckpointError(
+                f"every checkpoint in {self._folder} is damaged: restore one from a copy, or remove that folder to "
+                "train from the first step again, if the replay still has its data (replay.retention=all keeps them)"
+            )
+        return None
+
+    def covered(self) -> int:
+        """How many steps every checkpoint covers that the run may yet be resumed from. While fewer than `keep` are
+        there, the first weights are one of them."""
+        complete = self.complete()
+        return int(complete[-self._keep].name.removeprefix(STEP)) if len(complete) >= self._keep else 0
+
+    def _load(self, newest: Path, parts: Parts) -> Progress:
         progress = _read_progress(newest, parts)
         state = _state(parts)
         try:
@@ -112,7 +140,7 @@ class Checkpoints:
 
     def _clean(self) -> None:
         keep = self.complete()[-self._keep :]
-        for folder in [*self._folder.glob("step-*"), *self._folder.glob(".tmp-*")]:
+        for folder in [*self._folder.glob(f"{STEP}*"), *self._folder.glob(".tmp-*")]:
             if folder not in keep:
                 shutil.rmtree(folder)
 

@@ -149,7 +149,7 @@ class Learner:
 
     def _release(self, steps: int) -> None:
         if self._ranks.rank == 0:
-            self._replay.checkpointed(steps)
+            self._replay.checkpointed(steps, self._checkpoints.covered())
 
     def _evaluate(self, step: int) -> None:
         """Ask for an evaluation where one is due; wait for those of the first and the last weights."""

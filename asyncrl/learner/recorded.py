@@ -41,7 +41,7 @@ class RecordedReplay:
     def published(self, version: int) -> None:
         """Nobody waits for it."""
 
-    def checkpointed(self, steps: int) -> None:
+    def checkpointed(self, steps: int, kept: int) -> None:
         """The store stays as it is."""
 
     def evaluate(self, version: int) -> None:

@@ -165,9 +165,10 @@ class ReplayClient:
         """The learner has published `version`."""
         self._call("published", version=version)
 
-    def checkpointed(self, steps: int) -> None:
-        """A checkpoint covers the first `steps` steps: their trajectories may be released."""
-        self._call("checkpointed", steps=steps)
+    def checkpointed(self, steps: int, kept: int) -> None:
+        """A checkpoint covers the first `steps` steps, and every one that may yet be resumed from the first `kept`:
+        trajectories of these may be forgotten. Raises RefusedError: so many steps were never planned."""
+        self._call("checkpointed", steps=steps, kept=kept)
 
     def evaluate(self, version: int) -> None:
         """Have the held-out tasks run greedily with `version` or newer; asking twice does nothing more."""

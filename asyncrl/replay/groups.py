@@ -40,7 +40,10 @@ class Groups:
         if not admission.admits(size, tx.counter("committed"), tx.counter("version")):
             return False
         if tx.live_bytes() > self._rules.high_water_bytes:
-            self._full.say("raise replay.max_store_gb, or have less kept (replay.retention, learner.checkpoint_every)")
+            self._full.say(
+                "raise replay.max_store_gb, or have less kept (replay.retention, learner.checkpoint_every, "
+                "learner.keep_checkpoints)"
+            )
             return False
         name, row = self._next(tx)
         tx.add("committed", size * admission.uses)

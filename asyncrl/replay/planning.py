@@ -101,11 +101,19 @@ class Planning:
             tx.delete("ready", candidate.order)
             self._groups.close(tx, candidate.name, State.PLANNED)
 
-    def checkpointed(self, tx: Transaction, steps: int) -> None:
-        """A checkpoint covers the first `steps` steps: what they trained is released, once, and forgotten when it has
-        been kept for long enough."""
-        released = tx.counter("released_steps")
-        for step in range(released, min(steps, tx.count("plans"))):
+    def checkpointed(self, tx: Transaction, steps: int, kept: int) -> None:
+        """A checkpoint covers the first `steps` steps: what they trained is released, once. What every kept checkpoint
+        covers, the first `kept` steps, is forgotten when it has been kept for long enough.
+
+        Raises RefusedError: so many steps were never planned, so this is a checkpoint of another run.
+        """
+        planned, released = tx.count("plans"), tx.counter("released_steps")
+        if max(steps, kept) > planned:
+            raise RefusedError(
+                f"a checkpoint of {max(steps, kept)} steps is not of this run, which has planned {planned}: "
+                "restore the store that belongs to the checkpoints, or give the run another run.name"
+            )
+        for step in range(released, steps):
             for name in tx.get("plans", step)["ids"]:
                 facts = Facts.of(tx, name)
                 facts.trained += 1
@@ -113,7 +121,7 @@ class Planning:
                 self._groups.release(tx, name, facts)
             released = step + 1
         tx.set("released_steps", released)
-        self._forget_until(tx, self._rules.first_kept(released))
+        self._forget_until(tx, min(kept, self._rules.first_kept(released)))
 
     def _forget_until(self, tx: Transaction, kept: int) -> None:
         forgotten = tx.counter("forgotten_steps")

@@ -58,7 +58,7 @@ REQUESTS: dict[str, dict[str, Field]] = {
     "plan": {"step": whole()},
     "fetch": {"table": TEXT, "ids": names(MAX_FETCH)},
     "published": {"version": whole(MAX_VERSION)},
-    "checkpointed": {"steps": whole()},
+    "checkpointed": {"steps": whole(), "kept": whole()},
     "evaluate": {"version": whole(MAX_VERSION)},
     "evaluation": {"version": whole(MAX_VERSION), "wait": FLAG},
     "status": {},

@@ -196,7 +196,7 @@ class Service:
         return _reply(request)
 
     def _checkpointed(self, tx: Transaction, request: Message) -> Message:
-        self.planning.checkpointed(tx, int(request.body["steps"]))
+        self.planning.checkpointed(tx, int(request.body["steps"]), int(request.body["kept"]))
         return _reply(request)
 
     def _evaluate(self, tx: Transaction, request: Message) -> Message:

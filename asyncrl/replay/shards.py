@@ -61,9 +61,9 @@ class ShardedReplay:
         """The learner has published `version`."""
         self._all(lambda client: client.published(version))
 
-    def checkpointed(self, steps: int) -> None:
-        """A checkpoint covers the first `steps` steps."""
-        self._all(lambda client: client.checkpointed(steps))
+    def checkpointed(self, steps: int, kept: int) -> None:
+        """A checkpoint covers the first `steps` steps, and every one that is kept the first `kept`."""
+        self._all(lambda client: client.checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:
         """Have the held-out tasks run with `version` or newer."""

@@ -85,7 +85,7 @@ def train(replay: ReplayProcess, steps: range) -> None:
             label_all(scorer, 1)
         assert [each.id for each in learner.fetch(plan.ids)] == list(plan.ids)
         learner.published(step + 1)
-        learner.checkpointed(step + 1)
+        learner.checkpointed(step + 1, step + 1)
     scorer.close()
     learner.close()
 

@@ -116,7 +116,7 @@ class FakeReplay:
     def published(self, version: int) -> None:
         self.asked.append(("published", version))
 
-    def checkpointed(self, steps: int) -> None:
+    def checkpointed(self, steps: int, kept: int) -> None:
         self.asked.append(("checkpointed", steps))
 
     def evaluate(self, version: int) -> None:

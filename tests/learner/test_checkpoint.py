@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
 from asyncrl.errors import CheckpointError
-from asyncrl.learner.checkpoint import COMPLETE, PROGRESS, Checkpoints, Parts, Progress
+from asyncrl.learner.checkpoint import PROGRESS, Checkpoints, Parts, Progress
 from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
@@ -103,17 +103,69 @@ def test_a_checkpoint_of_another_model_is_refused(model: Path, ranks: Ranks, tmp
         checkpoints.restore(other)
 
 
-def test_a_damaged_checkpoint_is_refused_with_what_to_do(model: Path, ranks: Ranks, tmp_path: Path):
+def largest_file(folder: Path) -> Path:
+    return max(folder.iterdir(), key=lambda file: file.stat().st_size)
+
+
+def flip_a_bit(folder: Path) -> None:
+    file = largest_file(folder)
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.write_bytes(damaged)
+
+
+def truncate(folder: Path) -> None:
+    with largest_file(folder).open("r+b") as file:
+        file.truncate(100)
+
+
+DAMAGE = {
+    "a flipped bit": flip_a_bit,
+    "a truncated file": truncate,
+    "a file that is gone": lambda folder: largest_file(folder).unlink(),
+    "progress that is no JSON": lambda folder: (folder / PROGRESS).write_text("{"),
+    "a seal that is no JSON": lambda folder: next(folder.glob("seal-*")).write_text("{"),
+    "a seal that is no seal": lambda folder: next(folder.glob("seal-*")).write_text("[1]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_resumed_from(
+    model: Path, ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+):
     parts = make_parts(model, ranks)
     checkpoints = Checkpoints(tmp_path, 2, ranks)
-    checkpoints.save(Progress(step=1), parts)
-    folder = checkpoints.complete()[0]
-    for file in folder.glob("*.distcp"):
-        file.unlink()
-    with pytest.raises(CheckpointError, match="remove that folder"):
-        checkpoints.restore(parts)
-    (folder / PROGRESS).write_text("{")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        checkpoints.restore(parts)
-    (folder / COMPLETE).unlink()
-    assert checkpoints.restore(parts) is None
+    checkpoints.save(Progress(step=2), parts)
+    saved = tensors(parts)
+    move(parts)
+    checkpoints.save(Progress(step=4), parts)
+    DAMAGE[damage](tmp_path / "step-000004")
+    fresh = make_parts(model, ranks)
+    assert checkpoints.restore(fresh) == Progress(step=2)
+    assert same(tensors(fresh), saved)
+    assert "step-000004 is damaged: " in caplog.text
+    assert [each.name for each in checkpoints.complete()] == ["step-000002"]
+    checkpoints.save(Progress(step=4), parts)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["step-000002", "step-000004"]
+
+
+def test_where_every_checkpoint_is_damaged_nothing_begins_anew_by_itself(model: Path, ranks: Ranks, tmp_path: Path):
+    parts = make_parts(model, ranks)
+    checkpoints = Checkpoints(tmp_path, 2, ranks)
+    for step in (2, 4):
+        checkpoints.save(Progress(step=step), parts)
+        flip_a_bit(tmp_path / f"step-{step:06d}")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged: restore one from a copy"):
+            checkpoints.restore(parts)
+
+
+def test_the_oldest_checkpoint_that_is_kept_says_what_may_be_forgotten(model: Path, ranks: Ranks, tmp_path: Path):
+    """Until enough are there, a run can also be resumed from its first weights."""
+    parts = make_parts(model, ranks)
+    checkpoints = Checkpoints(tmp_path, 2, ranks)
+    covered = []
+    for step in (3, 6, 9):
+        checkpoints.save(Progress(step=step), parts)
+        covered.append(checkpoints.covered())
+    assert covered == [0, 3, 6]

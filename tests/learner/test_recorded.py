@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, StoreError
+from asyncrl.errors import ConfigError, RefusedError, StoreError
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.recorded import RecordedReplay
 from asyncrl.learner.run import run, train
@@ -50,8 +51,8 @@ class LiveReplay(FakeReplay):
     def published(self, version: int) -> None:
         self._core.publish(version)
 
-    def checkpointed(self, steps: int) -> None:
-        self._core.checkpointed(steps)
+    def checkpointed(self, steps: int, kept: int) -> None:
+        self._core.checkpointed(steps, kept)
 
     def _frames(self, table: str, ids: Sequence[str]) -> list[bytes]:
         with self._core.store.transaction() as tx:
@@ -78,6 +79,40 @@ def test_training_again_from_the_store_ends_in_the_same_weights_bit_for_bit(
     with closing(RecordedReplay(tmp_path / "store", config.learner.steps)) as replay:
         train(config, ranks, replay, again, FakeMetrics(), threading.Event())
     assert_weights_equal(first.weights[4], again.weights[4])
+
+
+def test_a_run_goes_on_from_each_checkpoint_that_is_kept_once_the_newer_ones_are_damaged(
+    model: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    """Nothing is kept for retention's sake; the replay has what the oldest of three checkpoints does not cover."""
+    config = make_config(model, tmp_path, steps=8, keep_checkpoints=3)
+    core = Core(tmp_path / "store", make_rules(admission=Admission(2, 8), batch_size=8, group_size=4))
+    whole = FakePublisher()
+    train(config, ranks, LiveReplay(config, core), whole, FakeMetrics(), threading.Event())
+    with pytest.raises(RefusedError, match="trained"):
+        LiveReplay(config, core).fetch(core.plan(1).ids)  # type: ignore[union-attr]
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for resumed_from, newer in ((6, [8]), (4, [6, 8])):
+        for step in newer:
+            (checkpoints / f"step-{step:06d}" / "progress.json").write_text("damaged")
+        publisher, metrics = FakePublisher(), FakeMetrics()
+        train(config, ranks, LiveReplay(config, core), publisher, metrics, threading.Event())
+        assert min(metrics.of("loss")) == resumed_from
+        assert_weights_equal(publisher.weights[8], whole.weights[8])
+    core.store.close()
+
+
+def test_a_run_whose_only_checkpoint_is_lost_is_trained_from_its_first_weights(
+    model: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    config = make_config(model, tmp_path, steps=2)
+    core = Core(tmp_path / "store", make_rules(admission=Admission(2, 8), batch_size=8, group_size=4))
+    whole, again = FakePublisher(), FakePublisher()
+    train(config, ranks, LiveReplay(config, core), whole, FakeMetrics(), threading.Event())
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    train(config, ranks, LiveReplay(config, core), again, FakeMetrics(), threading.Event())
+    assert_weights_equal(again.weights[2], whole.weights[2])
+    core.store.close()
 
 
 def test_a_store_that_kept_nothing_is_refused_with_the_key_that_keeps(

@@ -91,9 +91,10 @@ class Core:
         with self.store.transaction() as tx:
             self.service.planning.published(tx, version)
 
-    def checkpointed(self, steps: int) -> None:
+    def checkpointed(self, steps: int, kept: int | None = None) -> None:
+        """A checkpoint of `steps` steps was written; the oldest that is kept is one of `kept`, else this one."""
         with self.store.transaction() as tx:
-            self.service.planning.checkpointed(tx, steps)
+            self.service.planning.checkpointed(tx, steps, steps if kept is None else kept)
 
     def tick(self, seconds: float) -> None:
         self.now += seconds

@@ -180,6 +180,31 @@ def test_what_a_checkpoint_covers_is_released_and_counted_once(core: Core) -> No
         core.service.episodes.fetch(tx, "data", plan.ids)
 
 
+def test_what_an_older_checkpoint_that_is_kept_does_not_cover_is_not_forgotten(core: Core) -> None:
+    core.run_episodes(8)
+    first, second = core.plan(0), core.plan(1)
+    assert first is not None
+    assert second is not None
+    core.checkpointed(2, kept=0)
+    with core.store.transaction() as tx:
+        assert len(core.service.episodes.fetch(tx, "data", [*first.ids, *second.ids])) == 8
+    core.checkpointed(2, kept=1)
+    with core.store.transaction() as tx:
+        assert len(core.service.episodes.fetch(tx, "labels", second.ids)) == 4
+    assert (core.status()["trained"], core.status()["depth_data"]) == (8, 4)
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(2, 0), (0, 2), (1 << 40, 1)])
+def test_a_checkpoint_of_more_steps_than_were_planned_is_of_another_run_and_releases_nothing(
+    core: Core, steps: int, kept: int
+) -> None:
+    core.run_episodes(4)
+    core.plan(0)
+    with pytest.raises(RefusedError, match=r"not of this run, which has planned 1"):
+        core.checkpointed(steps, kept)
+    assert (core.status()["trained"], core.status()["depth_data"]) == (0, 4)
+
+
 def test_a_full_store_stops_new_groups(tmp_path: Path) -> None:
     assert Core(tmp_path, make_rules(high_water_bytes=0)).tickets(1) == []
 

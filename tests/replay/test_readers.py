@@ -52,7 +52,7 @@ def train(client: ReplayClient, steps: range) -> None:
         client.label([make_labels(lease.trajectory.id) for lease in client.lease(["rules"], 100, 1 << 20)])
         assert client.plan(step) is not None
         client.published(step + 1)
-        client.checkpointed(step + 1)
+        client.checkpointed(step + 1, step + 1)
 
 
 @pytest.mark.parametrize("clock", [time.monotonic, lambda: 0.0], ids=["looked at now and then", "never looked at"])

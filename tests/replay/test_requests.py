@@ -30,7 +30,7 @@ VALID = [
     Message("plan", 1, {"step": 0}),
     Message("fetch", 1, {"table": "data", "ids": []}),
     Message("published", 1, {"version": 0}),
-    Message("checkpointed", 1, {"steps": 0}),
+    Message("checkpointed", 1, {"steps": 0, "kept": 0}),
     Message("evaluate", 1, {"version": 0}),
     Message("evaluation", 1, {"version": 0, "wait": False}),
     Message("status", 1, {}),

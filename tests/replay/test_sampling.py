@@ -144,13 +144,17 @@ def core_holding(core: Core) -> list[str]:
         return tx.members("held", "a")
 
 
-@pytest.mark.parametrize(("keep", "kept"), [(0, 0), (1, 4), (math.inf, 8)])
-def test_what_is_trained_is_kept_for_as_long_as_the_rules_say(tmp_path: Path, keep: float, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("keep", "covered", "kept"), [(0, 2, 0), (1, 2, 4), (math.inf, 2, 8), (0, 1, 4), (1, 0, 8), (math.inf, 0, 8)]
+)
+def test_what_is_trained_is_kept_for_as_long_as_the_rules_and_the_kept_checkpoints_say(
+    tmp_path: Path, keep: float, covered: int, kept: int
+) -> None:
     core = Core(tmp_path, make_rules(keep_steps=keep))
     core.run_episodes(8)
     for step in range(2):
         assert core.plan(step) is not None
-    core.checkpointed(2)
+    core.checkpointed(2, covered)
     status = core.status()
     assert (status["trained"], status["depth_data"]) == (8, kept)
 

@@ -74,7 +74,7 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
         assert [each.id for each in replay.fetch(mixed)] == mixed
         assert [each.trajectory_id for each in replay.labels(mixed)] == mixed
         replay.published(1)
-        replay.checkpointed(1)
+        replay.checkpointed(1, 1)
     for client in actors:
         assert client.status()["trained"] == 4
         client.close()

@@ -112,7 +112,8 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def checkpoint(self, data: st.DataObject) -> None:
-        self.core.checkpointed(data.draw(st.integers(0, len(self.plans))))
+        steps = data.draw(st.integers(0, len(self.plans)))
+        self.core.checkpointed(steps, data.draw(st.integers(0, steps)))
 
     @rule(seconds=st.sampled_from([1.0, 11.0]))
     def time_passes(self, seconds: float) -> None:

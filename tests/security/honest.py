@@ -88,7 +88,7 @@ def _one_step(client: ReplayClient, generator: np.random.Generator, step: int) -
     for trajectory, labels in zip(client.fetch(plan.ids), client.labels(plan.ids), strict=True):
         _same(trajectory, sent[trajectory.id])
         assert (labels.trajectory_id, labels.reward) == (trajectory.id, len(trajectory))
-    client.checkpointed(step + 1)
+    client.checkpointed(step + 1, step + 1)
 
 
 def _same(got: Trajectory, sent: Trajectory) -> None:

@@ -47,7 +47,7 @@ REPLAY_REQUESTS = [
     Message("plan", 9, {"step": 10**6}),
     Message("fetch", 10, {"table": "data", "ids": ["nobody", "no one"]}),
     Message("published", 11, {"version": 0}),
-    Message("checkpointed", 12, {"steps": 0}),
+    Message("checkpointed", 12, {"steps": 0, "kept": 0}),
     Message("evaluate", 13, {"version": 0}),
     Message("evaluation", 14, {"version": 0, "wait": False}),
     Message("status", 15, {}),
