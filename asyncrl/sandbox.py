@@ -1,34 +1,60 @@
 """Runs a Python program in a process of its own, under limits, for tools and verifiers.
 
-This keeps accidents away from the caller; it is no jail for an attacker (docs/writing_a_tool.md says what is isolated,
-and what is not).
+Where Linux grants namespaces the program is alone: it sees Python and the system's programs, read-only, a private
+folder of bounded size, and nothing else of files, processes and networks. Elsewhere it is only kept in check;
+docs/security.md says what then holds. What it has started ends with the call, however the call ends.
+
+The namespaces are made here and not by bubblewrap, which needs the same consent of the kernel, and would replace only
+the mounts: users, limits, watching and reporting would stay, and so would the mounts, for machines without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-import os
 import signal
+import socket
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import IO
 
-CHILD = Path(__file__).with_name("sandbox_child.py")
+from asyncrl.errors import AsyncrlError
+
+log = logging.getLogger(__name__)
+
+_CHILD = Path(__file__).with_name("sandbox_child.py")
 _MAX_FILE_BYTES = 1 << 20
 _KILLED = 128 + signal.SIGKILL
+_CHECK_S = 60.0
+
+_SYSTEM = (
+    *("/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/sbin", "/usr"),
+    *(f"/dev/{name}" for name in ("full", "null", "random", "urandom", "zero")),
+    *(f"/etc/{name}" for name in ("alternatives", "group", "ld.so.cache", "localtime", "passwd", "ssl/certs")),
+)
+_OF_PYTHON = ("bin", "lib", "lib64", "pyvenv.cfg")
+
+
+class SandboxError(AsyncrlError):
+    """The program could not be run, for a reason that is not its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds on the wall and of CPU time (rounded up), and megabytes of memory."""
+    """Seconds on the wall and of CPU time (rounded up), megabytes of memory a process, processes and threads at once,
+    and megabytes in each of the private folders /tmp and /dev/shm."""
 
     wall_s: float = 8.0
     cpu_s: float = 4.0
     memory_mb: int = 1024
+    processes: int = 64
+    disk_mb: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +66,99 @@ class Ran:
 
     @property
     def killed(self) -> bool:
-        """It was stopped for CPU time or memory."""
-        return self.status in (_KILLED, -signal.SIGKILL)
+        """It was stopped for CPU time, memory or the number of its processes."""
+        return self.status == _KILLED
 
 
-async def run(program: str, limits: Limits) -> Ran:
-    """Run `program` in an empty folder that goes away with it. Whatever happens, all that it started is killed."""
-    with (
-        tempfile.TemporaryDirectory(prefix="asyncrl-python-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryFile() as source,
-        tempfile.TemporaryFile() as output,
-    ):
-        source.write(program.encode())
-        source.seek(0)
-        status = await _run(source, output, folder, limits)
-        output.seek(0)
-        return Ran(output.read(_MAX_FILE_BYTES).decode(errors="replace"), status)
-
-
-async def _run(source: IO[bytes], output: IO[bytes], folder: str, limits: Limits) -> int | None:
-    arguments = (math.ceil(limits.cpu_s), limits.memory_mb << 20, _MAX_FILE_BYTES)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", str(CHILD), *map(str, arguments)),
-        stdin=source,
-        stdout=output,
-        stderr=output,
-        cwd=folder,
-        env=_environment(folder),
-        start_new_session=True,
-    )
+@cache
+def lacking() -> str:
+    """Why programs cannot have namespaces here; empty where they can. Warns in the log if they cannot."""
+    limits = Limits(wall_s=_CHECK_S, cpu_s=_CHECK_S)
     try:
-        async with asyncio.timeout(limits.wall_s):
-            return await process.wait()
+        # In a thread, for this one may have an event loop already.
+        with ThreadPoolExecutor(1) as thread:
+            ran = thread.submit(lambda: asyncio.run(run("import ctypes, json", limits, namespaces=True))).result()
+        reason = "" if ran.status == 0 else ran.printed.strip() or f"Python ended with status {ran.status}"
+    except SandboxError as error:
+        reason = str(error)
+    if reason:
+        log.warning(
+            "programs of the policy run without namespaces (%s), so they can reach files and networks of this machine; "
+            "docs/security.md says what holds and how to mend it",
+            reason,
+        )
+    return reason
+
+
+async def run(
+    program: str, limits: Limits, *, stdin: bytes = b"", fds: Sequence[int] = (), namespaces: bool | None = None
+) -> Ran:
+    """Run `program`, which reads `stdin` and has the open files `fds`, in an empty folder that goes away with it.
+
+    `namespaces`: whether it gets its own; None: where this machine has them. Raises SandboxError.
+    """
+    if namespaces is None:
+        namespaces = not await asyncio.to_thread(lacking)
+    with ExitStack() as stack:
+        source, given, output = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        folder = "/tmp"
+        if not namespaces:
+            made = tempfile.TemporaryDirectory(prefix="asyncrl-python-", ignore_cleanup_errors=True)
+            folder = stack.enter_context(made)
+        for file, content in ((source, program.encode()), (given, stdin)):
+            file.write(content)
+            file.seek(0)
+        ours, theirs = (stack.enter_context(each) for each in socket.socketpair())
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(_CHILD)),
+            *map(str, (theirs.fileno(), source.fileno(), int(namespaces))),
+            *map(str, (math.ceil(limits.cpu_s), limits.memory_mb << 20, _MAX_FILE_BYTES, limits.disk_mb << 20)),
+            *map(str, (limits.processes, *(_visible() if namespaces else ()))),
+            stdin=given,
+            stdout=output,
+            stderr=output,
+            cwd="/" if namespaces else folder,
+            env=_environment(folder),
+            pass_fds=[theirs.fileno(), source.fileno(), *fds],
+            start_new_session=True,
+        )
+        theirs.close()
+        report = await _report(process, ours, limits.wall_s)
+        output.seek(0)
+        return Ran(output.read(_MAX_FILE_BYTES).decode(errors="replace"), _status(report, namespaces))
+
+
+async def _report(process: asyncio.subprocess.Process, control: socket.socket, wall_s: float) -> str | None:
+    """What the watcher reports, within `wall_s`; whatever it is, all that the call has started has ended by then."""
+    control.setblocking(False)
+    try:
+        async with asyncio.timeout(wall_s):
+            return (await asyncio.get_running_loop().sock_recv(control, 8192)).decode(errors="replace")
     except TimeoutError:
         return None
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        # The watcher ends with the connection. Closing it is not enough: a fork of this process may hold a copy.
+        control.shutdown(socket.SHUT_RDWR)
         await process.wait()
+
+
+def _status(report: str | None, namespaces: bool) -> int | None:
+    if report is None:
+        return None
+    if not report and not namespaces:
+        # It runs as the same user as the program, which alone had cause to kill it.
+        return _KILLED
+    kind, _, said = report.partition(" ")
+    if kind != "status":
+        raise SandboxError(f"a program could not be run: {said or 'its watcher was killed'}")
+    return int(said)
+
+
+def _visible() -> list[str]:
+    """What Python and the system's programs need, asyncrl's own code, and nothing of a run, of keys or of homes."""
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parents[1])}
+    python = [f"{prefix}/{name}" for prefix in sorted(prefixes) for name in _OF_PYTHON]
+    return [each for each in (*_SYSTEM, *python, str(_CHILD.parent)) if Path(each).exists()]
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -22,6 +22,10 @@ class Tool(ABC):
 
     schema: ClassVar[Mapping[str, Any]]
 
+    @classmethod
+    def prepare(cls) -> None:
+        """Called when a role that uses the tool starts: warn of what this machine lacks, or raise ConfigError."""
+
     def __init__(self, episode: str) -> None:
         """`episode` is the episode's unique id: a name for a session elsewhere, or a seed."""
         self.episode = episode

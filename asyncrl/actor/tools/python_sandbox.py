@@ -26,6 +26,10 @@ class PythonSandbox(Tool):
         },
     }
 
+    @classmethod
+    def prepare(cls) -> None:
+        sandbox.lacking()
+
     async def create(self, wall_s: float = 8.0, cpu_s: float = 4.0, memory_mb: int = 1024, **kwargs: Any) -> None:
         """`wall_s` must stay below `actor.tool_timeout_s`, else slow programs count as failures of the tool."""
         self._limits = sandbox.Limits(wall_s, cpu_s, memory_mb)
@@ -39,7 +43,8 @@ class PythonSandbox(Tool):
         if ran.status is None:
             return f"Error: stopped after {self._limits.wall_s:g} s."
         if ran.killed:
-            return f"Error: stopped, after {math.ceil(self._limits.cpu_s)} s of CPU time or for want of memory."
+            seconds = math.ceil(self._limits.cpu_s)
+            return f"Error: stopped, after {seconds} s of CPU time, for want of memory or for too many processes."
         if ran.status:
             return f"Error: the program ended with status {ran.status}."
         return "" if printed else "(no output; print what you want to see)"

@@ -23,6 +23,7 @@ def tool_classes(names: Sequence[str]) -> dict[str, type[Tool]]:
         called = str(cls.schema["name"])
         if called in classes:
             raise ConfigError(f"actor.tools: {name!r} and another tool are both called {called!r}; keep one of them")
+        cls.prepare()
         classes[called] = cls
     return classes
 

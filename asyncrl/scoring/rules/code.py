@@ -73,6 +73,11 @@ def code(
     return {"score": share if partial else float(share == 1), "passed": share, "out_of_time": float(late)}
 
 
+def prepare() -> None:
+    """Warn where programs run without namespaces."""
+    sandbox.lacking()
+
+
 async def _passed(tests: Sequence[Test], limits: sandbox.Limits, end: float, go_on: bool) -> int:
     """How many tests pass until `end`, or until one does not, unless it is to `go_on`."""
     passed = 0

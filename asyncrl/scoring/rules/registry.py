@@ -25,7 +25,7 @@ BUILT_IN = (
     "multiple_choice",
     "tool_calls",
 )
-"""The rule NAME is the function NAME in rules/NAME.py."""
+"""The rule NAME is the function NAME in rules/NAME.py. A function `prepare` there warns of what the machine lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,8 @@ def _resolve(entry: Mapping[str, Any], key: str, tokenizer: LoadTokenizer | None
     name, params = entry["name"], entry.get("params", {})
     if name in BUILT_IN:
         module = importlib.import_module(f"asyncrl.scoring.rules.{name}")
+        if hasattr(module, "prepare"):
+            module.prepare()
         return as_judge(getattr(module, name), f"{key}={name}", params)
     if "." not in name:
         raise ConfigError(
