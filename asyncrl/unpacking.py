@@ -25,15 +25,18 @@ def unpack(packed: bytes | bytearray | memoryview) -> Any:
         value = msgpack.unpackb(raw, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
         raise WireError(f"it is no msgpack: {type(error).__name__}: {error}") from error
-    # Only what has so many first bytes of lists and maps can be deep: most need no second look.
-    if len(raw.translate(None, _OTHERS)) > MAX_DEPTH and _is_deep(value):
+    if is_deeper(raw, value, MAX_DEPTH):
         raise WireError(f"it is nested more than {MAX_DEPTH} deep")
     return value
 
 
-def _is_deep(value: Any) -> bool:
+def is_deeper(packed: bytes, value: Any, depth: int) -> bool:
+    """Whether `value`, whose msgpack is `packed`, has lists and maps within each other more than `depth` deep."""
+    # Only what has so many first bytes of lists and maps can be deep: most need no second look.
+    if len(packed.translate(None, _OTHERS)) <= depth:
+        return False
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(depth + 1):
         level = [item for node in level if isinstance(node, (list, dict)) for item in _items(node)]
     return bool(level)
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 import asyncrl
 from asyncrl.config.checks import check
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import AsyncrlError, ConfigError, StoppedError
+from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
 from asyncrl.text import cut
 
 EXIT_USAGE = 2
@@ -56,8 +56,8 @@ def to_config(composed: DictConfig) -> TrainConfig:
 def role_main(role: Callable[[TrainConfig], None]) -> None:
     """The entry of a role: reads the command line (`--help`, `--cfg job`, KEY=VALUE ...) and runs `role`.
 
-    What asyncrl refuses ends the process with a message and status 2, what fails later with status 1; neither shows a
-    traceback.
+    A configuration or a data file that is refused ends the process with a message and status 2, what fails later with
+    status 1; neither shows a traceback.
     """
     ConfigStore.instance().store(name="schema", node=TrainConfig)
 
@@ -70,7 +70,7 @@ def role_main(role: Callable[[TrainConfig], None]) -> None:
             sys.exit(0)
         except AsyncrlError as error:
             sys.stderr.write(f"asyncrl: {error}\n")
-            sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE)
+            sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE)
 
     run()
 

@@ -4,6 +4,9 @@ Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `grou
 struct with `index`, `split`, `tools_kwargs` ...) and optional `tools` (OpenAI schemas, as structs or as JSON text).
 A task's id is `data_source/split/index`; where `index` is missing or not unique, the row's number stands for it, and
 where `split` is missing, the file's stem.
+
+A file is checked whole when it is opened, column by column, since a row that no message can carry would come up in the
+middle of a run: an integer of more than 64 bits or half of a surrogate pair in a schema, text that is no UTF-8.
 """
 
 from __future__ import annotations
@@ -14,16 +17,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
+import msgpack
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from asyncrl.errors import DataError
 from asyncrl.types import Task
+from asyncrl.unpacking import is_deeper
+from asyncrl.wire import task_body
 
 REQUIRED = ("prompt", "data_source", "reward_model")
 OPTIONAL = ("extra_info", "tools")
 RECENT_TASKS = 1024
+MAX_DEPTH = 64
+"""Of lists and maps within a row. Messages may be deeper, since they put rows within lists of their own."""
 
 
 class TaskFile(Sequence[Task]):
@@ -38,6 +46,9 @@ class TaskFile(Sequence[Task]):
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
         self._check(sorted(names))
         self._indexed = self._has_unique_index()
+        self._check_values()
+        if "tools" in names:
+            self._check_tools(self._table.column("tools"))
         # The members of a group, their scoring and their labels all ask for the same task.
         self._recent = lru_cache(RECENT_TASKS)(self._read)
 
@@ -59,6 +70,53 @@ class TaskFile(Sequence[Task]):
         self._check_rows("prompt", pc.equal(pc.list_value_length(prompts), 0), "has no messages")
         truths = pc.struct_field(self._table.column("reward_model"), "ground_truth")
         self._check_rows("reward_model.ground_truth", pc.is_null(truths), "is null")
+
+    def _check_values(self) -> None:
+        prompts = self._table.column("prompt")
+        messages = pc.list_flatten(prompts)
+        if not _is_text(prompts.type.value_type.field("role").type):
+            raise DataError(f"{self._path}: in column prompt the role of a message must be text")
+        if messages.null_count or pc.struct_field(messages, "role").null_count:
+            self._read_all()
+        if "extra_info" in self._table.column_names and "tools_kwargs" in self._fields("extra_info"):
+            kind = self._table.schema.field("extra_info").type.field("tools_kwargs").type
+            if not (pa.types.is_struct(kind) or pa.types.is_null(kind)):
+                raise DataError(f"{self._path}: extra_info.tools_kwargs must be a struct, tool by tool, not {kind}")
+        deepest = max((_depth(field.type) for field in self._table.schema), default=0)
+        if deepest > MAX_DEPTH:
+            raise DataError(f"{self._path}: a column is nested {deepest} deep; at most {MAX_DEPTH} can be sent")
+        try:
+            self._table.validate(full=True)
+        except pa.ArrowInvalid as error:
+            self._read_all()
+            raise DataError(f"{self._path} is damaged: {error}") from error
+
+    def _check_tools(self, tools: pa.ChunkedArray) -> None:
+        """Texts are read once each, however many rows have them."""
+        kind = tools.type
+        if _is_list(kind):
+            tools, kind = pc.list_flatten(tools), kind.value_type
+        if _is_text(kind):
+            try:
+                for text in pc.unique(tools.drop_null()).to_pylist():
+                    _schemas(text)
+            except ValueError:
+                self._read_all()
+        elif pa.types.is_struct(kind):
+            names = tools
+            for name in ("function", "name") if "function" in _fields(kind) else ("name",):
+                names = pc.struct_field(names, name) if name in _fields(names.type) else None
+                if names is None:
+                    raise DataError(f"{self._path}: column tools has schemas without a name; see docs/quick_start.md")
+            if tools.null_count or names.null_count:
+                self._read_all()
+        elif not pa.types.is_null(kind):
+            raise DataError(f"{self._path}: column tools is neither schemas nor JSON text, but {tools.type}")
+
+    def _read_all(self) -> None:
+        """Raises DataError for the first row that cannot be read, where one of them is known to be bad."""
+        for row in range(len(self)):
+            self._read(row)
 
     def _check_rows(self, column: str, bad: pa.ChunkedArray, what: str) -> None:
         row = pc.index(bad, True).as_py()
@@ -95,7 +153,13 @@ class TaskFile(Sequence[Task]):
         return self._recent(row)
 
     def _read(self, row: int) -> Task:
-        return self._task(row, self._table.slice(row, 1).to_pylist()[0])
+        """Raises DataError: no message can carry the row."""
+        try:
+            task = self._task(row, self._table.slice(row, 1).to_pylist()[0])
+            check_plain(task_body(task))
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
+            raise DataError(f"{self._path}: row {row} cannot be sent: {error}; mend or drop the row") from error
+        return task
 
     def _task(self, row: int, values: Mapping[str, Any]) -> Task:
         extra = _plain(values.get("extra_info") or {})
@@ -104,8 +168,8 @@ class TaskFile(Sequence[Task]):
         index = extra["index"] if self._indexed else row
         return Task(
             id=f"{source}/{extra.get('split', self._path.stem)}/{index}",
-            messages=[_plain(message) for message in values["prompt"]],
-            ground_truth=json.dumps(_plain(truth)) if isinstance(truth, (list, Mapping)) else str(truth),
+            messages=[_message(message) for message in values["prompt"]],
+            ground_truth=json.dumps(_plain(truth), default=str) if isinstance(truth, (list, Mapping)) else str(truth),
             data_source=source,
             tools=self._tools(row, values.get("tools")),
             tools_kwargs=extra.pop("tools_kwargs", {}),
@@ -114,12 +178,54 @@ class TaskFile(Sequence[Task]):
 
     def _tools(self, row: int, tools: Any) -> Sequence[Mapping[str, Any]]:
         try:
-            parsed = json.loads(tools) if isinstance(tools, str) else tools or ()
-            return tuple(json.loads(tool) if isinstance(tool, str) else _plain(tool) for tool in parsed)
-        except (ValueError, TypeError) as error:
+            if isinstance(tools, str):
+                return tuple(_schemas(tools))
+            return tuple(schema for tool in tools or () for schema in _schemas(tool))
+        except ValueError as error:
             raise DataError(
-                f"{self._path}: row {row}, column tools is neither schemas nor JSON text: {error}"
+                f"{self._path}: row {row}, column tools is neither schemas nor JSON text: {error}; mend or drop the row"
             ) from error
+
+
+def _message(message: Mapping[str, Any] | None) -> Any:
+    if message is None or message["role"] is None:
+        raise ValueError("column prompt has a message without a role")
+    return _plain(message)
+
+
+def _schemas(tools: Any) -> list[Any]:
+    """The OpenAI schemas in JSON text, or the one in a mapping or its JSON text. Raises ValueError."""
+    try:
+        parsed = _JSON.decode(tools) if isinstance(tools, str) else _plain(tools)
+        found = parsed if isinstance(parsed, list) else [parsed]
+        for schema in found:
+            _check_schema(schema)
+        check_plain(found)
+    except (TypeError, RecursionError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+    return found
+
+
+def _check_schema(schema: Any) -> None:
+    function = schema.get("function", schema) if isinstance(schema, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not isinstance(function.get("parameters", {}), dict):
+        raise ValueError(
+            f"a schema must be {{name, description, parameters}}, in an OpenAI tool or alone: {schema!r:.100}"
+        )
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
+
+
+def check_plain(value: Any) -> None:
+    """Raises ValueError, TypeError or OverflowError: no message can carry the value."""
+    if is_deeper(msgpack.packb(value), value, MAX_DEPTH):
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
 
 def read_tasks(path: str | Path) -> Sequence[Task]:
@@ -129,6 +235,16 @@ def read_tasks(path: str | Path) -> Sequence[Task]:
 
 def _fields(kind: pa.DataType) -> list[str]:
     return [kind.field(index).name for index in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _depth(kind: pa.DataType) -> int:
+    """How many lists and maps are within each other."""
+    return 1 + max((_depth(kind.field(index).type) for index in range(kind.num_fields)), default=0)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,7 @@ from asyncrl.data.reading import read_tasks
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError
 from asyncrl.types import Task
+from asyncrl.wire import Message, decode, encode, task_body
 
 SCHEMA = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}
 
@@ -120,10 +123,70 @@ def test_a_file_that_cannot_be_used_is_refused_with_row_and_column(
         read_tasks(written(tmp_path, *rows))
 
 
-def test_tools_that_are_no_json_name_their_row(tmp_path: Path) -> None:
-    tasks = read_tasks(written(tmp_path, row(tools="{oops")))
-    with pytest.raises(DataError, match="row 0, column tools"):
-        tasks[0]
+@pytest.mark.parametrize(
+    ("tools", "reason"),
+    [
+        ("{oops", "neither schemas nor JSON text"),
+        (json.dumps([{**SCHEMA, "limit": 2**64}]), "out of range"),
+        (json.dumps([{**SCHEMA, "limit": -(2**63) - 1}]), "out of range|too big|too large"),
+        (json.dumps([{**SCHEMA, "title": "half of a pair: \ud800"}]), "surrogates not allowed"),
+        (json.dumps([{**SCHEMA, "limit": float("nan")}]), "NaN is no number"),
+        (json.dumps([{**SCHEMA, "limit": float("-inf")}]), "Infinity is no number"),
+        ("[" * 100_000, "recursion"),
+        (json.dumps([SCHEMA])[:-1] + ", " + "[" * 70 + "]" * 70 + "]", "a schema must be"),
+        (json.dumps([{**SCHEMA, "x": json.loads("[" * 70 + "]" * 70)}]), "more than 64 deep"),
+        (json.dumps(["calculator"]), "a schema must be"),
+        (json.dumps(3), "a schema must be"),
+        (json.dumps([{"type": "function", "function": {"description": "no name"}}]), "a schema must be"),
+    ],
+)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_tools_that_no_message_can_carry_are_refused_at_the_start_with_their_row(
+    tmp_path: Path, tools: str, reason: str, as_list: bool
+) -> None:
+    good, bad = (json.dumps([SCHEMA]), tools)
+    rows = [row(tools=[each] if as_list else each) for each in (good, bad, good)]
+    with pytest.raises(DataError, match=rf"tasks.parquet: row 1, column tools.*({reason})"):
+        read_tasks(written(tmp_path, *rows))
+
+
+def test_text_that_is_no_utf_8_is_refused_at_the_start_with_its_row(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([row(), row(), row()])
+    sources = pa.array([b"one", b"two \xff", b"three"], pa.binary()).view(pa.string())
+    pq.write_table(table.set_column(table.column_names.index("data_source"), "data_source", sources), tmp_path / "bad")
+    with pytest.raises(DataError, match=r"bad: row 1 cannot be sent: .*utf-8"):
+        read_tasks(tmp_path / "bad")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row(), row(prompt=[{"role": None, "content": "x"}])], "row 1 cannot be sent: .*without a role"),
+        ([row(), row(prompt=[None, {"role": "user", "content": "x"}])], "row 1 cannot be sent: .*without a role"),
+        ([row(prompt=[{"role": 3, "content": "x"}])], "the role of a message must be text"),
+        ([row(extra_info={"tools_kwargs": "calculator"})], "tools_kwargs must be a struct"),
+        ([row(extra_info={"tools_kwargs": ["calculator"]})], "tools_kwargs must be a struct"),
+        ([row(tools=3)], "column tools is neither"),
+        ([row(tools=[3])], "column tools is neither"),
+        ([row(tools=[{"type": "function"}])], "schemas without a name"),
+        ([row(tools=[SCHEMA]), row(tools=[{"function": {"name": None}}])], "row 1, column tools.*a schema must be"),
+        ([row(extra_info=json.loads('{"x": ' * 70 + "1" + "}" * 70))], "nested 71 deep"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused_at_the_start(
+    tmp_path: Path, rows: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        read_tasks(written(tmp_path, *rows))
+
+
+def test_what_pandas_makes_of_missing_values_is_taken(tmp_path: Path) -> None:
+    extra = {"index": 0, "share": float("nan"), "large": 2**63 - 1, "raw": b"x", "day": datetime.date(2026, 1, 1)}
+    (task,) = read_tasks(written(tmp_path, row(extra_info=extra, reward_model={"ground_truth": [b"x"]})))
+    sent = decode([bytes(frame) for frame in encode(Message("task", body=task_body(task)))]).body
+    assert math.isnan(sent["extra_info"]["share"])
+    assert sent["extra_info"]["large"] == 2**63 - 1
+    assert sent["extra_info"]["day"] == "2026-01-01"
 
 
 @pytest.mark.parametrize("content", [None, b"question,answer\n"])
