@@ -16,6 +16,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.attention import PACKED
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
+from asyncrl.published import Published, own_tensors
 from asyncrl.weights.buckets import on_host
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -99,10 +100,10 @@ def _layers(model: Any) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def full_tensors(model: nn.Module, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
-    """The whole parameters by name, tied ones once, as copies on rank 0's CPU; empty elsewhere. All ranks take part."""
+def full_tensors(model: nn.Module, published: Published, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
+    """The published tensors of `model` by name, parameters in `dtype`, as copies on rank 0's CPU; empty elsewhere. All
+    ranks take part."""
     tensors: dict[str, Tensor] = {}
-    parameters = dict(model.named_parameters())
-    for filled in gather(parameters, plan_gather(parameters, dtype), ranks):
+    for filled in gather(own_tensors(model), plan_gather(published, dtype), published, ranks):
         tensors |= on_host(filled)
     return tensors

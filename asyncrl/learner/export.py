@@ -15,12 +15,13 @@ from asyncrl.learner.ranks import Ranks
 
 
 def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks) -> None:
-    """Write `folder` anew, in the compute dtype; it appears whole, under its name, or not at all."""
-    tensors = full_tensors(policy.model, DTYPES[config.dtype], ranks)
+    """Write `folder` anew, parameters in the compute dtype; it appears whole, under its name, or not at all."""
+    tensors = full_tensors(policy.model, policy.published, DTYPES[config.dtype], ranks)
     if ranks.rank == 0:
         aside = folder.with_name(f".tmp-{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)
-        policy.model.save_pretrained(aside, state_dict=tensors)
+        # They are as files have them already.
+        policy.model.save_pretrained(aside, state_dict=tensors, save_original_format=False)
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
         tokenizer.save_pretrained(aside)
         shutil.rmtree(folder, ignore_errors=True)

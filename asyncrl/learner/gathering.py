@@ -1,7 +1,8 @@
-"""A sharded model's parameters, whole, one bucket after the other on rank 0.
+"""A sharded model's weights as they are published, whole, one bucket after the other on rank 0.
 
-What holds: no rank's device has more than two buckets of gathered parameters at any time. The next bucket is gathered
-while the caller is busy with the last one.
+What holds: no rank's device has more than two buckets of gathered weights at any time; rank 0 has beside them one part
+that is being converted (see published.py), such as the stacked experts of a layer, two or three times. The next bucket
+is gathered while the caller is busy with the last one.
 """
 
 from __future__ import annotations
@@ -16,29 +17,56 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks
-from asyncrl.weights.buckets import Bucket, Entry, Filled, plan_buckets
+from asyncrl.published import Part, Published
+from asyncrl.weights.buckets import Bucket, Entry, Filled
 from asyncrl.weights.manifest import DTYPES, dtype_name, new_bytes
 
 BUCKET_BYTES = 256 << 20
 
 
-def plan_gather(parameters: Mapping[str, Tensor], dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[Bucket]:
-    """The buckets in which the whole parameters will travel in `dtype`."""
-    entries = [Entry(name, dtype_name(dtype), tuple(each.shape)) for name, each in parameters.items()]
-    return plan_buckets(entries, bucket_bytes)
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What is gathered at once: tensors of one dtype, in whole parts, which become those of the published `bucket`."""
+
+    parts: tuple[Part, ...]
+    bucket: Bucket
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.bucket.entries[0].dtype]
 
 
-def gather(parameters: Mapping[str, Tensor], buckets: Sequence[Bucket], ranks: Ranks) -> Iterator[Filled]:
-    """The whole parameters in the buckets of a plan, each of one dtype, on the device of rank 0; nothing elsewhere.
+def plan_gather(published: Published, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[Portion]:
+    """The portions in which the weights will travel: parameters in `dtype`, buffers in their own."""
+    portions: list[Portion] = []
+    room = 0
+    for part in published.parts:
+        own = published.dtypes.get(next(iter(part.own)), dtype)
+        entries = tuple(Entry(name, dtype_name(own), shape) for name, shape in part.published.items())
+        size = Bucket(entries).nbytes
+        if portions and size <= room and portions[-1].dtype == own:
+            last = portions.pop()
+            portions.append(Portion((*last.parts, part), Bucket((*last.bucket.entries, *entries))))
+        else:
+            portions.append(Portion((part,), Bucket(entries)))
+            room = bucket_bytes
+        room -= size
+    return portions
+
+
+def gather(
+    tensors: Mapping[str, Tensor], portions: Sequence[Portion], published: Published, ranks: Ranks
+) -> Iterator[Filled]:
+    """The published tensors in the buckets of a plan, on the device of rank 0, from the model's own; nothing elsewhere.
 
     Every rank must iterate to the end. On a GPU a bucket's buffer is used again once the next one is asked for.
     """
     again = ranks.rank == 0 and ranks.device.type != "cpu"
-    largest = max((bucket.nbytes for bucket in buckets), default=0) if again else 0
+    largest = max((portion.bucket.nbytes for portion in portions), default=0) if again else 0
     shared = torch.empty(largest, dtype=torch.uint8, device=ranks.device)
     last: Filled | None = None
-    for bucket in buckets:
-        under_way = _Gathering(bucket, parameters, ranks)
+    for portion in portions:
+        under_way = _Gathering(portion, tensors, published, ranks)
         if last is not None:
             yield last
         last = under_way.finish(shared)
@@ -47,22 +75,23 @@ def gather(parameters: Mapping[str, Tensor], buckets: Sequence[Bucket], ranks: R
 
 
 class _Gathering:
-    """One bucket on its way since it was made, and in place with `finish`."""
+    """One portion on its way since it was made, and in place with `finish`."""
 
-    def __init__(self, bucket: Bucket, parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
-        dtype = DTYPES[bucket.entries[0].dtype]
-        self._bucket = bucket
+    def __init__(self, portion: Portion, tensors: Mapping[str, Tensor], published: Published, ranks: Ranks) -> None:
+        self._portion = portion
+        self._published = published
         self._ranks = ranks
-        self._pieces = [_Piece.of(parameters[entry.name], dtype, ranks) for entry in bucket.entries]
+        names = [name for part in portion.parts for name in part.own]
+        self._pieces = {name: _Piece.of(tensors[name], portion.dtype, ranks) for name in names}
         self._received: list[Tensor] = []
-        self._work = self._begin(dtype) if ranks.size > 1 else None
+        self._work = self._begin() if ranks.size > 1 else None
 
-    def _begin(self, dtype: torch.dtype) -> dist.Work | None:
-        # Rank 0 has the largest part of every parameter.
-        size = sum(piece.size(0, self._ranks.size) for piece in self._pieces)
-        sent = torch.empty(size, dtype=dtype, device=self._ranks.device)
+    def _begin(self) -> dist.Work | None:
+        # Rank 0 has the largest part of every tensor.
+        size = sum(piece.size(0, self._ranks.size) for piece in self._pieces.values())
+        sent = torch.empty(size, dtype=self._portion.dtype, device=self._ranks.device)
         start = 0
-        for piece in self._pieces:
+        for piece in self._pieces.values():
             sent[start : start + piece.local.numel()] = piece.local
             start += piece.local.numel()
         if self._ranks.rank == 0:
@@ -78,16 +107,26 @@ class _Gathering:
             self._work.wait()
         if self._ranks.rank != 0:
             return None
-        nbytes = self._bucket.nbytes
-        filled = Filled(self._bucket, shared[:nbytes] if shared.is_cuda else new_bytes(nbytes))
-        for piece, whole in zip(self._pieces, self._bucket.views(filled.flat).values(), strict=True):
-            torch.cat(self._parts(piece), out=whole.view(-1))
+        bucket = self._portion.bucket
+        filled = Filled(bucket, shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes))
+        views = bucket.views(filled.flat)
+        for part in self._portion.parts:
+            self._publish(part, views)
         # The next bucket's buffers come before this object goes.
-        self._received, self._pieces, self._work = [], [], None
+        self._received, self._pieces, self._work = [], {}, None
         return filled
 
-    def _parts(self, piece: _Piece) -> list[Tensor]:
-        """What the ranks have of the next parameter."""
+    def _publish(self, part: Part, views: Mapping[str, Tensor]) -> None:
+        if part.alone:
+            [own], [target] = part.own, part.published
+            torch.cat(self._shards(self._pieces[own]), out=views[target].view(-1))
+            return
+        whole = {name: torch.cat(self._shards(self._pieces[name])).view(shape) for name, shape in part.own.items()}
+        for name, tensor in self._published.publish(part, whole).items():
+            views[name].copy_(tensor)
+
+    def _shards(self, piece: _Piece) -> list[Tensor]:
+        """What the ranks have of the next tensor."""
         if not self._received:
             return [piece.local]
         parts = []
@@ -100,15 +139,15 @@ class _Gathering:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    """This rank's part of one parameter, flat: rows of it where it is sharded, else all of it."""
+    """This rank's part of one tensor, flat: rows of it where it is sharded, else all of it."""
 
     local: Tensor
     shape: tuple[int, ...]
     sharded: bool
 
     @staticmethod
-    def of(parameter: Tensor, dtype: torch.dtype, ranks: Ranks) -> _Piece:
-        shape, own = tuple(parameter.shape), parameter.detach()
+    def of(tensor: Tensor, dtype: torch.dtype, ranks: Ranks) -> _Piece:
+        shape, own = tuple(tensor.shape), tensor.detach()
         if not isinstance(own, DTensor):
             return _Piece(own.to(dtype).reshape(-1), shape, False)
         if own.placements == (Shard(0),) and own.device_mesh.size() == ranks.size:

@@ -29,6 +29,7 @@ from asyncrl.learner.report import Phases, lag_counts, step_values
 from asyncrl.learner.share import Share, build_episodes, build_share
 from asyncrl.learner.trainer import Minibatch, Result, Trainer
 from asyncrl.observe.metrics import Metrics
+from asyncrl.published import own_tensors
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, Filled
 
@@ -130,9 +131,10 @@ class Learner:
         )
 
     def _publish(self, version: int) -> None:
-        parameters = dict(self._trainer.policy.module.model.named_parameters())
-        plan = plan_gather(parameters, DTYPES[self._config.model.dtype], self._config.weights.bucket_mb << 20)
-        self._together(self._offer, version, plan, gather(parameters, plan, self._ranks))
+        policy, bucket_bytes = self._trainer.policy.module, self._config.weights.bucket_mb << 20
+        plan = plan_gather(policy.published, DTYPES[self._config.model.dtype], bucket_bytes)
+        buckets = gather(own_tensors(policy.model), plan, policy.published, self._ranks)
+        self._together(self._offer, version, [portion.bucket for portion in plan], buckets)
 
     def _offer(self, version: int, plan: Sequence[Bucket], buckets: Iterator[Filled]) -> None:
         if self._publisher is None:

@@ -10,14 +10,20 @@ from asyncrl.algorithms.logprobs import token_logprobs
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.backbone import Packed, hidden_states, load_model, shard
 from asyncrl.learner.ranks import Ranks
+from asyncrl.published import Published
 
 
 class Policy(nn.Module):
-    """Log-probs of packed tokens at `temperature`, of the Hugging Face causal language model `model`."""
+    """Log-probs of packed tokens at `temperature`, of the Hugging Face causal language model `model`, which is not
+    sharded yet. `published` says how its weights are published.
+
+    Raises ConfigError: see `Published`.
+    """
 
     def __init__(self, model: Any, temperature: float) -> None:
         super().__init__()
         self.model = model
+        self.published = Published(model)
         self._temperature = temperature
 
     def forward(self, packed: Packed, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -89,7 +89,7 @@ def _replay(
 
 def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
     network, weights = config.network, config.weights
-    expected, ways = model_shapes(config.model).parameters, (weights.channel, weights.fallback)
+    expected, ways = model_shapes(config.model).tensors, (weights.channel, weights.fallback)
     with ExitStack() as stack:
         publisher = WeightPublisher(
             network.host,

@@ -1,17 +1,23 @@
-"""Run under torchrun by test_gathering.py: gathers odd shards in small buckets and compares them with the whole."""
+"""Run under torchrun by test_gathering.py: gathers shards in small buckets and compares them with the whole."""
 
 from __future__ import annotations
 
 import gc
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.weights.buckets import on_host
+from asyncrl.published import Published, Shapes, own_tensors
+from asyncrl.weights.buckets import Bucket, Entry, on_host
+from tests.mixtures import MIXTURES, mixture
 
 
 class Odd(nn.Module):
@@ -23,22 +29,49 @@ class Odd(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.randn(shape)))
 
 
-def check(bucket_bytes: int, ranks: Ranks) -> None:
+def gathered(model: Any, published: Published, bucket_bytes: int, ranks: Ranks) -> dict[str, torch.Tensor]:
+    got: dict[str, torch.Tensor] = {}
+    largest = max(part_bytes(part.published) for part in published.parts)
+    for filled in gather(own_tensors(model), plan_gather(published, torch.bfloat16, bucket_bytes), published, ranks):
+        assert filled.flat.untyped_storage().nbytes() <= max(bucket_bytes, largest)
+        got |= on_host(filled)
+    return got
+
+
+def part_bytes(shapes: Shapes) -> int:
+    return Bucket(tuple(Entry(name, "float32", shape) for name, shape in shapes.items())).nbytes
+
+
+def check_odd_shards(bucket_bytes: int, ranks: Ranks) -> None:
     model = Odd()
     model.tied = nn.Parameter(torch.randn(4))
     expected = {name: each.detach().clone().bfloat16() for name, each in model.named_parameters()}
+    published = Published(model)
     fully_shard(model, mesh=ranks.mesh, ignored_params={model.tied})
-    got, largest = {}, 0
-    parameters = dict(model.named_parameters())
-    for filled in gather(parameters, plan_gather(parameters, torch.bfloat16, bucket_bytes), ranks):
-        largest = max(largest, filled.flat.untyped_storage().nbytes())
-        got |= on_host(filled)
+    got = gathered(model, published, bucket_bytes, ranks)
     if ranks.rank == 0:
         assert got.keys() == expected.keys(), got.keys()
         assert all(torch.equal(got[name], expected[name]) for name in expected)
-        assert largest <= max(bucket_bytes, 64 * 64 * 2), largest
     else:
         assert got == {}
+    ranks.barrier()
+
+
+def check_experts(family: str, bucket_bytes: int, ranks: Ranks) -> None:
+    """What is gathered of stacked experts is what `save_pretrained` writes of the whole model."""
+    model = mixture(family)
+    published = Published(model)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        # The other ranks write none.
+        expected = load_file(Path(folder) / "model.safetensors") if ranks.rank == 0 else {}
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=ranks.mesh)
+    fully_shard(model, mesh=ranks.mesh)
+    got = gathered(model, published, bucket_bytes, ranks)
+    assert got.keys() == expected.keys(), got.keys() ^ expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(got[name], tensor if "correction_bias" in name else tensor.bfloat16()), name
     ranks.barrier()
 
 
@@ -46,7 +79,9 @@ def main(bucket_bytes: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with joined() as ranks:
-        check(bucket_bytes, ranks)
+        check_odd_shards(bucket_bytes, ranks)
+        for family in MIXTURES:
+            check_experts(family, bucket_bytes, ranks)
         # gloo's threads must end before the interpreter does, or they take it down.
         gc.collect()
 

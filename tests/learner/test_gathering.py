@@ -10,12 +10,13 @@ from torch import nn
 
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
+from asyncrl.published import Published, own_tensors
 from asyncrl.weights.buckets import on_host
 from tests.helpers import GENEROUS_S
 
 
 @pytest.mark.parametrize("ranks", [3])
-def test_shards_of_any_shape_come_out_whole_bucket_by_bucket(ranks: int):
+def test_shards_of_any_shape_and_stacked_experts_come_out_as_they_are_saved_bucket_by_bucket(ranks: int):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [*torchrun, "-m", "tests.learner.gathered_ranks", "256"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=GENEROUS_S)
@@ -26,8 +27,8 @@ def test_later_buckets_and_steps_leave_tensors_on_the_host_alone(ranks: Ranks):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     expected = {name: each.detach().clone() for name, each in model.named_parameters()}
     got = {}
-    parameters = dict(model.named_parameters())
-    for filled in gather(parameters, plan_gather(parameters, torch.float32, 64), ranks):
+    published = Published(model)
+    for filled in gather(own_tensors(model), plan_gather(published, torch.float32, 64), published, ranks):
         got |= on_host(filled)
     for each in model.parameters():
         nn.init.zeros_(each)

@@ -49,7 +49,8 @@ class EmbeddedEngine:
     `initial_version` is the policy version of the weights that the model has; by default they are none, and generation
     waits for the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`.
 
-    Raises ConfigError: the model is too short for `max_length`, or its attention does not fit a slot cache.
+    Raises ConfigError: the model is too short for `max_length`, its attention does not fit a slot cache, or its weights
+    cannot be converted from what is published.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class EmbeddedEngine:
         self._commands.put(partial(self._scheduler.release, session))
 
     async def update_weights(self, version: int, weights: Weights) -> None:
-        """As in the protocol: tensors are named as in `model.named_parameters()`, tied ones once, and must never
-        change again, for the model may use them as they are."""
+        """As in the protocol: tensors are as they are published (see published.py), and must never change again, since
+        the model may use them as they are."""
         staged = await in_own_thread(lambda: self._parameters.stage(tensors_of(weights)))
         done: Future[None] = Future()
         self._send(partial(self._switch, version, staged, done))

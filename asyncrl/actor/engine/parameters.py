@@ -1,40 +1,48 @@
-"""A model's parameters, replaced all or none: what can fail or takes long is done before the first one changes."""
+"""A model's weights, replaced all or none: what can fail or takes long is done before the first one changes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from asyncrl.errors import WeightsError
+from asyncrl.published import Published, own_tensors
 
 
 class Parameters:
-    """Those in `model.named_parameters()`: tied ones count once, under their first name."""
+    """The parameters and persistent buffers of a Hugging Face `model`, given as they are published (see published.py).
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._parameters = dict(model.named_parameters())
+    Raises ConfigError: transformers cannot convert them.
+    """
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+    def __init__(self, model: Any) -> None:
+        self._tensors = own_tensors(model)
+        self._published = Published(model)
+        self._published.check_adopts()
+        self.shapes = self._published.shapes
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """`tensors` on the model's device in its dtype; where they are so already, the same tensors.
+        """The model's own tensors, from published `tensors`, on its device in its dtypes; where nothing is to be
+        converted, the same tensors.
 
-        Raises WeightsError: one is missing, unknown, of another shape, or no floating-point tensor.
+        Raises WeightsError: one is missing, unknown, of another shape, or floating-point where the model's is not.
         """
-        if wrong := sorted(self._parameters.keys() ^ tensors.keys()):
+        if wrong := sorted(self.shapes.keys() ^ tensors.keys()):
             raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send each once")
-        for name, parameter in self._parameters.items():
-            if tensors[name].shape != parameter.shape or not tensors[name].is_floating_point():
+        for name, shape in self.shapes.items():
+            if tuple(tensors[name].shape) != shape:
                 raise WeightsError(
-                    f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; "
-                    f"the model has {parameter.dtype} {tuple(parameter.shape)}"
+                    f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; the model has {shape}"
                 )
-        return {name: tensors[name].to(parameter).contiguous() for name, parameter in self._parameters.items()}
+        own = self._published.adopt(tensors)
+        for name, tensor in self._tensors.items():
+            if own[name].is_floating_point() != tensor.is_floating_point():
+                raise WeightsError(f"{name} came as {own[name].dtype}; the model has {tensor.dtype}")
+        return {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> None:
         """Put what `stage` returned in the place of the model's own tensors, without a copy."""
         for name, tensor in staged.items():
-            self._parameters[name].data = tensor
+            self._tensors[name].data = tensor

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from asyncrl.actor.engine.base import Generation
+from asyncrl.published import Published, own_tensors
 from tests.helpers import GENEROUS_S
 
 VOCABULARY = 61
@@ -40,7 +41,12 @@ def tiny_model(seed: int = 0, family: str = "qwen3", **extra: Any) -> Any:
 
 
 def parameters(model: Any) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    """Copies of the weights as they are published."""
+    published, own = Published(model), own_tensors(model)
+    tensors: dict[str, torch.Tensor] = {}
+    for part in published.parts:
+        tensors |= published.publish(part, {name: own[name] for name in part.own})
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def prompt(rng: np.random.Generator, length: int) -> NDArray[np.int32]:

@@ -42,13 +42,13 @@ def open_fleet(config: TrainConfig) -> OpenedEngine:
         partial(SERVERS[engine.kind], config),
         Switcher(weights.mode, flush, weights.drain_s, changed),
         changed,
-        expected=policy.parameters,
+        expected=policy.tensors,
         vocabulary=policy.vocabulary,
         rules=Rules(engine.attempts, engine.wait_s, engine.check_s, not flush, engine.segment_tokens),
         folders=_folders(config) if "disk" in weights.transports else None,
         staging=staging,
     )
-    return OpenedEngine(fleet, policy.parameters, [fleet.keep, *(server.keep for server in launched)])
+    return OpenedEngine(fleet, policy.tensors, [fleet.keep, *(server.keep for server in launched)])
 
 
 def _discovery(config: TrainConfig) -> Discovery:

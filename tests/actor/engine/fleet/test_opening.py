@@ -36,7 +36,7 @@ def configured(model: Path, tmp_path: Path) -> TrainConfig:
 def test_the_tensors_that_a_fleet_expects_are_those_of_the_embedded_engine(model: Path) -> None:
     policy = model_shapes(ModelConfig(path=str(model)))
     engine = EmbeddedEngine(tiny_model(), EngineConfig(slots=1, max_length=8))
-    assert policy.parameters == engine.expected
+    assert policy.tensors == engine.expected
     assert policy.vocabulary == VOCABULARY
 
 

@@ -1,0 +1,141 @@
+"""Mixtures of experts and persistent buffers: from the learner into folders, exports and engines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from asyncrl.actor.engine.embedded import EmbeddedEngine
+from asyncrl.config.schema import EngineConfig, ModelConfig
+from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.learner.backbone import Packed, full_tensors
+from asyncrl.learner.export import described, export
+from asyncrl.learner.policy import Policy, load_policy
+from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.run import train
+from asyncrl.model_shapes import model_shapes
+from asyncrl.types import Sampling
+from asyncrl.weights.folders import write_folder
+from tests.actor.engine.support import assert_exact
+from tests.learner.support import VOCABULARY, FakeMetrics, FakePublisher, FakeReplay, make_config
+from tests.mixtures import BIASED, MIXTURES, save_mixture
+
+EMBEDDED = [family for family in MIXTURES if family != "deepseek_v3"]
+"""The embedded engine knows no latent attention."""
+
+PROMPT = np.arange(5, 17, dtype=np.int32)
+
+
+@pytest.fixture(params=MIXTURES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    folder = save_mixture(tmp_path / "policy", request.param, vocab_size=VOCABULARY)
+    build_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def changed(folder: Path, ranks: Ranks, dtype: str = "float32") -> Policy:
+    """A policy whose weights are not those of its folder."""
+    policy = load_policy(ModelConfig(str(folder), dtype=dtype), 1.0, ranks)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_((parameter * 40).sin() * 0.2)
+    return policy
+
+
+def logprobs(policy: Policy, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        values, _ = policy(Packed.of([torch.from_numpy(tokens).long()]))
+    return values.numpy()
+
+
+def logits(folder: Path) -> Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.from_numpy(PROMPT).long()[None]).logits[0]
+
+
+def assert_loads_as(policy: Policy, folder: Path) -> None:
+    ids = torch.from_numpy(PROMPT).long()
+    loaded = logits(folder)[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+    torch.testing.assert_close(loaded, torch.from_numpy(logprobs(policy, PROMPT))[1:], atol=1e-5, rtol=0)
+
+
+def buffers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each for name, each in tensors.items() if name.endswith("e_score_correction_bias")}
+
+
+def test_the_export_holds_what_was_trained_buffers_included(folder: Path, ranks: Ranks, tmp_path: Path):
+    policy = changed(folder, ranks)
+    export(policy, ModelConfig(str(folder)), tmp_path / "exported", ranks)
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "exported" / "model.safetensors")
+    assert {name: each.shape for name, each in before.items()} == {name: each.shape for name, each in after.items()}
+    assert_loads_as(policy, tmp_path / "exported")
+
+
+def test_a_pushed_folder_holds_what_was_trained_buffers_included(folder: Path, ranks: Ranks, tmp_path: Path):
+    config, policy = ModelConfig(str(folder)), changed(folder, ranks)
+    tensors = full_tensors(policy.model, policy.published, torch.float32, ranks)
+    assert {name: tuple(each.shape) for name, each in tensors.items()} == model_shapes(config).tensors
+    assert_loads_as(policy, write_folder(tmp_path, 1, tensors, described(config)))
+
+
+@pytest.mark.parametrize("folder", EMBEDDED, indirect=True)
+def test_an_embedded_engine_serves_the_pushed_weights_log_prob_for_log_prob(folder: Path, ranks: Ranks):
+    policy = changed(folder, ranks)
+    tensors = full_tensors(policy.model, policy.published, torch.float32, ranks)
+
+    async def scenario():
+        engine = EmbeddedEngine.load(str(folder), EngineConfig(slots=2, max_length=64), initial_version=0)
+        assert engine.expected == policy.published.shapes
+        old = await engine.generate(PROMPT, Sampling(1.0, 20), (), "old")
+        await engine.update_weights(1, tensors)
+        new = await engine.generate(PROMPT, Sampling(1.0, 20), (), "new")
+        await engine.close()
+        return old, new
+
+    old, new = asyncio.run(scenario())
+    assert set(new.versions) == {1}
+    ours = logprobs(policy, np.concatenate([PROMPT, new.tokens]))[len(PROMPT) :]
+    np.testing.assert_allclose(new.logprobs, ours, atol=1e-4)
+    stale = logprobs(policy, np.concatenate([PROMPT, old.tokens]))[len(PROMPT) :]
+    assert np.abs(old.logprobs - stale).max() > 0.1
+    assert_exact({0: AutoModelForCausalLM.from_pretrained(folder).eval()}, PROMPT, old, 1.0)
+
+
+@pytest.mark.parametrize("folder", BIASED, indirect=True)
+def test_buffers_are_pushed_and_exported_in_their_own_dtype(folder: Path, ranks: Ranks, tmp_path: Path):
+    config, policy = ModelConfig(str(folder), dtype="bfloat16"), changed(folder, ranks, "bfloat16")
+    original = buffers(load_file(folder / "model.safetensors"))
+    assert original
+    assert all(each.abs().min() > 0 for each in original.values())
+    pushed = full_tensors(policy.model, policy.published, torch.bfloat16, ranks)
+    export(policy, config, tmp_path / "exported", ranks)
+    for tensors in (pushed, load_file(tmp_path / "exported" / "model.safetensors")):
+        assert {each.dtype for name, each in tensors.items() if name not in original} == {torch.bfloat16}
+        for name, each in original.items():
+            assert tensors[name].dtype == torch.float32
+            assert torch.equal(tensors[name], each)
+
+
+def test_a_run_publishes_every_version_under_the_names_of_its_folder(folder: Path, ranks: Ranks, tmp_path: Path):
+    config = make_config(folder, tmp_path, steps=1)
+    publisher = FakePublisher()
+    train(config, ranks, FakeReplay(config), publisher, FakeMetrics(), threading.Event())
+    expected = model_shapes(config.model).tensors
+    assert list(publisher.weights) == [0, 1]
+    for tensors in publisher.weights.values():
+        assert {name: tuple(each.shape) for name, each in tensors.items()} == expected
+    experts = [name for name in expected if ".experts." in name]
+    assert any(not torch.equal(publisher.weights[0][name], publisher.weights[1][name]) for name in experts)
+    exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(exported[name], publisher.weights[1][name]) for name in expected)

@@ -1,0 +1,87 @@
+"""Experts pushed into a real server, which knows them one by one: SGLang passes over names that it does not know, and
+answers that the update succeeded."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.config.schema import ModelConfig
+from asyncrl.learner.export import described
+from asyncrl.types import Sampling
+from asyncrl.weights.folders import Weights, read_folder, write_folder
+from tests.actor.engine.real import fleet_over, folders, prompts, run
+from tests.actor.engine.support import parameters, plain_logprobs
+from tests.actor.fakes import make_tokenizer
+from tests.mixtures import mixture
+from tests.sglang.support import RealServer
+
+WAYS = ["tensor", "disk", "the learner's folder", "distributed"]
+
+
+def policy(seed: int) -> Any:
+    sizes = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 32, "max_position_embeddings": 2048}
+    return mixture("qwen3_moe", seed, vocab_size=len(make_tokenizer()), **sizes)
+
+
+def with_experts_of(seed: int) -> Any:
+    """The policy of the server's folder with other experts, and nothing else changed."""
+    model, other = policy(1000), dict(policy(seed).named_parameters())
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.data = other[name].data
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixture")
+    policy(1000).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mixed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    server = RealServer(folder, tmp_path_factory.mktemp("logs") / "server.log")
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pushed_experts_are_served_log_prob_for_log_prob(mixed: RealServer, folder: Path, way: str, tmp_path: Path):
+    version = WAYS.index(way)
+    model, transport = with_experts_of(version), way
+    weights: Weights = parameters(model)
+    if way == "the learner's folder":
+        transport, write_config = "disk", described(ModelConfig(str(folder)))
+        weights = read_folder(write_folder(tmp_path / "pushed", version, weights, write_config), version)
+
+    def open_server(url: str) -> SglangServer:
+        return SglangServer(url, context=512, transports=[transport], silence_s=300, bucket_bytes=64 << 10)
+
+    async def scenario() -> list[Generation]:
+        await mixed.ready()
+        held = folders(tmp_path / "held")
+        async with fleet_over([mixed.url], open_server, model, folders=held) as fleet:
+            await fleet.update_weights(version, weights)
+            shutil.rmtree(tmp_path / "pushed", ignore_errors=True)
+            return await asyncio.gather(
+                *(fleet.generate(start, Sampling(1.0, 40), (), f"s{i}") for i, start in enumerate(prompts(4)))
+            )
+
+    old = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for start, got in zip(prompts(4), run(scenario), strict=True):
+        whole, first = np.concatenate([start, got.tokens]), len(start) - 1
+        assert set(got.versions) == {version}
+        assert np.abs(plain_logprobs(model, whole, 1.0)[first:] - got.logprobs).max() < 1e-2
+        assert np.abs(plain_logprobs(old, whole, 1.0)[first:] - got.logprobs).max() > 1e-1
