@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from asyncrl.errors import WeightsError, WireError
 
 MAX_CHUNK_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 64 << 20
+"""Of a manifest with its deltas: 90 bytes a tensor, and a mixture of experts has up to a hundred thousand tensors."""
+
 MAX_TOGETHER = 64
 
 

@@ -32,7 +32,7 @@ from asyncrl.network.keys import ServerKeys
 from asyncrl.network.sockets import listen
 from asyncrl.network.throttle import Throttled
 from asyncrl.weights.delta import Delta, diff, same_layout
-from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Snapshot, dtype_name, take_snapshot
+from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES, Snapshot, dtype_name, take_snapshot
 from asyncrl.weights.offers import Offers
 from asyncrl.wire import Message, decode, encode
 
@@ -221,7 +221,7 @@ class Publisher:
 
     def _send(self, receiver: bytes, message: Message) -> None:
         try:
-            frames = encode(message)
+            frames = encode(message, MAX_MANIFEST_BYTES)
         except WireError as error:
             frames = encode(self._refused(message.sequence, error))
         try:

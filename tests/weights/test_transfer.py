@@ -42,6 +42,20 @@ def test_weights_arrive_bit_for_bit(context, chunk_bytes):
     asyncio.run(run())
 
 
+def test_the_manifest_of_a_mixture_with_very_many_experts_arrives(context):
+    names = [f"model.layers.{i % 60}.mlp.experts.{i // 60}.some_longer_projection.weight" for i in range(60_000)]
+
+    async def run():
+        with publisher(context) as source:
+            source.publish(0, dict.fromkeys(names, torch.ones(1)))
+            async with channel(source.endpoint, timeout_s=120) as link:
+                while (manifest := await link.newer_than(-1)) is None:
+                    pass
+        assert [spec.name for spec in manifest.tensors] == names
+
+    asyncio.run(run())
+
+
 def test_a_late_joiner_gets_only_the_newest(context):
     async def run():
         engine = HoldingEngine()

@@ -11,7 +11,7 @@ import zmq.asyncio
 from asyncrl.errors import UnavailableError, WireError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import connect
-from asyncrl.weights.manifest import MAX_CHUNK_BYTES
+from asyncrl.weights.manifest import MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES
 from asyncrl.wire import Message, decode, encode
 
 
@@ -62,7 +62,7 @@ class Requests:
             raise UnavailableError(
                 f"the weight publisher at {self.endpoint} has been silent for {self._timeout_s:g} s{advice}"
             ) from None
-        reply = decode([frame.buffer for frame in frames])
+        reply = decode([frame.buffer for frame in frames], MAX_MANIFEST_BYTES)
         if reply.kind == "refused":
             raise WireError(f"the weight publisher refused: {reply.body.get('reason')}")
         if reply.sequence != sequence:
@@ -71,5 +71,5 @@ class Requests:
 
     def _connected(self) -> zmq.asyncio.Socket:
         if self._socket is None:
-            self._socket = connect(self._context, self.endpoint, self._keys, MAX_CHUNK_BYTES)
+            self._socket = connect(self._context, self.endpoint, self._keys, max(MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES))
         return self._socket
