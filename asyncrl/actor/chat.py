@@ -1,7 +1,9 @@
 """A chat template as exact token ids: prompts, and the suffixes that follow what the policy sampled.
 
 What must hold: prompt, sampled tokens, suffix, sampled tokens, ... is the tokenisation of the template's own rendering
-of the whole conversation, wherever the policy wrote canonical text. Sampled tokens are never decoded and encoded again.
+of the whole conversation, wherever the policy wrote canonical text and the template does not rewrite what was said
+(`history` finds those that do). Sampled tokens are never decoded and encoded again, and no special token in them or
+before them comes from what messages say (`contents`).
 
 A suffix is found by rendering a dummy conversation whose assistant turn holds a mark: it is what the template writes
 after the end-of-turn token that follows the mark. It is tokenised behind that end-of-turn token, at which every
@@ -13,6 +15,7 @@ last one, so that the conversation without the tool messages is in general no pr
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -20,46 +23,98 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import ConfigError
+from asyncrl.actor.contents import Contents
+from asyncrl.actor.template import MARK, QUESTION, TOOL, Messages, Template, answer, calling, result
+from asyncrl.errors import ConfigError, RefusedError
 
-_MARK = "asyncrlmark"
-_QUESTION = {"role": "user", "content": "question"}
-
-Messages = Sequence[Mapping[str, Any]]
+_NO_CALLS = "the model's chat template does not show an assistant turn that calls tools"
 
 
 class Chat:
     """A Hugging Face tokenizer's chat template. Returned arrays are cached and read-only.
 
     `template_kwargs` are passed to the template, such as `enable_thinking=False`. `stop_ids` are the tokenizer's eos
-    and the token with which the template ends an assistant turn.
+    and the tokens with which the template ends an assistant turn: one that answers, and one that calls tools.
+    `one_call` says that the template shows one call a turn only.
 
     Raises ConfigError: there is no template, or it ends an assistant turn with no token of its own.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
-        self._template_kwargs = dict(template_kwargs or {})
-        end_id, self._end_text = self._end_of_turn()
+        self._template = Template(tokenizer, template_kwargs or {})
+        self._contents = Contents(tokenizer, self._template.source, reserved=MARK)
+        self.one_call = self._template.one_call
+        added = sorted((text for text in tokenizer.get_added_vocab() if text.strip()), key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, added)) or "(?!)")
+        self._ends_at_next, self._last_end, self._answer_end, self._call_end = self._ends_of_turns()
+        ends = [self._id(text) for text in (self._last_end, self._call_end) if text]
         eos = tokenizer.eos_token_id
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (end_id, eos) if i is not None))
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*ends, *([] if eos is None else [eos])]))
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._suffix = lru_cache(maxsize=1024)(self._make_suffix)
         self._piece = lru_cache(maxsize=1 << 16)(lambda token: self.text([token]))
 
     def prompt(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Ids of a conversation, up to where the policy begins to write; `tools` are what the template lists."""
+        """Ids of a conversation, up to where the policy begins to write; `tools` are what the template lists.
+
+        Raises RefusedError: the template does not take the messages.
+        """
         return self._prompt(json.dumps([messages, tools]))
 
-    def suffix(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
+    def suffix(self, messages: Messages, tools: Messages, last: int | None = None) -> NDArray[np.int32]:
         """Ids between the stop token of an assistant turn and where the policy writes next.
 
         `messages` are the results of all the turn's calls in order (`role` tool, `name`, `content`), a user turn, or
-        both.
+        both. `last` is the turn's last token: where it does not end the turn, the suffix begins with what does.
 
-        Raises ConfigError: the template cannot render them.
+        Raises RefusedError: the template does not take them, or does not show calls.
         """
-        return self._suffix(json.dumps([messages, tools]))
+        return self._suffix(json.dumps([messages, tools]), last)
+
+    def renders(self, tokens: NDArray[np.int32], messages: Messages, tools: Messages) -> bool:
+        """Whether `tokens` say what the template writes for the conversation: see `rendered`."""
+        rendered = self.rendered(messages, tools)
+        return np.array_equal(rendered, tokens) or self.text(rendered) == self.text(tokens)
+
+    def rendered(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
+        """Ids of the template's own rendering of a conversation, up to where the policy writes next or, where it spoke
+        last, up to the end of its turn. Raises RefusedError."""
+        hidden, shown = self._contents.hide([messages, tools])
+        if messages[-1]["role"] != "assistant":
+            return _frozen(self._contents.encode(self._template.render(hidden, shown)))
+        text = self._template.render(hidden, shown, generation_prompt=False)
+        return _frozen(self._contents.encode(self._ended(text, messages[-1])))
+
+    def written(self, messages: Messages, tools: Messages) -> str:
+        """What the policy would have to write for the template to render the last message, an assistant turn: text and
+        end of the turn. Where the template drops or moves some of it, it is the message itself, calls in hermes form.
+
+        Raises RefusedError.
+        """
+        *before, turn = messages
+        opening = self._template.render(before, tools)
+        rendered = self._ended(self._template.render(messages, tools, generation_prompt=False), turn)
+        said = rendered.removeprefix(opening)
+        if said != rendered and all(word.strip() in said for word in re.split("</?think>", turn["content"])):
+            return said
+        said = turn["content"].removeprefix("<think>\n") if opening.endswith("<think>\n") else turn["content"]
+        for call in turn.get("tool_calls") or ():
+            said += "\n" if said and not said.endswith("\n") else ""
+            said += f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+        return self._ended(said, turn)
+
+    def _ended(self, text: str, turn: Mapping[str, Any]) -> str:
+        """A text that ends with an assistant turn, up to the end of that turn. Raises RefusedError."""
+        calls = turn.get("tool_calls")
+        end = self._call_end if calls else self._last_end
+        if not end:
+            raise RefusedError(_NO_CALLS)
+        return text + end if self._ends_at_next or end not in text else text[: text.rindex(end)] + end
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Ids of what the policy might write, special tokens included."""
+        return _frozen(list(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def text(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
         """What the tokens say, marks included."""
@@ -73,63 +128,71 @@ class Chat:
         """What one token says; a part of a character reads U+FFFD."""
         return self._piece(int(token))
 
-    def _end_of_turn(self) -> tuple[int, str]:
-        if not self._tokenizer.chat_template:
-            raise ConfigError("the tokenizer of model.path has no chat template; save one with it")
-        answer = {"role": "assistant", "content": _MARK}
-        closing = self._render([_QUESTION, answer], [], generation_prompt=False).rpartition(_MARK)[2]
-        marks = set(self._tokenizer.get_added_vocab().values())
-        for token in self._encode(closing):
-            if token in marks:
-                return token, str(self._tokenizer.convert_ids_to_tokens(token))
-        raise ConfigError(
-            f"the chat template ends an assistant turn with {closing!r}, in which the tokenizer has no special token; "
-            "the policy could not say that its turn is over: add one, such as <|im_end|>, to template and tokenizer"
-        )
+    def _ends_of_turns(self) -> tuple[bool, str, str, str]:
+        """Whether a turn ends only where the next one begins, then the tokens behind an answer that is the last turn,
+        an answer that is not, and calls; those of calls are empty where the template does not show them.
+
+        A turn has an end of its own or, as GLM's, none: then it ends with the token by which the next turn begins.
+        """
+        said = [QUESTION, answer(MARK)]
+        try:
+            followed = self._template.render([*said, QUESTION], []).partition(MARK)[2]
+            closing = self._template.render(said, [], generation_prompt=False).rpartition(MARK)[2]
+        except RefusedError as error:
+            raise ConfigError(f"the tokenizer of model.path cannot render question and answer: {error}") from error
+        own, next_one = self._added.search(closing), self._added.search(followed)
+        if not next_one:
+            raise ConfigError(
+                f"the chat template ends an assistant turn with {closing!r}, in which the tokenizer has no special "
+                "token; the policy could not say that its turn is over: add one, such as <|im_end|>, to template and "
+                "tokenizer"
+            )
+        end = next_one.group()
+        return own is None, own.group() if own else end, end, self._end_of_calls(end, own is None)
+
+    def _end_of_calls(self, answer_end: str, ends_at_next: bool) -> str:
+        turn = calling([{"mark": MARK}])
+        try:
+            closing = self._template.render([QUESTION, turn], [TOOL], generation_prompt=False).rpartition(MARK)[2]
+            followed = self._template.render([QUESTION, turn, result("15")], [TOOL]).rpartition(MARK)[2]
+        except RefusedError:
+            return ""
+        if not followed:
+            return ""
+        if ends_at_next:
+            found = self._added.search(followed.removeprefix(closing))
+            return found.group() if found else ""
+        if answer_end in closing:
+            return answer_end
+        marks = self._added.findall(closing)
+        return marks[-1] if marks else ""
 
     def _make_prompt(self, key: str) -> NDArray[np.int32]:
-        messages, tools = json.loads(key)
-        return _frozen(self._encode(self._render(messages, tools)))
+        messages, tools = self._contents.hide(json.loads(key))
+        return _frozen(self._contents.encode(self._template.render(messages, tools)))
 
-    def _make_suffix(self, key: str) -> NDArray[np.int32]:
-        messages, tools = json.loads(key)
+    def _make_suffix(self, key: str, last: int | None) -> NDArray[np.int32]:
+        messages, tools = self._contents.hide(json.loads(key))
         results = [message for message in messages if message["role"] == "tool"]
-        for number, message in enumerate(results):
-            message.setdefault("tool_call_id", f"call{number:05d}")
-        text = self._render([_QUESTION, _dummy_turn(results), *messages], tools)
-        tail = text.partition(_MARK)[2]
-        _, end, after = tail.partition(self._end_text)
+        tail = self._template.render([QUESTION, _dummy_turn(results), *messages], tools).partition(MARK)[2]
+        end_text = self._call_end if results else self._answer_end
+        _, end, after = tail.partition(end_text) if end_text else ("", "", "")
         if not end:
-            raise ConfigError(
-                f"the chat template does not render an assistant turn that calls tools and ends with {self._end_text}"
-            )
-        return _frozen(self._encode(end + after)[1:])
+            raise RefusedError(_NO_CALLS)
+        ids = self._contents.encode(end + after)
+        ended = last is None or last == ids[0] or (last in self.stop_ids and not self._ends_at_next)
+        return _frozen(ids[1:] if ended else ids)
 
-    def _render(self, messages: Messages, tools: Messages, generation_prompt: bool = True) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **self._template_kwargs,
-            )
-        )
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+    def _id(self, text: str) -> int:
+        return int(self._tokenizer.convert_tokens_to_ids(text))
 
 
 def _dummy_turn(results: Messages) -> dict[str, Any]:
     """An assistant turn that made the calls which `results` answer; the mark is the last thing that it says."""
     if not results:
-        return {"role": "assistant", "content": _MARK}
-    calls: list[dict[str, Any]] = [
-        {"id": result["tool_call_id"], "type": "function", "function": {"name": result["name"], "arguments": {}}}
-        for result in results
-    ]
-    calls[-1]["function"]["arguments"] = {"mark": _MARK}
-    return {"role": "assistant", "content": "", "tool_calls": calls}
+        return answer(MARK)
+    arguments = [*([{}] * (len(results) - 1)), {"mark": MARK}]
+    return calling(arguments, [result["name"] for result in results])
 
 
 def _frozen(ids: list[int]) -> NDArray[np.int32]:

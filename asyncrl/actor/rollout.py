@@ -82,11 +82,14 @@ async def _converse(
                 {"role": "tool", "name": call.name, "content": answer}
                 for call, answer in zip(calls, answers, strict=True)
             ]
-            episode.answered(chat.suffix(messages, tools.shown))
+            episode.answered(chat.suffix(messages, tools.shown, int(generation.tokens[-1])))
 
 
 def _calls(generation: Generation, chat: Chat, tools: OpenTools) -> Sequence[ToolCall | MalformedCall]:
     """The calls of a turn that the policy ended itself, without its stop token."""
     if generation.finish_reason != "stop":
         return ()
-    return parse_tool_calls(chat.text(generation.tokens[:-1]), tools.functions)
+    calls = parse_tool_calls(chat.text(generation.tokens[:-1]), tools.functions)
+    if chat.one_call and len(calls) > 1:
+        return (MalformedCall(f"Error: one tool call at a time; none of these {len(calls)} was made.", calls[0].name),)
+    return calls

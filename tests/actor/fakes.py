@@ -88,7 +88,7 @@ _CORPUS = ["system user assistant tool calculator 5*3 = 15\n\n", '{"name": "echo
 
 
 @cache
-def _backend() -> Tokenizer:
+def _trained() -> str:
     backend = Tokenizer(models.BPE())
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -102,6 +102,17 @@ def _backend() -> Tokenizer:
         vocab_size=400, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     backend.train_from_iterator(_CORPUS, trainer)
+    return str(backend.to_str())
+
+
+def byte_level() -> Tokenizer:
+    """Byte-level BPE with Qwen's splitting and few merges, without special tokens."""
+    return Tokenizer.from_str(_trained())
+
+
+@cache
+def _backend() -> Tokenizer:
+    backend = byte_level()
     specials = ("<|endoftext|>", "<|im_start|>", END)
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in specials])
     marks = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

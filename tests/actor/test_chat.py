@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 
 from asyncrl.actor.chat import Chat
 from asyncrl.demo.tokenizer import build_tokenizer
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, RefusedError
 from tests.actor.fakes import CHATML, END, QWEN3, make_tokenizer
 
 TEMPLATES = pytest.mark.parametrize("template", [CHATML, QWEN3], ids=["chatml", "qwen3"])
@@ -99,9 +99,9 @@ def test_a_template_without_an_end_of_turn_is_refused():
         Chat(make_tokenizer("{% for message in messages %}{{ message.content }}\n{% endfor %}"))
 
 
-def test_a_template_that_hides_tool_calls_is_refused_when_a_tool_answers():
+def test_a_result_is_refused_by_a_template_that_hides_tool_calls():
     chat = Chat(make_tokenizer("{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"))
-    with pytest.raises(ConfigError, match="does not render"):
+    with pytest.raises(RefusedError, match="does not show"):
         chat.suffix([tool("15")], TOOLS)
 
 

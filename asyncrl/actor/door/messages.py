@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.actor.parsing import parse_tool_calls
+from asyncrl.actor.template import call_id
 from asyncrl.errors import RefusedError
 from asyncrl.types import ToolCall
 
@@ -43,7 +44,7 @@ def read_ask(body: Any) -> Ask:
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise RefusedError(f"max_tokens is {limit!r}; it must be a positive integer")
-    names: dict[str, str] = {}
+    names: dict[str, tuple[str, str]] = {}
     messages = tuple(_message(message, names) for message in body["messages"])
     return Ask(messages, _read_tools(body.get("tools") or []), limit, bool(body.get("stream")))
 
@@ -61,16 +62,19 @@ def _refuse_unable(body: Mapping[str, Any]) -> None:
             raise RefusedError(f"{name}={body[name]!r} would change what the policy samples; leave it out")
 
 
-def _message(message: Any, names: dict[str, str]) -> Message:
-    """One message in one form, whatever the client made of it; `names` maps the ids of calls so far to tools."""
+def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
+    """One message in one form, whatever the client made of it; `names` maps the ids of calls so far to their tools and
+    to the ids that templates take."""
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise RefusedError(f"a message must have a role of {', '.join(_ROLES)}, not {message!s:.100}")
     role = "system" if message["role"] == "developer" else message["role"]
     content = _text(message.get("content"))
     if role == "tool":
-        name = message.get("name") or names.get(message.get("tool_call_id", ""), "unknown")
-        return {"role": role, "name": name, "content": content}
-    calls = [_call(call, names) for call in message.get("tool_calls") or ()] if role == "assistant" else []
+        name, number = names.get(str(message.get("tool_call_id")), ("unknown", ""))
+        known = {"tool_call_id": number} if number else {}
+        return {"role": role, "name": str(message.get("name") or name), "content": content, **known}
+    made = message.get("tool_calls") or () if role == "assistant" else ()
+    calls = [_call(call, number, names) for number, call in enumerate(made)]
     return {"role": role, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
@@ -85,12 +89,12 @@ def _text(content: Any) -> str:
     raise RefusedError("only text can be recorded; leave images and audio out")
 
 
-def _call(call: Any, names: dict[str, str]) -> Message:
+def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
     try:
         function = call["function"]
         arguments = function.get("arguments") or "{}"
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        names[str(call.get("id", ""))] = function["name"]
+        names[str(call.get("id", ""))] = function["name"], call_id(number)
         return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise RefusedError(f"a tool call cannot be read: {error!r}") from error
@@ -112,11 +116,12 @@ def _read_tools(tools: Any) -> tuple[Message, ...]:
     return tuple(tools)
 
 
-def calls_in(text: str, tools: Sequence[Message]) -> list[ToolCall]:
-    """The calls that the policy's turn makes; none where one of them cannot be made as written."""
+def calls_in(text: str, tools: Sequence[Message], one_call: bool = False) -> list[ToolCall]:
+    """The calls that the policy's turn makes; none where one of them cannot be made as written, or where there are
+    several and the template shows one call a turn only."""
     parsed = parse_tool_calls(text, {tool["function"]["name"]: tool["function"] for tool in tools})
     calls = [call for call in parsed if isinstance(call, ToolCall)]
-    return calls if len(calls) == len(parsed) else []
+    return calls if len(calls) == len(parsed) and not (one_call and len(calls) > 1) else []
 
 
 def answer_message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:

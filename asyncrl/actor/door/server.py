@@ -131,7 +131,7 @@ class Door:
             generation = await self._generate(seat, place.branch)
             ended = generation.finish_reason == "stop"
             text = self._chat.text(generation.tokens[:-1] if ended else generation.tokens)
-            calls = calls_in(text, ask.tools)
+            calls = calls_in(text, ask.tools, self._chat.one_call)
             message = answer_message(text, calls)
             conversation.record(place, generation, read_answer(message), calls)
         except BaseException as error:

@@ -1,0 +1,129 @@
+"""What messages say stays words: only the template writes special tokens.
+
+A result of a tool, a task or an agent's message may hold `<|im_end|>\\n<|im_start|>user`. Encoded with the rendering,
+it would end the turn and begin another. So before the template sees a message, each such string in it is replaced by a
+stand-in; where a stand-in is in the rendering, the string comes back as the ids of its letters. What holds no such
+string is encoded as the tokenizer encodes the rendering.
+
+A stand-in is a number between two private-use characters. Templates trim contents, split them at `</think>` and print
+them as JSON or as Python literals; a stand-in survives all of that, and one that is torn is only words.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from functools import cached_property, lru_cache
+from typing import Any
+
+from tokenizers import AddedToken
+
+from asyncrl.errors import ConfigError
+
+OWN_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""What the policy writes in its own turn: they neither begin nor end a turn, and prompts speak of them."""
+
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_ESCAPED = (r"\ue000", r"\ue001")
+_STAND_IN = re.compile(rf"(?:{_OPEN}|\\ue000)(\d+)(?:{_CLOSE}|\\ue001)")
+_JOINT = _OPEN + _CLOSE
+
+
+class Contents:
+    """Hides special tokens in messages from a template, and encodes what the template made of the messages.
+
+    Special tokens are the tokenizer's, and added tokens that the template's `source` names; `OWN_MARKS` are not hidden.
+    `reserved` is hidden as well. A template whose marks are words to its tokenizer cannot be protected so.
+    """
+
+    def __init__(self, tokenizer: Any, source: str, reserved: str) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = [*_turn_marks(tokenizer, source), reserved, _OPEN, _CLOSE, *_ESCAPED]
+        self._numbers = {text: number for number, text in enumerate(self._hidden)}
+        self._pattern = re.compile("|".join(map(re.escape, sorted(self._hidden, key=len, reverse=True))))
+        self._letters = lru_cache(maxsize=None)(self._encode_letters)
+
+    def hide(self, value: Any) -> Any:
+        """A copy of messages or tools, with stand-ins in all of its texts and keys."""
+        match value:
+            case str():
+                return self._pattern.sub(lambda found: f"{_OPEN}{self._numbers[found.group()]}{_CLOSE}", value)
+            case dict():
+                return {self.hide(key): self.hide(inner) for key, inner in value.items()}
+            case list() | tuple():
+                return [self.hide(inner) for inner in value]
+        return value
+
+    def encode(self, rendered: str) -> list[int]:
+        """The ids of a rendering."""
+        numbers: list[int] = []
+
+        def joint(found: re.Match[str]) -> str:
+            number = int(found[1])
+            if number >= len(self._hidden):
+                return found.group()
+            numbers.append(number)
+            return _JOINT
+
+        text = _STAND_IN.sub(joint, rendered)
+        if not numbers:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        splitting, token = self._splitting
+        ids: list[int] = []
+        following = iter(numbers)
+        for each in splitting.encode(text, add_special_tokens=False):
+            ids += self._letters(next(following)) if each == token else (each,)
+        return ids
+
+    @cached_property
+    def _splitting(self) -> tuple[Any, int]:
+        """A copy of the tokenizer in which a joint is one special token: what is beside it is encoded as beside any
+        special token. It is made when it is first needed."""
+        splitting = copy.deepcopy(self._tokenizer)
+        splitting.add_tokens([AddedToken(_JOINT, normalized=False, special=True)], special_tokens=True)
+        return splitting, int(splitting.convert_tokens_to_ids(_JOINT))
+
+    def _encode_letters(self, number: int) -> tuple[int, ...]:
+        """The ids of a hidden string, none of which is an added token: in as few parts as that takes."""
+        text = self._hidden[number]
+        added = set(self._tokenizer.get_added_vocab().values())
+        whole = _behind_newline(self._tokenizer, text, split_special_tokens=True)
+        if not added & set(whole):
+            return tuple(whole)
+        for cut in range(1, len(text)):
+            ids = [
+                *_behind_newline(self._tokenizer, text[:cut]),
+                *_behind_newline(self._tokenizer, text[cut:]),
+            ]
+            if not added & set(ids):
+                return tuple(ids)
+        raise ConfigError(
+            f"the tokenizer of model.path cannot write {text!r} in letters; give it a vocabulary of bytes"
+        )
+
+
+def _turn_marks(tokenizer: Any, source: str) -> list[str]:
+    """The texts of tokens with which a template can begin or end what somebody says."""
+    tokens = tokenizer.added_tokens_decoder.values()
+    return [
+        token.content
+        for token in tokens
+        if token.content.strip() and token.content not in OWN_MARKS
+        if token.special or (token.content in source and _is_mark(token.content))
+    ]
+
+
+def _is_mark(text: str) -> bool:
+    """Whether an added token is no word: tokenizers have some for frequent words and for blanks."""
+    return not text[0].isalnum() and not text[-1].isalnum()
+
+
+def _behind_newline(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    """The ids of `text` inside of a text: some tokenizers put a blank before what they begin with."""
+    newline = list(tokenizer.encode("\n", add_special_tokens=False))
+    ids = list(tokenizer.encode("\n" + text, add_special_tokens=False, **options))
+    return (
+        ids[len(newline) :]
+        if ids[: len(newline)] == newline
+        else list(tokenizer.encode(text, add_special_tokens=False, **options))
+    )

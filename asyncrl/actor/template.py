@@ -1,0 +1,134 @@
+"""A tokenizer's chat template: messages to text, in the form that this template takes.
+
+Templates differ in what they accept. Some want the arguments of a call as JSON text, some take one call a turn, some
+want an id of nine letters with each call, some know no system message. What can be adapted is adapted here; what a
+template refuses is a RefusedError that says why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from asyncrl.errors import ConfigError, RefusedError
+
+Messages = Sequence[Mapping[str, Any]]
+
+MARK = "asyncrlmark"
+"""A word that stands for what the policy writes, where a rendering is searched for it."""
+
+QUESTION = {"role": "user", "content": "question"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": {"mark": {"type": "string"}}, "required": ["mark"]},
+    },
+}
+"""What is shown to a template that is tried out."""
+
+
+def answer(text: str) -> dict[str, Any]:
+    """An assistant turn that only says something."""
+    return {"role": "assistant", "content": text}
+
+
+def calling(arguments: Sequence[Mapping[str, Any]], names: Sequence[str] = (), content: str = "") -> dict[str, Any]:
+    """An assistant turn with one call for each of `arguments`; they call `TOOL` unless `names` says otherwise."""
+    functions = [
+        {"name": name, "arguments": dict(each)}
+        for name, each in zip(names or [TOOL["function"]["name"]] * len(arguments), arguments, strict=True)  # type: ignore[index]
+    ]
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [{"type": "function", "function": function} for function in functions],
+    }
+
+
+def result(content: str, name: str = "lookup") -> dict[str, Any]:
+    return {"role": "tool", "name": name, "content": content}
+
+
+def call_id(number: int) -> str:
+    """The id of a turn's call by its number: nine letters, as the strictest templates want them."""
+    return f"call{number:05d}"
+
+
+class Template:
+    """The chat template of a Hugging Face tokenizer, or its templates where it has one for tools.
+
+    `source` is what they are written in. `one_call` says that it shows one call a turn only.
+
+    Raises ConfigError: there is none.
+    """
+
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
+        written = tokenizer.chat_template
+        if not written:
+            raise ConfigError("the tokenizer of model.path has no chat template; save one with it")
+        self.source = "\n".join(written.values()) if isinstance(written, dict) else str(written)
+        self._tokenizer = tokenizer
+        self._template_kwargs = dict(template_kwargs)
+        self.one_call = False
+        self._arguments_as_text = False
+        if not self._shows(MARK):
+            self._arguments_as_text = True
+            self._arguments_as_text = self._shows(MARK)
+        self.one_call = self._shows(MARK) and not self._shows(MARK, MARK + "2")
+
+    def render(self, messages: Messages, tools: Messages, generation_prompt: bool = True) -> str:
+        """Raises RefusedError: the template does not take the messages, or the tools."""
+        prepared = self._prepared(messages)
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    prepared,
+                    tools=list(tools) or None,
+                    add_generation_prompt=generation_prompt,
+                    tokenize=False,
+                    **self._template_kwargs,
+                )
+            )
+        except Exception as error:  # a template raises whatever its expressions raise
+            reason = f"{error}" or type(error).__name__
+            raise RefusedError(f"the model's chat template refuses the conversation: {reason}") from error
+
+    def _prepared(self, messages: Messages) -> list[dict[str, Any]]:
+        """The messages with ids at calls and results, and arguments as the template takes them."""
+        prepared = []
+        results = 0
+        for message in messages:
+            changed = dict(message)
+            if calls := message.get("tool_calls"):
+                if self.one_call and len(calls) > 1:
+                    raise RefusedError("one tool call at a time: the model's chat template shows one a turn")
+                changed["tool_calls"] = [self._call(call, number) for number, call in enumerate(calls)]
+            if message["role"] == "tool":
+                changed.setdefault("tool_call_id", call_id(results))
+            results = results + 1 if message["role"] == "tool" else 0
+            prepared.append(changed)
+        return prepared
+
+    def _call(self, call: Mapping[str, Any], number: int) -> dict[str, Any]:
+        function = dict(call.get("function", call))
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str) and not self._arguments_as_text:
+            with suppress(ValueError):
+                arguments = json.loads(arguments)
+        elif self._arguments_as_text and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        function["arguments"] = arguments
+        return {"id": call_id(number), "type": "function", "function": function}
+
+    def _shows(self, *arguments: str) -> bool:
+        """Whether the template shows calls with these arguments in one turn, and not as Python writes a dict."""
+        turn = calling([{"mark": text} for text in arguments])
+        try:
+            text = self.render([QUESTION, turn, *(result("15") for _ in arguments)], [TOOL])
+        except RefusedError:
+            return False
+        return all(mark in text for mark in arguments) and "{'mark'" not in text

@@ -1,0 +1,155 @@
+"""Tokenizers with chat templates written after the behaviour of real model families, special tokens included.
+
+The templates are this project's own: they do what a family's template does (what it writes in which order, what it
+drops, refuses and requires) in other words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tests.actor.fakes import byte_level
+
+_FOLDER = Path(__file__).parent / "jinja"
+
+
+@dataclass(frozen=True)
+class Family:
+    """`special` are special tokens, `marks` added tokens that are not special, `swallowing` those of `special` that
+    take in the blanks behind them. `tool_use` has a template of its own for conversations with tools."""
+
+    special: tuple[str, ...]
+    eos: str
+    bos: str | None = None
+    marks: tuple[str, ...] = ()
+    swallowing: tuple[str, ...] = ()
+    tool_use: bool = False
+    sentencepiece: bool = False
+
+
+_CALL = ("<tool_call>", "</tool_call>")
+_THINK = ("<think>", "</think>")
+_RESPONSE = ("<tool_response>", "</tool_response>")
+_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_LLAMA = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+)
+_MISTRAL = (
+    "<s>",
+    "</s>",
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+)
+_TEKKEN = (*_MISTRAL, "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]")
+_GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
+_DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
+_DEEPSEEK_MARKS = (
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    *(f"<｜tool▁{what}▁{where}｜>" for what in ("calls", "call", "outputs", "output") for where in ("begin", "end")),
+    "<｜tool▁sep｜>",
+)
+_COMMAND_R = (
+    "<BOS_TOKEN>",
+    "<|START_OF_TURN_TOKEN|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|SYSTEM_TOKEN|>",
+    "<|USER_TOKEN|>",
+    "<|CHATBOT_TOKEN|>",
+)
+
+FAMILIES = {
+    "qwen2_5": Family(_CHATML, "<|im_end|>", marks=_CALL),
+    "qwen3": Family(_CHATML, "<|im_end|>", marks=(*_CALL, *_RESPONSE, *_THINK)),
+    "qwen3_coder": Family(_CHATML, "<|im_end|>", marks=(*_CALL, *_RESPONSE, *_THINK)),
+    "qwq": Family(_CHATML, "<|im_end|>", marks=(*_CALL, *_RESPONSE, *_THINK)),
+    "llama3_1": Family(_LLAMA, "<|eot_id|>", "<|begin_of_text|>"),
+    "llama3_2": Family(_LLAMA, "<|eot_id|>", "<|begin_of_text|>"),
+    "llama3_3": Family(_LLAMA, "<|eot_id|>", "<|begin_of_text|>"),
+    "mistral_nemo": Family(_MISTRAL, "</s>", "<s>"),
+    "mistral_small_3_2": Family(_TEKKEN, "</s>", "<s>"),
+    "devstral": Family(_TEKKEN, "</s>", "<s>"),
+    "gemma2": Family(_GEMMA, "<eos>", "<bos>", marks=("\n\n", "<table>")),
+    "gemma3": Family((*_GEMMA, "<start_of_image>"), "<eos>", "<bos>", marks=("\n\n", "<table>")),
+    "deepseek_v3": Family(_DEEPSEEK, _DEEPSEEK[1], _DEEPSEEK[0], marks=_DEEPSEEK_MARKS),
+    "deepseek_r1_distill": Family(_DEEPSEEK, _DEEPSEEK[1], _DEEPSEEK[0], marks=(*_DEEPSEEK_MARKS, *_THINK)),
+    "glm4_5": Family(
+        ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+        "<|endoftext|>",
+        marks=(*_CALL, *_RESPONSE, *_THINK, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    "gpt_oss": Family(
+        ("<|endoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>"),
+        "<|return|>",
+    ),
+    "phi3_5": Family(
+        ("<s>", "</s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        "<|endoftext|>",
+        "<s>",
+        swallowing=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        sentencepiece=True,
+    ),
+    "phi4": Family(("<|endoftext|>", "<|im_start|>", "<|im_sep|>", "<|im_end|>"), "<|im_end|>"),
+    "hermes3": Family((*_LLAMA, "<|im_start|>", "<|im_end|>"), "<|im_end|>", "<|begin_of_text|>", tool_use=True),
+    "command_r": Family(_COMMAND_R, "<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>", tool_use=True),
+    "granite": Family(("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"), "<|end_of_text|>"),
+    "kimi_k2": Family(
+        ("[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>"),
+        "<|im_end|>",
+        marks=(
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+        ),
+    ),
+}
+
+
+@cache
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a family, with its template."""
+    family = FAMILIES[name]
+    backend = _sentencepiece() if family.sentencepiece else byte_level()
+    backend.add_special_tokens(
+        [AddedToken(text, normalized=False, special=True, rstrip=text in family.swallowing) for text in family.special]
+    )
+    backend.add_tokens([AddedToken(text, normalized=False) for text in family.marks])
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos)
+    template = (_FOLDER / f"{name}.jinja").read_text()
+    if family.tool_use:
+        made.chat_template = {"default": template, "tool_use": (_FOLDER / f"{name}_tool_use.jinja").read_text()}
+    else:
+        made.chat_template = template
+    return made
+
+
+def _sentencepiece() -> Tokenizer:
+    """Letters with bytes to fall back on, as Llama 2's: each stretch of text begins with a blank of its own."""
+    letters = [*map(chr, range(33, 127)), "▁"]
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence([])
+    return backend
