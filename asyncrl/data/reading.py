@@ -207,12 +207,10 @@ def _schemas(tools: Any) -> list[Any]:
 
 
 def _check_schema(schema: Any) -> None:
-    function = schema.get("function", schema) if isinstance(schema, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or not isinstance(function.get("parameters", {}), dict):
-        raise ValueError(
-            f"a schema must be {{name, description, parameters}}, in an OpenAI tool or alone: {schema!r:.100}"
-        )
+    match schema.get("function", schema) if isinstance(schema, dict) else None:
+        case {"name": str(), **rest} if isinstance(rest.get("parameters", {}), dict):
+            return
+    raise ValueError(f"a schema must be {{name, description, parameters}}, in an OpenAI tool or alone: {schema!r:.100}")
 
 
 def _no_number(name: str) -> Any:
