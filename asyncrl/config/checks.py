@@ -285,9 +285,13 @@ def check_bind(
     host: str, insecure: bool, secured: bool = False, key: str = "network.host", fix: str = KEYS_FIX
 ) -> None:
     """Refuse to listen where strangers can reach us, without keys (`secured`) or leave. Raises ConfigError."""
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = host == "localhost"
-    if not (local or secured or insecure):
+    if not (is_loopback(host) or secured or insecure):
         raise ConfigError(f"{key}={host} can be reached from other machines: {fix}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def start_child(command: Sequence[str], log: Path, environment: Mapping[str, str
 
     It is asked to stop when the thread that calls this ends, however that comes about (Linux only).
     """
-    ending = _end_with_parent if sys.platform == "linux" else None
+    ending = ending_with_parent(signal.SIGTERM)
     return _start(command, log, environment, stdin=subprocess.DEVNULL, preexec_fn=ending)
 
 
@@ -60,5 +60,17 @@ def last_lines(log: Path, count: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def ending_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """What a child runs before its program so that the kernel sends it `number` when the thread that started it ends,
+    however that comes about; None where the kernel is not Linux."""
+    if sys.platform != "linux":
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def prepare() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, number)
+        # A parent that ended before the kernel knew of this is not noticed any more.
+        if os.getppid() != parent:
+            os.kill(os.getpid(), number)
+
+    return prepare

@@ -24,7 +24,7 @@ def roles(config: TrainConfig, overrides: Sequence[str]) -> list[Role]:
         *_replay(config.replay.shards, overrides),
         *(_role(f"scoring-{index}", "scoring", overrides) for index in range(cluster.scorers)),
         *(_role(f"actor-{index}", "actor", overrides) for index in range(cluster.actors)),
-        learner(cluster.learner_ranks, overrides),
+        _role("learner", "learner", overrides),
     ]
 
 
@@ -36,11 +36,3 @@ def _replay(shards: int, overrides: Sequence[str]) -> list[Role]:
 
 def _role(name: str, module: str, overrides: Sequence[str]) -> Role:
     return Role(name, [sys.executable, "-m", f"asyncrl.{module}", *overrides])
-
-
-def learner(ranks: int, overrides: Sequence[str]) -> Role:
-    """The learner: one process, or torchrun over `ranks` of them."""
-    if ranks == 1:
-        return _role("learner", "learner", overrides)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return Role("learner", [sys.executable, *torchrun, "-m", "asyncrl.learner", *overrides])

@@ -1,15 +1,34 @@
-"""`python -m asyncrl.learner`, or torchrun over several ranks of it: train until all steps are done, or a signal."""
+"""`python -m asyncrl.learner`: train until all steps are done, or a signal.
+
+With `cluster.learner_ranks` of two or more this process starts the ranks, by the same command, and watches them.
+"""
 
 from __future__ import annotations
+
+import os
+import sys
+
+from hydra.core.hydra_config import HydraConfig
 
 from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.learner.launcher import Membership, run_ranks
 
 
 def run(config: TrainConfig) -> None:
     """Train, from the newest checkpoint if there is one. Raises StoppedError on a signal."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "torchrun cannot start the learner, since its store would be open to strangers: "
+            "set cluster.learner_ranks and start one `python -m asyncrl.learner`, which starts the ranks"
+        )
     stop = process.stop_on_signals()
+    if config.cluster.learner_ranks > 1 and Membership.of_this_process() is None:
+        overrides = HydraConfig.get().overrides.task
+        run_ranks([sys.executable, "-m", "asyncrl.learner", *overrides], config.cluster.learner_ranks, stop)
+        return
     process.limit_threads(config.cluster.learner_threads)
     from asyncrl.learner.run import run as learn
 

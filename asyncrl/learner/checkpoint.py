@@ -1,4 +1,4 @@
-"""Checkpoints with torch.distributed.checkpoint: any number of ranks may read what any other number wrote.
+"""Checkpoints: any number of ranks may read what any other number wrote.
 
 One is written aside under a name that nobody looks for, renamed, and only then marked complete; without the mark it
 does not exist. Besides weights and optimiser it holds the progress; random numbers need no state, since every learner
@@ -12,24 +12,16 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from asyncrl.errors import CheckpointError
-from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.seals import damage, seal
+from asyncrl.learner.state import Parts, read_state, write_state
 from asyncrl.types import BatchPlan
 
 logger = logging.getLogger(__name__)
-
-Parts = Mapping[str, Optimised[Any]]
 
 STEP = "step-"
 COMPLETE, DAMAGED = "complete", "damaged"
@@ -77,10 +69,12 @@ class Checkpoints:
         aside = self._folder / f".tmp-{final.name}"
         if self._ranks.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
         self._ranks.barrier()
-        dcp.save(_state(parts), checkpoint_id=aside)
+        _sync(write_state(parts, aside, self._ranks))
         if self._ranks.rank == 0:
-            text = json.dumps({**asdict(progress), "fingerprint": _fingerprint(parts)})
+            extra = {"fingerprint": _fingerprint(parts), "ranks": self._ranks.size}
+            text = json.dumps({**asdict(progress), **extra})
             _write_durably(aside / PROGRESS, text)
         self._ranks.barrier()
         _sync(seal(aside, self._ranks))
@@ -123,18 +117,8 @@ class Checkpoints:
         return int(complete[-self._keep].name.removeprefix(STEP)) if len(complete) >= self._keep else 0
 
     def _load(self, newest: Path, parts: Parts) -> Progress:
-        progress = _read_progress(newest, parts)
-        state = _state(parts)
-        try:
-            dcp.load(state, checkpoint_id=newest)
-        except CheckpointException as error:
-            reason = next(iter(error.failures.values()))[0]
-            raise CheckpointError(
-                f"{newest} cannot be read: {reason}; remove that folder to resume from an older checkpoint"
-            ) from error
-        for name, part in parts.items():
-            weights, moments = state[name]["model"], state[name]["optimizer"]
-            set_state_dict(part.module, part.optimizer, model_state_dict=weights, optim_state_dict=moments)
+        progress, count = _read_progress(newest, parts)
+        read_state(parts, newest, count, self._ranks)
         logger.info("resumed after step %d from %s", progress.step, newest)
         return progress
 
@@ -145,15 +129,11 @@ class Checkpoints:
                 shutil.rmtree(folder)
 
 
-def _state(parts: Parts) -> dict[str, Any]:
-    states = {name: get_state_dict(part.module, part.optimizer) for name, part in parts.items()}
-    return {name: {"model": weights, "optimizer": moments} for name, (weights, moments) in states.items()}
-
-
-def _read_progress(folder: Path, parts: Parts) -> Progress:
+def _read_progress(folder: Path, parts: Parts) -> tuple[Progress, int]:
+    """The progress, and how many ranks wrote the checkpoint."""
     try:
         values = json.loads((folder / PROGRESS).read_text())
-        fingerprint = values.pop("fingerprint")
+        fingerprint, ranks = values.pop("fingerprint"), values.pop("ranks", 0)
         values["evaluations"] = {int(step): version for step, version in values["evaluations"].items()}
         progress = Progress(**values)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -162,7 +142,12 @@ def _read_progress(folder: Path, parts: Parts) -> Progress:
         raise CheckpointError(
             f"{folder} is a checkpoint of another model than model.path now names; choose another run.name"
         )
-    return progress
+    if not ranks:
+        raise CheckpointError(
+            f"{folder} was written by an earlier version of asyncrl, in another format: finish the run with that "
+            "version, or begin another run.name with model.path at its last export"
+        )
+    return progress, ranks
 
 
 def _fingerprint(parts: Parts) -> str:
@@ -182,8 +167,8 @@ def _write_durably(path: Path, text: str) -> None:
     _sync(path.parent)
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.ranks import Ranks, shard_of
 from asyncrl.published import Part, Published
 from asyncrl.weights.buckets import Bucket, Entry, Filled
 from asyncrl.weights.manifest import DTYPES, dtype_name, new_bytes
@@ -158,6 +158,4 @@ class _Piece:
         """Elements that `rank` has of it."""
         if not self.sharded:
             return math.prod(self.shape)
-        rows, rest = self.shape[0], math.prod(self.shape[1:])
-        share = -(-rows // ranks)
-        return max(0, min(share, rows - rank * share)) * rest
+        return len(shard_of(self.shape[0], rank, ranks)) * math.prod(self.shape[1:])

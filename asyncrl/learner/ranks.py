@@ -1,4 +1,7 @@
-"""The learner's ranks: one process each, under torchrun or alone, on GPUs with NCCL or on the CPU with gloo."""
+"""The learner's ranks: one process each, all on one machine, on GPUs with NCCL or on the CPU with gloo.
+
+What they send each other are tensors and bytes of safetensors: nothing that arrives from a socket is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from asyncrl.errors import StoppedError
+from asyncrl.learner.launcher import Membership
+from asyncrl.weights.nccl import loopback_interface
 
 PATIENCE = timedelta(days=1)
-"""How long a rank waits for the others. A lost rank is noticed by whoever started it; a slow replay is no fault."""
+"""How long a rank waits for the others: a slow replay is no fault. A rank that is lost or hangs is the launcher's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +45,21 @@ class Ranks:
 
     def merge(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The sum over ranks of each named tensor, on the CPU. A rank may lack names that others have."""
-        own = {name: tensor.detach().cpu() for name, tensor in sums.items()}
-        gathered: list[dict[str, Tensor]] = [own] * self.size
+        own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items()}
+        gathered = [own]
         if self.size > 1:
-            dist.all_gather_object(gathered, own)
+            gathered = [safetensors.torch.load(each) for each in self._gather_bytes(safetensors.torch.save(own))]
         names = dict.fromkeys(name for each in gathered for name in each)
         return {name: torch.stack([each[name] for each in gathered if name in each]).sum(0) for name in names}
+
+    def _gather_bytes(self, own: bytes) -> list[bytes]:
+        """What every rank has, in their order."""
+        sizes = self.sum(torch.eye(self.size, dtype=torch.int64)[self.rank] * len(own)).tolist()
+        sent = torch.zeros(max(sizes), dtype=torch.uint8)
+        sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(received, sent)
+        return [each[:size].numpy().tobytes() for each, size in zip(received, sizes, strict=True)]
 
     def leave_if(self, stopped: bool) -> None:
         """Raises StoppedError on every rank where `stopped` is true on any, so that none waits for one that left."""
@@ -56,22 +71,32 @@ class Ranks:
         self.sum(torch.zeros(()))
 
 
+def shard_of(rows: int, rank: int, ranks: int) -> range:
+    """Which of a sharded tensor's rows are on `rank`, as FSDP deals them out."""
+    share = -(-rows // ranks)
+    return range(min(rows, rank * share), min(rows, (rank + 1) * share))
+
+
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """The ranks that torchrun's environment names, else this process alone; they part at the end."""
+    """The ranks that `launcher.run_ranks` started with this process, else this process alone; they part at the end."""
+    # gloo listens also where there is one rank; all are on this machine, wherever the other roles are.
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
+    member = Membership.of_this_process()
+    store: dist.Store = dist.HashStore()
+    if member is not None:
+        member.beat()
+        store = dist.FileStore(member.rendezvous, member.size)
+    rank, size = (member.rank, member.size) if member is not None else (0, 1)
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(rank)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=PATIENCE)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=PATIENCE)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     try:
         kind = "cuda" if cuda else "cpu"
-        size = dist.get_world_size()
-        device = torch.device(kind, torch.cuda.current_device()) if cuda else torch.device(kind)
-        yield Ranks(dist.get_rank(), size, device, init_device_mesh(kind, (size,)))
+        device = torch.device(kind, rank) if cuda else torch.device(kind)
+        yield Ranks(rank, size, device, init_device_mesh(kind, (size,)))
     finally:
         # What still refers to a gloo group keeps its threads, and those abort a process that exits.
         gc.collect()

@@ -34,7 +34,7 @@ from asyncrl.replay.shards import ShardedReplay
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.channels.opening import weights_dir
 from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.nccl import agree_with_servers
+from asyncrl.weights.nccl import agree_with_servers, keep_to_loopback
 from asyncrl.weights.publisher import Publisher as WeightPublisher
 from asyncrl.weights.push import Push
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig, stop: threading.Event) -> None:
-    """Train as `config` says, as the rank that torchrun's environment names, else as the only one. With `replay.source`
+    """Train as `config` says, as the rank that this process was started as, else as the only one. With `replay.source`
     the recorded plans of another run are trained again, and nothing is published or evaluated.
 
     Raises StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
@@ -52,6 +52,7 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         config = replace(config, learner=replace(config.learner, eval_every=0))
     if config.weights.channel == "distributed":
         agree_with_servers(config)
+    keep_to_loopback(config, actor=False)
     with ExitStack() as stack:
         ranks = stack.enter_context(joined())
         context = stack.enter_context(zmq.Context())

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from asyncrl.replay.records import State
 from asyncrl.replay.stored import StoredRun
@@ -95,18 +94,14 @@ def _repeated(run: Run) -> int:
 def _weights(run_dir: Path) -> dict[str, bytes]:
     """The exported weights, and weights and moments of the last checkpoint, as bytes by name."""
     newest = max(mark.parent for mark in (run_dir / "checkpoints").glob("step-*/complete"))
-    whole = run_dir / "checkpoint.pt"
-    dcp_to_torch_save(newest, whole)
-    tensors = _flatten(torch.load(whole, weights_only=True), newest.name)
-    tensors |= _flatten(load_file(run_dir / "model" / "model.safetensors"), "export")
+    files = [load_file(path) for path in sorted(newest.glob("*.safetensors"))]
+    tensors = {f"{newest.name}.{name}": value for name, value in _whole(files).items()}
+    exported = load_file(run_dir / "model" / "model.safetensors")
+    tensors |= {f"export.{name}": value for name, value in exported.items()}
     return {name: value.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name, value in tensors.items()}
 
 
-def _flatten(values: dict[str, Any], prefix: str) -> dict[str, torch.Tensor]:
-    flat: dict[str, torch.Tensor] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}.{name}")
-        elif isinstance(value, torch.Tensor):
-            flat[f"{prefix}.{name}"] = value
-    return flat
+def _whole(files: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """What several ranks have of each tensor, put together."""
+    parts = {name: [each[name] for each in files if name in each] for name in files[0]}
+    return {name: found[0] if len(found) == 1 else torch.cat(found) for name, found in parts.items()}

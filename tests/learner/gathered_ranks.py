@@ -1,4 +1,4 @@
-"""Run under torchrun by test_gathering.py: gathers shards in small buckets and compares them with the whole."""
+"""Run as ranks by test_gathering.py: gathers shards in small buckets and compares them with the whole."""
 
 from __future__ import annotations
 

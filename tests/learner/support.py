@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.schema import AlgorithmConfig, Choice, DataConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.learner.launcher import run_ranks
 from asyncrl.types import BatchPlan, Labels, Role, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, Filled, on_host
 from tests.helpers import make_trajectory
@@ -72,6 +76,12 @@ def with_critic(config: TrainConfig) -> TrainConfig:
     config.algorithm.entropy_weight = 0.01
     config.critic.lr = 1e-2
     return config
+
+
+def launch(module: str, ranks: int, *arguments: str) -> None:
+    """Run a module of the tests as `ranks` ranks."""
+    with chdir(Path(__file__).parents[2]):
+        run_ranks([sys.executable, "-m", module, *arguments], ranks, threading.Event())
 
 
 class FakeReplay:

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
 from asyncrl.errors import CheckpointError
-from asyncrl.learner.checkpoint import PROGRESS, Checkpoints, Parts, Progress
+from asyncrl.learner.checkpoint import PROGRESS, Checkpoints, Progress
 from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.state import Parts
 from tests.learner.support import write_model
 
 
@@ -65,15 +66,13 @@ def test_a_half_written_checkpoint_does_not_exist(
     move(parts)
     checkpoints.save(Progress(step=2), parts)
     saved = tensors(parts)
-    write = dcp.save
 
-    def killed(*args: object, **kwargs: object) -> None:
-        write(*args, **kwargs)
+    def killed(*_: object) -> Path:
         raise KeyboardInterrupt
 
     move(parts)
     with monkeypatch.context() as patched:
-        patched.setattr(dcp, "save", killed)
+        patched.setattr("asyncrl.learner.checkpoint.write_state", killed)
         with pytest.raises(KeyboardInterrupt):
             checkpoints.save(Progress(step=4), parts)
     unmarked = tmp_path / "step-000006"
@@ -169,3 +168,17 @@ def test_the_oldest_checkpoint_that_is_kept_says_what_may_be_forgotten(model: Pa
         checkpoints.save(Progress(step=step), parts)
         covered.append(checkpoints.covered())
     assert covered == [0, 3, 6]
+
+
+def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do(model: Path, ranks: Ranks, tmp_path: Path):
+    parts = make_parts(model, ranks)
+    checkpoints = Checkpoints(tmp_path, 2, ranks)
+    checkpoints.save(Progress(step=2), parts)
+    [folder] = checkpoints.complete()
+    for file in folder.glob("seal-*"):
+        file.unlink()
+    values = json.loads((folder / PROGRESS).read_text())
+    del values["ranks"]
+    (folder / PROGRESS).write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="earlier version of asyncrl"):
+        checkpoints.restore(parts)

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,15 +9,12 @@ from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
 from asyncrl.published import Published, own_tensors
 from asyncrl.weights.buckets import on_host
-from tests.helpers import GENEROUS_S
+from tests.learner.support import launch
 
 
 @pytest.mark.parametrize("ranks", [3])
 def test_shards_of_any_shape_and_stacked_experts_come_out_as_they_are_saved_bucket_by_bucket(ranks: int):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*torchrun, "-m", "tests.learner.gathered_ranks", "256"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=GENEROUS_S)
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch("tests.learner.gathered_ranks", ranks, "256")
 
 
 def test_later_buckets_and_steps_leave_tensors_on_the_host_alone(ranks: Ranks):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +10,15 @@ import torch
 
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.run import train
-from tests.helpers import GENEROUS_S
-from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay
+from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, launch
 from tests.learner.two_ranks import configs, train_all
 
 
 @pytest.fixture(scope="module")
 def two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What two ranks under torchrun did, and their folder."""
+    """What two ranks did, and their folder."""
     folder = tmp_path_factory.mktemp("two")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "tests.learner.two_ranks", str(model), str(folder)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=GENEROUS_S)
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch("tests.learner.two_ranks", 2, str(model), str(folder))
     return torch.load(folder / "results.pt"), folder
 
 

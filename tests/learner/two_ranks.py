@@ -1,4 +1,6 @@
-"""Run under torchrun by test_ranks.py: trains small runs and writes down what they published and measured."""
+"""Run as ranks by test_ranks.py: trains small runs and writes down what they published and measured.
+
+A rank that sends a pickle, or unpickles anything that is more than plain values, fails."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import threading
 from pathlib import Path
 
 import torch
+from torch.distributed import distributed_c10d
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
@@ -49,8 +52,23 @@ def stop_one_of_two(model: Path, folder: Path, ranks: Ranks) -> bool:
     return False
 
 
+def refuse_pickles() -> None:
+    """Fail where torch pickles for other ranks, and where anything is looked up by name in a pickle."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a rank sends a pickle")
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "pickle.find_class":
+            raise AssertionError(f"a rank unpickles {arguments}")
+
+    distributed_c10d._object_to_tensor = refuse
+    sys.addaudithook(watch)
+
+
 def main(model: Path, folder: Path) -> None:
     torch.set_num_threads(1)
+    refuse_pickles()
     with joined() as ranks:
         results = train_all(model, folder, ranks)
         stopped = stop_one_of_two(model, folder, ranks)

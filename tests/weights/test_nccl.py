@@ -5,7 +5,7 @@ import pytest
 
 from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
 from asyncrl.learner import run as learner
-from asyncrl.weights.nccl import agree_with_servers
+from asyncrl.weights.nccl import agree_with_servers, keep_to_loopback, loopback_interface
 
 CUMEM = "NCCL_CUMEM_ENABLE"
 
@@ -51,3 +51,22 @@ def test_a_learner_in_a_group_with_such_an_actor_agrees_before_its_ranks_join(ch
     with pytest.raises(JoiningError):
         learner.run(config(channel=channel), threading.Event())
     assert os.environ.get(CUMEM) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "actor", "others", "expected"),
+    [
+        ("127.0.0.1", False, {"channel": "distributed"}, "=lo"),
+        ("10.0.0.1", False, {}, "=lo"),
+        ("10.0.0.1", False, {"channel": "distributed"}, None),
+        ("127.0.0.1", True, {}, None),
+        ("127.0.0.1", True, {"kind": "embedded"}, "=lo"),
+    ],
+)
+def test_nccl_stays_on_this_machine_but_where_weights_leave_it(host, actor, others, expected, monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")
+    del os.environ["NCCL_SOCKET_IFNAME"]
+    given = config(**others)
+    given.network.host = host
+    keep_to_loopback(given, actor)
+    assert (os.environ.get("NCCL_SOCKET_IFNAME") or None) == (expected and expected.replace("lo", loopback_interface()))

@@ -15,6 +15,7 @@ from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.weights.nccl import keep_to_loopback
 from asyncrl.weights.receiver import Channel
 from asyncrl.weights.staging import CPU, staging_device
 
@@ -22,6 +23,7 @@ from asyncrl.weights.staging import CPU, staging_device
 def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]:
     """`weights.channel`, and after it `weights.fallback`."""
     weights = config.weights
+    keep_to_loopback(config, actor=True)
 
     def requests() -> Requests:
         endpoint, context = process.weights_endpoint(config.network), zmq.asyncio.Context.instance()

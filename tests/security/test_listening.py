@@ -1,0 +1,143 @@
+"""What a whole run listens on is what docs/security.md lists, and with network.host=127.0.0.1 it is loopback only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from asyncrl.types import Task
+from tests.chaos.world import World
+from tests.end_to_end.support import ROOT, Run, read_config
+from tests.helpers import until
+
+RANKS = 2
+SHARDS = 2
+LOOPBACK = "127.0.0.1"
+FREE = "free"
+
+Sockets = dict[str, list[str]]
+
+
+async def one_request(task: Task, base_url: str, api_key: str) -> None:
+    """An agent that has one answer."""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
+        async with session.post(f"{base_url}/chat/completions", json={"messages": [*task.messages]}) as response:
+            await response.read()
+
+
+def documented() -> list[dict[str, str]]:
+    """The rows of the table in docs/security.md, by the names of its columns."""
+    text = (ROOT / "docs" / "security.md").read_text()
+    section = text[text.index("## What listens") :].split("\n## ")[0]
+    lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    names, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def expected(run: Run, settings: set[str]) -> Sockets:
+    """The ports that each process should listen on by the table, under `settings`."""
+    config = read_config(run.dir)
+    ports = {key: getattr(config.network, key.split(".")[1]) for key in ("network.replay_port", "network.weights_port")}
+    processes = {
+        "each replay shard": [f"replay-{shard}" for shard in range(SHARDS)],
+        "each learner rank": [f"rank-{rank}" for rank in range(RANKS)],
+        "learner rank 0": ["rank-0"],
+        "each actor": ["actor-0"],
+    }
+    found: Sockets = defaultdict(list)
+    for row in documented():
+        if row["when"] in settings:
+            for offset, process in enumerate(processes[row["process"]]):
+                key = row["port"].split(" ")[0].strip("`")
+                found[process].append(str(ports[key] + offset) if key in ports else FREE)
+    return {process: sorted(numbers) for process, numbers in found.items()}
+
+
+def listening(run: Run) -> dict[str, list[tuple[str, int]]]:
+    """Address and port of every socket of the run's processes that strangers may send to."""
+    known = json.loads((run.dir / "processes.json").read_text())
+    names = {pid: name for name, pid in known.items()} | {run.process.pid: "supervisor"}
+    found: dict[str, list[tuple[str, int]]] = {}
+    top = psutil.Process(run.process.pid)
+    for process in [top, *top.children(recursive=True)]:
+        name = names.get(process.pid) or _rank(process) or f"a child of {names.get(process.ppid(), 'a child')}"
+        open_ones = [
+            (each.laddr.ip, each.laddr.port)
+            for each in process.net_connections("inet")
+            if each.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+        ]
+        if open_ones:
+            found.setdefault(name, []).extend(open_ones)
+    return found
+
+
+def _rank(process: psutil.Process) -> str | None:
+    given = process.environ().get("ASYNCRL_RANK")
+    return f"rank-{json.loads(given)['rank']}" if given else None
+
+
+def ports_of(found: Mapping[str, list[tuple[str, int]]], fixed: set[str]) -> Sockets:
+    """Ports by process, those that are not among `fixed` as free ones."""
+    return {
+        name: sorted(str(port) if str(port) in fixed else FREE for _, port in sockets)
+        for name, sockets in found.items()
+    }
+
+
+@contextmanager
+def a_run(folder: Path, *overrides: str) -> Iterator[Run]:
+    world = World.make(folder)
+    fleet = [f"cluster.learner_ranks={RANKS}", "cluster.actors=1", "replay.max_lag=4", "learner.steps=100000"]
+    agent = f"actor.agent={one_request.__module__}.{one_request.__name__}"
+    run = Run("train", folder, *world.overrides(SHARDS), *fleet, agent, *overrides)
+    try:
+        yield run
+    finally:
+        run.stop()
+
+
+def other_interface() -> str | None:
+    """A network interface with an address that others may reach."""
+    addresses: dict[str, Any] = psutil.net_if_addrs()
+    for name, found in addresses.items():
+        if any(re.fullmatch(r"[\d.]+", each.address) and not each.address.startswith("127.") for each in found):
+            return name
+    return None
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("channel", "fallback"), [("zmq", "none"), ("disk", "none"), ("distributed", "zmq")])
+def test_a_run_listens_on_what_the_documentation_lists_and_on_loopback_only(
+    channel: str, fallback: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if interface := other_interface():
+        # What gloo would choose by itself depends on how the machine's name resolves.
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    settings = {"always", f"`weights.channel={channel}`", "`actor.agent`"}
+    with a_run(tmp_path, f"weights.channel={channel}", f"weights.fallback={fallback}") as run:
+        run.wait_for_step(2, 600)
+        wanted = expected(run, settings)
+        fixed = {port for ports in wanted.values() for port in ports}
+        seen: dict[str, Any] = {}
+
+        def as_listed() -> bool:
+            assert run.process.poll() is None, run.output
+            seen.update(now=listening(run))
+            outside = {(name, each) for name, sockets in seen["now"].items() for each in sockets if each[0] != LOOPBACK}
+            assert not outside
+            return ports_of(seen["now"], fixed) == wanted
+
+        try:
+            until(as_listed, 120)
+        except AssertionError:
+            assert ports_of(seen["now"], fixed) == wanted, seen["now"]
+            raise
