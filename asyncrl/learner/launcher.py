@@ -151,21 +151,23 @@ def run_ranks(command: Sequence[str], size: int, stop: threading.Event, patience
 
 
 def _watch(ranks: Sequence[_Rank], stop: threading.Event, patience: Patience) -> None:
-    stopping = 0.0
+    stopping: float | None = None
     while True:
         failed = next((rank for rank in ranks if rank.status), None)
-        if failed is not None and not stop.is_set():
+        if failed is not None and stopping is None:
             raise _failure(failed, ranks, patience)
         # Once one failed while all were stopping, the others wait for it in vain, and there is nothing left to lose.
         if failed is not None or all(rank.status is not None for rank in ranks):
             return
-        if stop.is_set() and stopping == 0.0:
+        if stopping is None and stop.is_set():
+            stopping = 0.0
             for rank in ranks:
                 rank.terminate()
         time.sleep(patience.every)
-        stopping += patience.every if stop.is_set() else 0.0
-        if stopping > patience.stop:
-            raise RanksError(f"the ranks did not stop within {patience.stop:.0f} s, and were killed")
+        if stopping is not None:
+            stopping += patience.every
+            if stopping > patience.stop:
+                raise RanksError(f"the ranks did not stop within {patience.stop:.0f} s, and were killed")
         for rank in ranks:
             rank.listen(patience.every)
             if how := rank.hung(patience):

@@ -29,9 +29,11 @@ Sockets = dict[str, list[str]]
 
 async def one_request(task: Task, base_url: str, api_key: str) -> None:
     """An agent that has one answer."""
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
-        async with session.post(f"{base_url}/chat/completions", json={"messages": [*task.messages]}) as response:
-            await response.read()
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session,
+        session.post(f"{base_url}/chat/completions", json={"messages": [*task.messages]}) as response,
+    ):
+        await response.read()
 
 
 def documented() -> list[dict[str, str]]:
@@ -124,7 +126,7 @@ def test_a_run_listens_on_what_the_documentation_lists_and_on_loopback_only(
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     settings = {"always", f"`weights.channel={channel}`", "`actor.agent`"}
     with a_run(tmp_path, f"weights.channel={channel}", f"weights.fallback={fallback}") as run:
-        run.wait_for_step(2, 600)
+        run.wait_for_step(2)
         wanted = expected(run, settings)
         fixed = {port for ports in wanted.values() for port in ports}
         seen: dict[str, Any] = {}
@@ -137,7 +139,7 @@ def test_a_run_listens_on_what_the_documentation_lists_and_on_loopback_only(
             return ports_of(seen["now"], fixed) == wanted
 
         try:
-            until(as_listed, 120)
+            until(as_listed)
         except AssertionError:
             assert ports_of(seen["now"], fixed) == wanted, seen["now"]
             raise
