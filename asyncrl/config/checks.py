@@ -65,8 +65,10 @@ POSITIVE = (
     "engine.server.start_s",
     "weights.bucket_mb",
     "weights.load_s",
+    "replay.dead_letter_share",
     "replay.lease_s",
     "replay.max_attempts",
+    "replay.max_dead_letters",
     "replay.max_store_gb",
     "replay.retention_steps",
     "replay.sampler.max_times_sampled",
@@ -239,6 +241,8 @@ def _check_replay(config: TrainConfig) -> None:
         "replay.shards",
         f"every shard gives some of the {groups} groups of a batch; use at most so many",
     )
+    share = "above half of the store there is little room for training"
+    require(replay.dead_letter_share <= 0.5, config, "replay.dead_letter_share", share)
     require(replay.shard < replay.shards, config, "replay.shard", f"shards count from 0 to {replay.shards - 1}")
     require(
         len(data.band) in (0, 2) and sorted(data.band) == list(data.band),

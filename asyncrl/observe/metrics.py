@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-Value = float | list[float]
+Value = float | list[float] | str
 
 
 class Metrics(Protocol):
-    """Takes named values at a step: numbers, or lists of numbers for histograms."""
+    """Takes named values at a step: numbers, lists of numbers for histograms, or text for people."""
 
     def log(self, step: int, values: Mapping[str, Value]) -> None: ...
 

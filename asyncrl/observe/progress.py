@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from asyncrl.config.schema import TrainConfig
@@ -49,6 +50,9 @@ class Progress:
         names = [f"actor-{index}" for index in range(config.cluster.actors)]
         self._learner = Tail(run_dir / "metrics" / "learner.jsonl")
         self._actors = [Tail(run_dir / "metrics" / f"{name}.jsonl") for name in names]
+        shards = config.replay.shards
+        replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
+        self._replays = [Tail(run_dir / "metrics" / f"{name}.jsonl") for name in replays]
         self._steps = config.learner.steps
         self._restarts = restarts
         self._console = Console(stderr=True)
@@ -77,7 +81,8 @@ class Progress:
         if self._console.is_terminal:
             self._live.update(_table(rows), refresh=True)
         else:
-            self._console.print("  ".join(f"{name} {value}" for name, value in rows), soft_wrap=True, highlight=False)
+            line = "  ".join(f"{name} {escape(value)}" for name, value in rows)
+            self._console.print(line, soft_wrap=True, highlight=False)
 
     def rows(self) -> list[tuple[str, str]]:
         """What is shown: names and formatted values."""
@@ -94,7 +99,10 @@ class Progress:
             ("rollout tok/s", _number(sum(actor.get("tokens_per_s", 0.0) for actor in actors))),
             ("rollout idle", _share(sum(actor.get("idle", 0.0) for actor in actors) / max(1, len(actors)))),
         ]
-        return [*rows, ("restarts", str(restarts))] if restarts else rows
+        if restarts:
+            rows.append(("restarts", str(restarts)))
+        failing = [str(tail.read().get("failing", "")) for tail in self._replays]
+        return [*rows, *(("failing", text) for text in failing if text)]
 
 
 def _number(value: float | None) -> str:
@@ -108,5 +116,5 @@ def _share(value: float | None) -> str:
 def _table(rows: list[tuple[str, str]]) -> Table:
     table = Table(show_header=False, box=None)
     for name, value in rows:
-        table.add_row(f"[dim]{name}", value)
+        table.add_row(f"[dim]{name}", escape(value))
     return table

@@ -45,7 +45,7 @@ class Console:
         self._log = logging.getLogger(f"asyncrl.{role}")
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
-        numbers = (f"{name}={value:.4g}" for name, value in values.items() if not isinstance(value, list))
+        numbers = (f"{name}={value:.4g}" for name, value in values.items() if isinstance(value, int | float))
         self._log.info("step %d: %s", step, " ".join(numbers))
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from asyncrl.errors import BusyError, RefusedError, StoreError
+from asyncrl.replay.failing import EPISODES, Failing
 from asyncrl.replay.groups import EVALUATION, TRAINING, Groups, pending_queue
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.records import Facts, Group
@@ -22,12 +23,19 @@ class Episodes:
     """What the replay does for actors, each call within the caller's transaction."""
 
     def __init__(
-        self, rules: Rules, groups: Groups, labelling: Labelling, actors: Workers, clock: Callable[[], float]
+        self,
+        rules: Rules,
+        groups: Groups,
+        labelling: Labelling,
+        actors: Workers,
+        failing: Failing,
+        clock: Callable[[], float],
     ) -> None:
         self._rules = rules
         self._groups = groups
         self._labelling = labelling
         self._actors = actors
+        self._failing = failing
         self._clock = clock
         self._given: dict[str, float] = {}
 
@@ -43,7 +51,8 @@ class Episodes:
         """Up to `want` tickets for an actor that works on `holding`.
 
         The call renews the actor's lease. What the store says it holds but it does not (a lost reply) comes first, then
-        evaluations; but half of its places are for training, as long as there is any to do.
+        evaluations; but half of its places are for training, as long as there is any to do. While everything fails,
+        new ones are few.
         """
         if self._actors.seen(tx, worker, incarnation):
             self._take_back(tx, worker)
@@ -51,12 +60,15 @@ class Episodes:
         issued = [self._ticket(tx, name) for name in lost[: max(want, 0)]]
         at_work = [*holding, *(ticket.id for ticket in issued)]
         places, evaluations = len(holding) + want, sum(pending_queue(name) == EVALUATION for name in at_work)
-        while len(issued) < want:
+        again, allowed = len(issued), self._failing.allowed(max(0, want - len(issued)))
+        while len(issued) < again + allowed:
             ticket = self._issue(tx, worker, evaluations_last=2 * evaluations >= places)
             if ticket is None:
                 break
             issued.append(ticket)
             evaluations += ticket.purpose is Purpose.EVAL
+        if len(issued) > again:
+            self._failing.issued()
         return issued
 
     def _issue(self, tx: Transaction, worker: str, evaluations_last: bool) -> Ticket | None:
@@ -139,6 +151,7 @@ class Episodes:
             trajectory.sampled_tokens,
             trajectory.oldest_version,
         )
+        self._failing.succeeded(EPISODES)
         tx.put_bytes("data", trajectory.id, frames)
         self._labelling.offer(tx, trajectory.id, facts, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")

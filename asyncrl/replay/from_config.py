@@ -48,6 +48,8 @@ def rules(config: TrainConfig) -> Rules:
         reissue_evicted=replay.reissue_evicted,
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
+        max_letters=replay.max_dead_letters,
+        max_letter_bytes=replay.max_store_gb * replay.dead_letter_share * 1e9,
         # The actor's own limit comes first; this one is for an actor whose limit does not work.
         longest_episode_s=config.actor.episode_timeout_s + 2 * replay.lease_s,
         seed=config.run.seed,

@@ -10,6 +10,7 @@ import logging
 import numpy as np
 
 from asyncrl.network.throttle import Throttled
+from asyncrl.replay.failing import EPISODES, SCORINGS, Failing
 from asyncrl.replay.records import THROWN_AWAY, Evaluation, Facts, Group, Letter, State
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
@@ -29,8 +30,9 @@ def pending_queue(ticket: str) -> str:
 class Groups:
     """Operations on whole groups, each within the caller's transaction."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, failing: Failing) -> None:
         self._rules = rules
+        self._failing = failing
         self._full = Throttled(log, "no tickets: the store is above its high-water mark")
 
     def open_if_admitted(self, tx: Transaction) -> bool:
@@ -85,7 +87,8 @@ class Groups:
         if group is None:
             return
         attempt, row = group.attempts[member], group.row if group.training else -1
-        Letter(reason, name, member, attempt, row, scoring).save(tx, group.ids(name)[member])
+        self._failing.failed(SCORINGS if scoring else EPISODES, reason)
+        self._bury(tx, group.ids(name)[member], Letter(reason, name, member, attempt, row, scoring))
         tx.add("failures")
         group.attempts[member] += 1
         group.save(tx, name)
@@ -94,6 +97,28 @@ class Groups:
             self.close(tx, name, State.DROPPED)
         else:
             self._offer(tx, group.ids(name)[member], name, member, urgent=True)
+
+    def _bury(self, tx: Transaction, ticket: str, letter: Letter) -> None:
+        letter.order = tx.append("burials", ticket)
+        letter.size = len(letter.reason) + tx.size("data", ticket) + tx.size("labels", ticket)
+        letter.save(tx, ticket)
+        tx.add("dead_letter_bytes", letter.size)
+        while tx.count("dead") > self._rules.max_letters or (
+            tx.counter("dead_letter_bytes") > self._rules.max_letter_bytes
+        ):
+            oldest = tx.first("burials")
+            if oldest is None:
+                return
+            self.remove_letter(tx, oldest[1])
+            self.forget(tx, oldest[1])
+            tx.add("dead_letters_dropped")
+
+    def remove_letter(self, tx: Transaction, ticket: str) -> None:
+        """Forget that an attempt was given up, but not its episode."""
+        letter = tx.present(Letter.load(tx, ticket), "dead", ticket)
+        tx.delete("dead", ticket)
+        tx.delete("burials", letter.order)
+        tx.add("dead_letter_bytes", -letter.size)
 
     def close(self, tx: Transaction, name: str, fate: State) -> None:
         """End a group: its trajectories reach `fate`, its open tickets end, and what admission promised it and was not

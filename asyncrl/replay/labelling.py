@@ -14,6 +14,7 @@ from itertools import takewhile
 import numpy as np
 
 from asyncrl.errors import StoreError
+from asyncrl.replay.failing import SCORINGS, Failing
 from asyncrl.replay.groups import Groups
 from asyncrl.replay.records import Facts, Group, State
 from asyncrl.replay.rules import Rules
@@ -39,10 +40,11 @@ class Leased:
 class Labelling:
     """What the replay does for scorers, each call within the caller's transaction."""
 
-    def __init__(self, rules: Rules, groups: Groups, scorers: Workers) -> None:
+    def __init__(self, rules: Rules, groups: Groups, scorers: Workers, failing: Failing) -> None:
         self._rules = rules
         self._groups = groups
         self._scorers = scorers
+        self._failing = failing
 
     def offer(self, tx: Transaction, name: str, facts: Facts, group: Group, urgent: bool) -> None:
         """Let a trajectory of `group` wait for the next kind of scores that it needs."""
@@ -126,6 +128,7 @@ class Labelling:
             tx.add("late_labels")
             return False
         self._scorers.worked(worker)
+        self._failing.succeeded(SCORINGS)
         tx.put_bytes("labels", name, frames)
         group = Group.of(tx, facts.group)
         facts.scored, facts.leased, facts.attempts = facts.scored + facts.leased, 0, 0

@@ -28,7 +28,7 @@ class Letters:
         letter = self._letter(tx, ticket)
         if self._still_wanted(tx, ticket, letter):
             self._reinstate(tx, ticket, letter)
-            tx.delete("dead", ticket)
+            self._groups.remove_letter(tx, ticket)
             return "scoring"
         if letter.row < 0:
             raise RefusedError(f"{ticket} ran a held-out task, whose evaluation is over; discard it")
@@ -39,7 +39,7 @@ class Letters:
     def discard(self, tx: Transaction, ticket: str) -> None:
         """Forget a dead letter and its episode. Raises RefusedError: there is no such letter."""
         self._letter(tx, ticket)
-        tx.delete("dead", ticket)
+        self._groups.remove_letter(tx, ticket)
         self._groups.forget(tx, ticket)
 
     def _letter(self, tx: Transaction, ticket: str) -> Letter:

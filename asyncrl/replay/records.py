@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -130,7 +130,8 @@ class Evaluation:
 @dataclass(slots=True)
 class Letter:
     """Why an attempt was given up. `row` is its task's row of the training file; -1 for held-out tasks. `scoring` tells
-    that the episode is there, but could not be scored."""
+    that the episode is there, but could not be scored. `order` is its place in `burials`, and `size` what it takes of
+    the store with its episode, in bytes."""
 
     reason: str
     group: str
@@ -138,6 +139,8 @@ class Letter:
     attempt: int
     row: int
     scoring: bool
+    order: int = field(default=0, compare=False)
+    size: int = field(default=0, compare=False)
 
     @classmethod
     def load(cls, tx: Transaction, ticket: str) -> Letter | None:

@@ -32,6 +32,7 @@ COUNTERS = (
     "tokens_thrown_away",
     "damaged",
     "refused",
+    "dead_letters_dropped",
 )
 DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "dead", "again")
 
@@ -41,6 +42,7 @@ def status(tx: Transaction, rules: Rules) -> dict[str, int]:
     return {
         **counters(tx),
         "store_bytes": tx.live_bytes(),
+        "dead_letter_bytes": tx.counter("dead_letter_bytes"),
         "high_water_bytes": rules.high_water_bytes,
         "capacity": rules.admission.capacity(tx.counter("version")),
     }

@@ -28,7 +28,7 @@ class Rules:
     every group is sampled greedily. `needs` gives the kinds of scores that a task of a data source passes through.
     `keep_steps` is for how many trained steps trajectories are kept; infinity keeps them all. Above `full_bytes` of
     trajectories none is taken, so that labels, plans and releases still find room. An actor may hold a ticket for
-    `longest_episode_s`.
+    `longest_episode_s`. At most `max_letters` dead letters are kept, of at most `max_letter_bytes` with their episodes.
     """
 
     admission: Admission
@@ -48,6 +48,8 @@ class Rules:
     keep_steps: float = 0
     full_bytes: float = math.inf
     longest_episode_s: float = math.inf
+    max_letters: float = math.inf
+    max_letter_bytes: float = math.inf
     seed: int = 0
     shard: int = 0
     shards: int = 1

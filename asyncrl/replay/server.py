@@ -110,7 +110,7 @@ class Server:
             if self._metrics is not None and self._clock() >= self._next_report:
                 self._next_report = self._clock() + REPORT_S
                 values = self._service.report(tx)
-                self._metrics.log(int(values["version"]), values)
+                self._metrics.log(int(values["version"]), {**values, "failing": self._service.failing.text()})
 
     def _transact(self, requests: list[Received]) -> tuple[int, list[Place], list[Reply]]:
         """Apply all requests in one transaction. Where one must be undone, all are, and each is tried again within a

@@ -15,6 +15,7 @@ import numpy as np
 from asyncrl.errors import RefusedError, StoreError
 from asyncrl.replay import report
 from asyncrl.replay.episodes import Episodes
+from asyncrl.replay.failing import Failing
 from asyncrl.replay.groups import Groups
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.letters import Letters
@@ -50,14 +51,15 @@ class Service:
     def __init__(
         self, rules: Rules, lease_s: float, clock: Callable[[], float], strangers: Callable[[], int] = lambda: 0
     ) -> None:
-        groups = Groups(rules)
+        self.failing = Failing(clock)
+        groups = Groups(rules, self.failing)
         self._rules = rules
         self._strangers = strangers
         self._groups = groups
         self._actors = Workers("actors", lease_s, clock)
         self._scorers = Workers("scorers", lease_s, clock)
-        self.labelling = Labelling(rules, groups, self._scorers)
-        self.episodes = Episodes(rules, groups, self.labelling, self._actors, clock)
+        self.labelling = Labelling(rules, groups, self._scorers, self.failing)
+        self.episodes = Episodes(rules, groups, self.labelling, self._actors, self.failing, clock)
         self.letters = Letters(groups, self.labelling)
         self.planning = Planning(rules, groups)
         self._waits = Waits(clock)
@@ -213,6 +215,7 @@ class Service:
         silence = {"actors": self._actors.silence(), "scorers": self._scorers.silence()}
         readers = [asdict(each) for each in self.readers.lingering()]
         status = {**self.report(tx), "identity": tx.identity, "silence_s": silence, "readers": readers}
+        status["failing"] = self.failing.text()
         return _reply(request, status=status)
 
     def _audit(self, tx: Transaction, request: Message) -> Message:

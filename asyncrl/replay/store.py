@@ -41,6 +41,7 @@ TABLES = (
     "tasks",  # row -> [running success rate, epoch]
     "plans",  # step -> plan
     "dead",  # ticket -> Letter
+    "burials",  # order -> ticket of a dead letter
     "evaluations",  # policy version -> Evaluation
 )
 MULTIPLE = ("held", "leased")
@@ -112,6 +113,11 @@ class Transaction:
         raw = _key(key)
         self._raw.put(raw, xxh3_64_digest(value, xxh3_64_intdigest(raw)) + value, db=self._tables[table])
 
+    def size(self, table: str, key: Key) -> int:
+        """Bytes of a value, damaged or not; 0 where there is none."""
+        value = self._raw.get(_key(key), db=self._tables[table])
+        return 0 if value is None else len(value)
+
     def _unsealed(self, table: str, key: bytes, sealed: bytes | memoryview) -> memoryview:
         value = memoryview(sealed)[SEAL_BYTES:]
         if _seal(key, value) != sealed[:SEAL_BYTES]:
@@ -170,10 +176,12 @@ class Transaction:
     def count(self, table: str) -> int:
         return int(self._raw.stat(db=self._tables[table])["entries"])
 
-    def append(self, table: str, value: Any, queue: str = "", urgent: bool = False) -> None:
-        """Put `value` behind all others of a queue of an ordered table; urgent ones stand before all that are not."""
+    def append(self, table: str, value: Any, queue: str = "", urgent: bool = False) -> int:
+        """Put `value` behind all others of a queue of an ordered table; urgent ones stand before all that are not.
+        Returns its order there."""
         order = self.add(f"order/{table}/urgent") if urgent else FIRST_ORDER + self.add(f"order/{table}")
         self.put(table, queue.encode() + _key(order), value)
+        return order
 
     def first(self, table: str, queue: str = "") -> tuple[bytes, Any] | None:
         """Key and value of what stands first in a queue of an ordered table."""

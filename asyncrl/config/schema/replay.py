@@ -36,6 +36,8 @@ class ReplayConfig:
     lease_s: float = option(30.0, "seconds after which a silent actor's or scorer's work is given to another")
     max_attempts: int = option(3, "times that an episode or its scoring is tried before its group is dropped")
     max_store_gb: float = option(64.0, "largest size of one shard's store on disk; above 0.8 of it tickets stop")
+    max_dead_letters: int = option(10_000, "dead letters kept on one shard; the oldest make room for new ones")
+    dead_letter_share: float = option(0.1, "share of replay.max_store_gb that dead letters and their episodes may take")
     retention: str = option("none", "trajectories kept after all kept checkpoints cover them: none | window | all")
     retention_steps: int = option(100, "learner steps that retention=window keeps")
     reissue_evicted: bool = option(False, "run the task of an evicted group again")

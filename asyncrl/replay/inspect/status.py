@@ -37,7 +37,7 @@ def describe(folder: Path, now: Look, before: Look | None, high_water_bytes: int
 
     Keys: store, running (at least one shard), problem (why not all do), version, steps (plans so far), totals, rates
     (None without `before`), states, depths, admission and strangers (None unless it runs), lags, leases, oldest_ticket,
-    disk, readers (processes that have read one snapshot for too long).
+    disk, readers (processes that have read one snapshot for too long), failing (why tickets are few).
     """
     counters, high_water = now.standing.counters, sum(each["high_water_bytes"] for each in now.live)
     return {
@@ -64,6 +64,7 @@ def describe(folder: Path, now: Look, before: Look | None, high_water_bytes: int
             "high_water_bytes": high_water_bytes if now.problem else high_water,
         },
         "readers": [reader for each in now.live for reader in each["readers"]],
+        "failing": [each["failing"] for each in now.live if each["failing"]],
     }
 
 

@@ -31,6 +31,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         Text(_oldest_ticket(status["oldest_ticket"])),
         Text(_disk(status["disk"])),
         *(Text(_reader(each), "yellow") for each in status["readers"]),
+        *(Text(f"failing         {each}", "yellow") for each in status["failing"]),
     )
 
 

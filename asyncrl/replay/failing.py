@@ -1,0 +1,73 @@
+"""Slowing down while everything fails: a fleet whose tool is broken would else burn through tasks at full speed.
+
+Episodes and their scorings are watched apart, since episodes may end well while none of them can be scored. Once the
+last STREAK of either have failed, tickets are issued one at a time, at intervals that double from FIRST_S to LONGEST_S.
+The first success of that kind ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+STREAK = 32
+FIRST_S = 1.0
+LONGEST_S = 60.0
+SHOWN_CHARACTERS = 300
+
+EPISODES, SCORINGS = "episodes", "scorings of episodes"
+
+
+class Failing:
+    """Counts failures in a row of each kind. `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._in_a_row = {EPISODES: 0, SCORINGS: 0}
+        self._reason = ""
+        self._interval_s = 0.0
+        self._next = 0.0
+
+    def succeeded(self, kind: str) -> None:
+        """One of `kind` ended well."""
+        self._in_a_row[kind] = 0
+        if self._interval_s and max(self._in_a_row.values()) < STREAK:
+            self._interval_s = 0.0
+            log.info("%s end well again: tickets are issued at full speed", kind)
+
+    def failed(self, kind: str, reason: str) -> None:
+        """One of `kind` failed."""
+        self._in_a_row[kind] += 1
+        self._reason = _one_line(reason)
+        if not self._interval_s and self._in_a_row[kind] >= STREAK:
+            self._interval_s = FIRST_S
+            self._next = self._clock() + FIRST_S
+            log.warning("%s", self.text())
+
+    def allowed(self, want: int) -> int:
+        """How many of `want` tickets may be issued now."""
+        if not self._interval_s:
+            return want
+        return min(want, int(self._clock() >= self._next))
+
+    def issued(self) -> None:
+        """Tickets were issued, as many as were allowed or fewer."""
+        if self._interval_s:
+            self._next = self._clock() + self._interval_s
+            self._interval_s = min(LONGEST_S, 2 * self._interval_s)
+
+    def text(self) -> str:
+        """What fails and why, for people; empty while tickets are issued at full speed."""
+        if not self._interval_s:
+            return ""
+        kind, count = max(self._in_a_row.items(), key=lambda entry: entry[1])
+        return (
+            f"the last {count} {kind} failed; one ticket every {self._interval_s:.0f} s; newest reason: {self._reason}"
+        )
+
+
+def _one_line(reason: str) -> str:
+    """A reason that does nothing to a terminal: what a tool or an agent said may hold escape sequences."""
+    return "".join(each if each.isprintable() else " " for each in reason[:SHOWN_CHARACTERS])
