@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from asyncrl.errors import ConfigError
-
 PACKED = "asyncrl_packed"
 
 
@@ -30,16 +28,13 @@ def packed_attention(
     lengths: list[int],
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention [1, N, heads, D] of query [1, heads, N, D] over key and value [1, kv heads, N, D].
 
-    `lengths` are the tokens of each packed sequence. Raises ConfigError: the model needs soft caps or sinks.
+    `lengths` are the tokens of each packed sequence. It is for models whose attention does no more than that
+    (`asyncrl.modelling.attention_kinds`).
     """
-    if softcap is not None or s_aux is not None:
-        raise ConfigError("this model's attention has soft caps or sinks: set model.attention=flex_attention")
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _flash(query, key, value, lengths, scaling, sliding_window), None
     pieces = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)

@@ -9,15 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.attention import PACKED
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
+from asyncrl.modelling.attention_kinds import attentions, check_positions, divergence, tolerance
 from asyncrl.published import Published, own_tensors
 from asyncrl.weights.buckets import on_host
+
+LONGEST_PROBE = 256
+"""Tokens of a window up to which a model is tried beyond it: what a pass over twice as many costs at the start."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -47,8 +51,9 @@ def hidden_states(decoder: Any, packed: Packed) -> Tensor:
     return states
 
 
-def load_model(path: str, config: ModelConfig, ranks: Ranks) -> Any:
-    """The causal language model at `path` on the CPU, in the dtype of its files, with attention over packed sequences.
+def load_model(path: str, config: ModelConfig, ranks: Ranks, length: int) -> Any:
+    """The causal language model at `path` on the CPU, in the dtype of its files, with attention over packed sequences
+    of at most `length` tokens each.
 
     Raises ConfigError: it cannot be loaded, or cannot be trained packed.
     """
@@ -56,28 +61,49 @@ def load_model(path: str, config: ModelConfig, ranks: Ranks) -> Any:
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use sdpa")
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", trust_remote_code=config.trust_remote_code)
-        ids = torch.arange(12) % model.config.get_text_config().vocab_size
-        sequences = [ids[:5], ids[4:]]
-        with torch.no_grad():
-            alone = torch.cat([model.eval()(input_ids=each[None], use_cache=False).logits[0] for each in sequences])
-        model.set_attn_implementation(PACKED if config.attention == "sdpa" else config.attention)
+        _attend_packed(model.eval(), config.attention, length)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path!r} cannot be trained packed with model.attention={config.attention}: {error}; "
+            "use another model or attention"
+        ) from error
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{path!r} cannot be loaded with model.attention={config.attention}: {error}") from error
-    # The kernels of flash_attention_2 run on a GPU only, and the model is not there yet.
-    if config.attention != "flash_attention_2":
-        refusal = f"{path!r} cannot be trained packed with model.attention={config.attention}"
-        _check_packed(model, sequences, alone, refusal)
     return model
 
 
+def _attend_packed(model: Any, attention: str, length: int) -> None:
+    check_positions(model.config, length)
+    plain = model.config._attn_implementation
+    # Only flex attention builds masks; transformers gives soft caps and sinks to the kernels of flash attention.
+    allowed = () if attention == "sdpa" else ("softcap", "s_aux")
+    windows = [] if attention == "flex_attention" else [each.window for each in attentions(model, length, allowed)]
+    if not isinstance(model.get_decoder(), PreTrainedModel) or model.get_decoder() is model:
+        raise ConfigError("its decoder cannot be run without its head")
+    narrowest = min((window for window in windows if window is not None), default=0)
+    sequences = _probes(model.config.get_text_config().vocab_size, narrowest)
+    model.set_attn_implementation(plain)
+    with torch.no_grad():
+        alone = torch.cat([model(input_ids=each[None], use_cache=False).logits[0] for each in sequences])
+    model.set_attn_implementation(PACKED if attention == "sdpa" else attention)
+    # The kernels of flash_attention_2 run on a GPU only, and the model is not there yet.
+    if attention != "flash_attention_2":
+        _check_packed(model, sequences, alone)
+
+
+def _probes(vocabulary: int, window: int) -> list[Tensor]:
+    """Two sequences of other tokens and lengths, longer than the window where that is not expensive."""
+    lengths = (window + 5, window + 8) if window <= LONGEST_PROBE else (5, 8)
+    ids = torch.arange(sum(lengths)) * 7 % vocabulary
+    return list(ids.split(lengths))
+
+
 @torch.no_grad()
-def _check_packed(model: Any, sequences: Sequence[Tensor], alone: Tensor, refusal: str) -> None:
+def _check_packed(model: Any, sequences: Sequence[Tensor], alone: Tensor) -> None:
     """See that packing changes nothing, since an architecture may mix sequences or change its logits afterwards."""
     packed = model.get_output_embeddings()(hidden_states(model.get_decoder(), Packed.of(sequences)))
-    theirs, ours = alone.float().log_softmax(-1), packed.float().log_softmax(-1)
-    divergence = float((theirs.exp() * (theirs - ours)).sum(-1).max())
-    if not divergence < (1e-5 if model.dtype == torch.float32 else 0.05):
-        raise ConfigError(f"{refusal}: KL to its own forward is {divergence:.2g}; use another model or attention")
+    if not (distance := divergence(alone, packed)) < tolerance(model.dtype):
+        raise ConfigError(f"it caps or scales its logits, or mixes sequences: KL to its own forward is {distance:.2g}")
 
 
 def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks) -> None:

@@ -31,9 +31,12 @@ class Critic(nn.Module):
         return values.new_zeros(len(packed.ids)).index_put((rows,), values)
 
 
-def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks) -> Critic:
-    """The critic that `config` names, sharded over the ranks. Raises ConfigError: see `load_model`."""
-    critic = Critic(load_model(config.path or model.path, model, ranks).get_decoder())
+def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int) -> Critic:
+    """The critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
+
+    Raises ConfigError: see `load_model`.
+    """
+    critic = Critic(load_model(config.path or model.path, model, ranks, length).get_decoder())
     shard(critic, critic.decoder, model, ranks)
     return critic
 

@@ -43,8 +43,11 @@ class Policy(nn.Module):
         return zeros.index_put((rows,), logprobs), None if entropy is None else zeros.index_put((rows,), entropy)
 
 
-def load_policy(config: ModelConfig, temperature: float, ranks: Ranks) -> Policy:
-    """The policy that `config` names, sharded over the ranks. Raises ConfigError: see `load_model`."""
-    policy = Policy(load_model(config.path, config, ranks), temperature)
+def load_policy(config: ModelConfig, temperature: float, ranks: Ranks, length: int) -> Policy:
+    """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
+
+    Raises ConfigError: see `load_model`.
+    """
+    policy = Policy(load_model(config.path, config, ranks, length), temperature)
     shard(policy, policy.model, config, ranks)
     return policy

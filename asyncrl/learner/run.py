@@ -71,7 +71,9 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Optimised[Policy] | None:
     if not config.implicit.train:
         return None
     model = replace(config.model, path=config.implicit.path or config.model.path)
-    return Optimised(load_policy(model, config.actor.temperature, ranks), config.implicit.lr, config.learner)
+    return Optimised(
+        load_policy(model, config.actor.temperature, ranks, config.actor.max_tokens), config.implicit.lr, config.learner
+    )
 
 
 def _replay(
@@ -120,12 +122,12 @@ def train(
 ) -> None:
     """Load, train, and export. Raises StoppedError, and ConfigError or CheckpointError where something does not fit."""
     algorithm = Algorithm.from_config(config.algorithm)
-    temperature, learner = config.actor.temperature, config.learner
-    policy = load_policy(config.model, temperature, ranks)
+    temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
+    policy = load_policy(config.model, temperature, ranks, length)
     implicit = _implicit(config, ranks)
     wants_reference = algorithm.needs_reference or implicit is not None
-    reference = load_policy(config.model, temperature, ranks) if wants_reference else None
-    critic = load_critic(config.critic, config.model, ranks) if algorithm.needs_critic else None
+    reference = load_policy(config.model, temperature, ranks, length) if wants_reference else None
+    critic = load_critic(config.critic, config.model, ranks, length) if algorithm.needs_critic else None
     trainer = Trainer(
         ranks,
         algorithm,

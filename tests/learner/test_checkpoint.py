@@ -17,7 +17,7 @@ from tests.learner.support import write_model
 
 
 def make_parts(model: Path, ranks: Ranks) -> Parts:
-    policy = load_policy(ModelConfig(str(model)), 1.0, ranks)
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     return {"policy": Optimised(policy, 0.1, LearnerConfig())}
 
 

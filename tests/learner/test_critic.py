@@ -18,7 +18,7 @@ from tests.learner.test_loop import StoppingReplay, assert_weights_equal
 
 
 def make_critic(model: Path, ranks: Ranks) -> Critic:
-    return load_critic(CriticConfig(), ModelConfig(str(model)), ranks)
+    return load_critic(CriticConfig(), ModelConfig(str(model)), ranks, 64)
 
 
 def sequences(*lengths: int) -> list[Tensor]:

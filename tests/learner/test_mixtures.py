@@ -44,7 +44,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def changed(folder: Path, ranks: Ranks, dtype: str = "float32") -> Policy:
     """A policy whose weights are not those of its folder."""
-    policy = load_policy(ModelConfig(str(folder), dtype=dtype), 1.0, ranks)
+    policy = load_policy(ModelConfig(str(folder), dtype=dtype), 1.0, ranks, 64)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_((parameter * 40).sin() * 0.2)

@@ -52,7 +52,7 @@ def test_packed_log_probs_entropies_and_gradients_are_those_of_one_sequence_at_a
     monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
     batch = sequences(5, 1, 19, 2, 33)
     expected, entropies, expected_gradients = one_by_one(model, batch)
-    policy = load_policy(ModelConfig(str(model), recompute=recompute), TEMPERATURE, ranks)
+    policy = load_policy(ModelConfig(str(model), recompute=recompute), TEMPERATURE, ranks, 64)
     ours, entropy = policy(Packed.of(batch), with_entropy=True)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy, entropies, atol=1e-5, rtol=0)
@@ -64,7 +64,7 @@ def test_packed_log_probs_entropies_and_gradients_are_those_of_one_sequence_at_a
 
 
 def test_a_sequence_does_not_see_its_neighbours(model: Path, ranks: Ranks):
-    policy = load_policy(ModelConfig(str(model)), 1.0, ranks)
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     first, second, third = sequences(8, 12, 6)
     with torch.no_grad():
         packed = policy(Packed.of([first, second, third]))[0]
@@ -73,7 +73,7 @@ def test_a_sequence_does_not_see_its_neighbours(model: Path, ranks: Ranks):
 
 
 def test_only_wanted_tokens_are_worked_out(model: Path, ranks: Ranks):
-    policy = load_policy(ModelConfig(str(model)), 1.0, ranks)
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     everything = Packed.of(sequences(9, 7))
     wanted = everything.wanted & (torch.arange(16) % 3 == 0)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_only_wanted_tokens_are_worked_out(model: Path, ranks: Ranks):
 def test_bfloat16_computes_in_half_precision_over_float32_master_weights(model: Path, ranks: Ranks):
     batch = sequences(20, 30)
     expected, _, _ = one_by_one(model, batch)
-    policy = load_policy(ModelConfig(str(model), dtype="bfloat16"), TEMPERATURE, ranks)
+    policy = load_policy(ModelConfig(str(model), dtype="bfloat16"), TEMPERATURE, ranks, 64)
     ours, _ = policy(Packed.of(batch))
     assert ours.dtype == torch.float32
     assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
@@ -92,7 +92,7 @@ def test_bfloat16_computes_in_half_precision_over_float32_master_weights(model: 
 
 
 def test_published_tensors_are_those_of_the_bare_model_in_the_compute_dtype(model: Path, ranks: Ranks):
-    policy = load_policy(ModelConfig(str(model)), 1.0, ranks)
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     bare = AutoModelForCausalLM.from_pretrained(model)
     tensors = full_tensors(policy.model, policy.published, torch.float32, ranks)
     assert list(tensors) == [name for name, _ in bare.named_parameters()]
@@ -103,7 +103,7 @@ def test_published_tensors_are_those_of_the_bare_model_in_the_compute_dtype(mode
 
 
 def test_published_tensors_do_not_change_with_the_policy(model: Path, ranks: Ranks):
-    policy = load_policy(ModelConfig(str(model)), 1.0, ranks)
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     tensors = full_tensors(policy.model, policy.published, torch.float32, ranks)
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     with torch.no_grad():
@@ -120,19 +120,19 @@ def test_a_sliding_window_is_kept_when_packed(tmp_path: Path, ranks: Ranks):
     batch = sequences(12, 3)
     expected, _, _ = one_by_one(tmp_path, batch)
     with torch.no_grad():
-        ours, _ = load_policy(ModelConfig(str(tmp_path)), TEMPERATURE, ranks)(Packed.of(batch))
+        ours, _ = load_policy(ModelConfig(str(tmp_path)), TEMPERATURE, ranks, 64)(Packed.of(batch))
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
 def test_a_model_that_cannot_be_loaded_is_refused_with_its_key(tmp_path: Path, ranks: Ranks):
     with pytest.raises(ConfigError, match=r"nowhere.*cannot be loaded"):
-        load_policy(ModelConfig(str(tmp_path / "nowhere")), 1.0, ranks)
+        load_policy(ModelConfig(str(tmp_path / "nowhere")), 1.0, ranks, 64)
 
 
 def test_an_attention_that_needs_a_gpu_is_refused_on_the_cpu(model: Path, ranks: Ranks):
     if ranks.device.type == "cpu":
         with pytest.raises(ConfigError, match="use sdpa"):
-            load_policy(ModelConfig(str(model), attention="flex_attention"), 1.0, ranks)
+            load_policy(ModelConfig(str(model), attention="flex_attention"), 1.0, ranks, 64)
 
 
 def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path, ranks: Ranks):
@@ -143,13 +143,13 @@ def test_a_model_that_changes_its_logits_afterwards_is_refused(tmp_path: Path, r
     config = GraniteConfig(vocab_size=VOCABULARY, logits_scaling=8.0, initializer_range=0.5, **shape)
     GraniteForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="cannot be trained packed"):
-        load_policy(ModelConfig(str(tmp_path)), 1.0, ranks)
+        load_policy(ModelConfig(str(tmp_path)), 1.0, ranks, 64)
 
 
 def test_recompute_runs_the_layers_again_in_the_backward_pass(model: Path, ranks: Ranks):
     calls = {}
     for recompute in (False, True):
-        policy = load_policy(ModelConfig(str(model), recompute=recompute), 1.0, ranks)
+        policy = load_policy(ModelConfig(str(model), recompute=recompute), 1.0, ranks, 64)
         seen: list[int] = []
         policy.model.get_decoder().layers[0].mlp.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
         policy(Packed.of(sequences(6)))[0].sum().backward()

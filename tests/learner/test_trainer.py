@@ -23,7 +23,7 @@ from tests.learner.support import FakeReplay, make_config
 
 def make_trainer(config: TrainConfig, ranks: Ranks) -> tuple[Trainer, Algorithm]:
     algorithm = Algorithm.from_config(config.algorithm)
-    policy = load_policy(config.model, config.actor.temperature, ranks)
+    policy = load_policy(config.model, config.actor.temperature, ranks, 64)
     optimised = Optimised(policy, config.learner.lr, config.learner)
     return Trainer(ranks, algorithm, optimised, None, None, threading.Event()), algorithm
 

@@ -19,9 +19,10 @@ from transformers import AttentionInterface
 
 from asyncrl.actor.engine.scheduler import Chunk
 from asyncrl.errors import ConfigError
+from asyncrl.modelling.attention_kinds import attentions, check_positions, divergence, tolerance
 
 _NAME = "asyncrl_slots"
-_UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
+_TRIAL = 8
 
 
 class SlotCache:
@@ -32,9 +33,11 @@ class SlotCache:
 
     def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (slots, config.num_key_value_heads, length, head_dim)
+        # Families without heads that share keys and values have no such number.
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        shape = (slots, heads, length, head_dim)
         self.length = length
-        self.groups = config.num_attention_heads // config.num_key_value_heads
+        self.groups = config.num_attention_heads // heads
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
 
@@ -57,7 +60,6 @@ class Layout:
         ends = counts.cumsum()
         self.cache = cache
         self.last = ends - 1
-        self.layers_seen: set[int] = set()
         self._slots = self._tensor(slots.repeat(counts))
         self.positions = self._tensor(np.arange(ends[-1]) - (ends - stops).repeat(counts))[None]
         self._decoding = int((counts == 1).sum())
@@ -84,7 +86,6 @@ class Layout:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Outputs [N, heads, D] from query [N, heads, D], key and value [N, key-value heads, D]."""
-        self.layers_seen.add(layer)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.transpose(1, 2)[self._slots, self.positions[0]] = key
         values.transpose(1, 2)[self._slots, self.positions[0]] = value
@@ -123,34 +124,66 @@ def _slot_attention(
     *,
     layout: Layout,
     scaling: float,
-    **options: Any,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """What the model calls in place of its own attention; arguments as in transformers' AttentionInterface."""
-    refused = [name for name in _UNSUPPORTED if options.get(name) is not None]
-    window = options.get("sliding_window")
-    if refused or (window is not None and window < layout.cache.length):
-        raise ConfigError(f"this model's attention uses {', '.join(refused) or f'a sliding window of {window}'}")
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return layout.attend(module.layer_idx, query, key, value, scaling)[None], None
 
 
+@torch.inference_mode()
 def use_slot_attention(model: Any, cache: SlotCache) -> None:
-    """Make `model` attend as the `layout` says that its forward is given; a trial shows that every layer does.
+    """Make `model` attend as the `layout` says that its forward is given; a trial shows that this changes nothing.
 
     Raises ConfigError: it has too few positions, or its layers do more than full attention over their own sequence.
     """
-    config = model.config
-    if config.max_position_embeddings < cache.length:
-        raise ConfigError(
-            f"engine.max_length is {cache.length}, the model has {config.max_position_embeddings} positions; lower it"
-        )
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
-    if rope in ("dynamic", "longrope"):
-        raise ConfigError(f"rope type {rope} makes a sequence depend on others in its batch; use another engine")
-    AttentionInterface.register(_NAME, _slot_attention)
-    model.set_attn_implementation(_NAME)
-    trial = Layout(cache, [Chunk(0, 0, 2)])
-    with torch.inference_mode():
-        model(torch.zeros_like(trial.positions), position_ids=trial.positions, use_cache=False, layout=trial)
-    if len(trial.layers_seen) != config.num_hidden_layers:
-        raise ConfigError("this model has layers without cached attention; use another engine")
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None) or cache.length
+    if positions < cache.length:
+        raise ConfigError(f"engine.max_length is {cache.length}, the model has {positions} positions; lower it")
+    plain = config._attn_implementation
+    try:
+        _check_kind(model, cache)
+        model.set_attn_implementation(plain)
+        ids = torch.arange(min(_TRIAL, cache.length), device=model.device) * 7 % config.vocab_size
+        alone = model(ids[None], use_cache=False).logits[0]
+        model.set_attn_implementation(_NAME)
+        _check_slots(model, cache, ids, alone)
+    except ConfigError as error:
+        raise ConfigError(f"the embedded engine cannot serve this model: {error}; use another engine") from error
+
+
+def _check_kind(model: Any, cache: SlotCache) -> None:
+    check_positions(model.config, cache.length)
+    found = attentions(model, cache.length)
+    heads, width = cache.keys[0].shape[1], cache.keys[0].shape[3]
+    for each in found:
+        if each.window is not None:
+            raise ConfigError(
+                f"layer {each.layer} has a sliding window of {each.window} tokens, less than engine.max_length="
+                f"{cache.length}"
+            )
+        if each.keys != (heads, width) or each.values != (heads, width):
+            raise ConfigError(
+                f"layer {each.layer} has keys of {each.keys} and values of {each.values} (heads, width), where the "
+                f"cache has {(heads, width)}"
+            )
+    if sorted(each.layer for each in found) != list(range(len(cache.keys))):
+        raise ConfigError("some layers attend more than once")
+
+
+def _check_slots(model: Any, cache: SlotCache, ids: torch.Tensor, alone: torch.Tensor) -> None:
+    """Compute `ids` in slot 0 by a chunk and then token by token, while slot 1 takes them in one chunk."""
+    half, count = max(1, len(ids) // 2), len(ids)
+    passes = [[Chunk(0, 0, half)], *([Chunk(0, index, index + 1)] for index in range(half, count))]
+    if len(cache.keys[0]) > 1:
+        passes[-1].append(Chunk(1, 0, count))
+    for chunks in passes:
+        layout = Layout(cache, chunks)
+        where = torch.cat([torch.arange(chunk.start, chunk.end, device=ids.device) for chunk in chunks])
+        ours = model(ids[where][None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
+        if not (distance := divergence(alone[where], ours)) < tolerance(model.dtype):
+            raise ConfigError(f"its log-probs change where it computes with cached keys and values, KL {distance:.2g}")
+
+
+AttentionInterface.register(_NAME, _slot_attention)

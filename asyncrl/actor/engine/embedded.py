@@ -69,7 +69,8 @@ class EmbeddedEngine:
         self._max_length = config.max_length
         self._seed = seed
         self._version = initial_version
-        self._cache = SlotCache(model.config, config.slots, config.max_length, model.dtype, model.device)
+        shape = model.config.get_text_config()
+        self._cache = SlotCache(shape, config.slots, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
         self._scheduler = Scheduler(config.slots, prefill_tokens or (512 if self._device.type == "cpu" else 8192))
         self._waiters: list[tuple[int, Future[None]]] = []

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asyncrl.modelling.attention_kinds import longest_plain
+
 _PADDED = {
     *("bert", "distilbert", "roberta", "xlm-roberta", "electra", "albert", "deberta-v2", "modernbert"),
     *("gpt2", "gpt_neox", "opt", "bloom"),
@@ -26,13 +28,6 @@ def longest_input(model: Any) -> int:
     return limit if isinstance(limit, int) and limit > 0 else sys.maxsize
 
 
-def positions_depend_on_length(config: Any) -> bool:
-    """Whether a longer input has its first positions encoded otherwise too, and so whatever shares its pass."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    return any(each.get("rope_type") in ("longrope", "dynamic") for each in kinds)
-
-
 def classifies_padded(model: Any) -> bool:
     """Whether the scores of a sequence classifier are known not to change with padding on the right.
 
@@ -42,7 +37,7 @@ def classifies_padded(model: Any) -> bool:
     from transformers.modeling_layers import GenericForSequenceClassification
 
     known = isinstance(model, GenericForSequenceClassification) or model.config.model_type in _PADDED
-    return known and not positions_depend_on_length(model.config)
+    return known and longest_plain(model.config) == sys.maxsize
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.scoring.models.architecture import longest_input, positions_depend_on_length
+from asyncrl.modelling.attention_kinds import longest_plain
+from asyncrl.scoring.models.architecture import longest_input
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.batching import micro_batches, pass_cost, share_prefixes
 from asyncrl.scoring.models.encoding import Encode, Encoded, LengthLimit, encode_within
@@ -32,7 +34,8 @@ class CausalReader:
     def __init__(self, backbone: Any, readout: Readout, micro_tokens: int) -> None:
         self.backbone = backbone.eval()
         self._readout = readout
-        alone = positions_depend_on_length(backbone.config)
+        # A longer input beside it would encode an input's positions otherwise.
+        alone = longest_plain(backbone.config) < sys.maxsize
         # No bound is as low as 0: every input is a batch of its own.
         self._micro_tokens = 0 if alone else micro_tokens
         self.pass_cost = pass_cost(backbone.device.type)

@@ -1,0 +1,1 @@
+"""What several rooms know of models."""

@@ -1,0 +1,178 @@
+"""What a model's attention does besides full causal attention, as its own code says in a pass over few tokens.
+
+Who puts an attention of their own under a Hugging Face model, over packed sequences or over a cache of slots, must do
+what the model's own would do. A model says what that is by the arguments that it passes to its attention, and by the
+masks that it builds. Here both are caught. A mask is a function of two positions, so that a pass over four tokens shows
+it at the longest length that is needed. What is not known to be understood is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from asyncrl.errors import ConfigError
+
+_NAME = "asyncrl_inspected"
+_TOKENS = 4
+_ROWS = 64
+_PLAIN = frozenset({"dropout", "scaling", "sliding_window", "is_causal", "position_ids", "use_cache"})
+_PLAIN |= {"output_router_logits", "output_attentions", "output_hidden_states"}
+"""Arguments that every attention here honours, or that change nothing in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One attention of a model: its layer, how many of the latest tokens a token sees (None: all), and heads and width
+    of its keys and of its values."""
+
+    layer: int
+    window: int | None
+    keys: tuple[int, int]
+    values: tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Inspection:
+    length: int
+    allowed: Collection[str]
+    found: list[Attention] = field(default_factory=list)
+
+    def see(self, module: nn.Module, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
+        layer = int(getattr(module, "layer_idx", len(self.found)))
+        given = {name for name, option in options.items() if option is not None}
+        if strange := sorted(given - _PLAIN - set(self.allowed)):
+            raise ConfigError(f"the attention of layer {layer} takes {', '.join(strange)}")
+        if mask is None and not _is_causal(module, options):
+            raise ConfigError(f"layer {layer} sees tokens that follow")
+        window = min(options.get("sliding_window") or self.length, self.length)
+        shown = window if mask is None else self._shown(mask)
+        if shown is None:
+            raise ConfigError(
+                f"layer {layer} has a mask of its own, neither causal nor a sliding window, within {self.length} "
+                "tokens (chunked attention is such a one)"
+            )
+        if shown != window:
+            raise ConfigError(f"layer {layer} masks all but {shown} tokens, and passes a sliding window of {window}")
+        keys, values = (key.shape[1], key.shape[3]), (value.shape[1], value.shape[3])
+        self.found.append(Attention(layer, window if window < self.length else None, keys, values))
+
+    def _shown(self, mask: Tensor) -> int | None:
+        function = getattr(mask, "function", None)
+        return None if function is None else _window_of(function, self.length, mask.device)
+
+
+def attentions(model: Any, length: int, allowed: Collection[str] = ()) -> list[Attention]:
+    """The attentions of the causal language model `model`, in the order of a forward pass over at most `length` tokens.
+
+    Afterwards the model needs another `set_attn_implementation`. Raises ConfigError: a layer has none (state-space and
+    linear attention, convolutions), or one that does more than to look back causally, at all or within a window, and
+    has none of the `allowed` arguments (such as `softcap`, a cap of the scores, and `s_aux`, sinks).
+    """
+    inspection = _Inspection(length, allowed)
+    if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):
+        raise ConfigError("its attention scales queries by their index in the pass, not in their sequence")
+    for name, module in model.get_decoder().named_modules():
+        if isinstance(module, nn.Conv1d):
+            raise ConfigError(f"{name} convolves neighbouring tokens")
+    ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device=model.device)
+    try:
+        model.set_attn_implementation(_NAME)
+        with torch.no_grad():
+            model(input_ids=ids, use_cache=False, inspection=inspection)
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ConfigError(f"its attention cannot be replaced ({type(error).__name__}: {error})") from error
+    layers = int(model.config.get_text_config().num_hidden_layers)
+    attending = len({each.layer for each in inspection.found})
+    if attending != layers:
+        raise ConfigError(f"{layers - attending} of its {layers} layers have no attention that could be replaced")
+    return inspection.found
+
+
+def longest_plain(config: Any) -> int:
+    """The longest input whose positions are encoded as in a shorter one; sys.maxsize where that holds for all.
+
+    With rotary embeddings of type longrope a whole pass is encoded otherwise once one sequence in it is longer than the
+    original length. For dynamic ones it is 0: transformers scales them by the longest input, servers always.
+    """
+    config = config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    limits = [sys.maxsize]
+    for each in (rope, *(each for each in rope.values() if isinstance(each, dict))):
+        kind = str(each.get("rope_type") or each.get("type") or "")
+        if kind in ("longrope", "su"):
+            original = each.get("original_max_position_embeddings")
+            limits.append(original or getattr(config, "original_max_position_embeddings", None) or 0)
+        elif "dynamic" in kind:
+            limits.append(0)
+    return min(limits)
+
+
+def check_positions(config: Any, length: int) -> None:
+    """Raises ConfigError: in an input of `length` tokens positions may be encoded otherwise than in a shorter one."""
+    if length > (longest := longest_plain(config)):
+        raise ConfigError(
+            "its rotary embeddings (longrope or dynamic) depend on the longest sequence of a pass"
+            + (f" where one has more than {longest} tokens, and {length} are needed" if longest else "")
+        )
+
+
+@torch.no_grad()
+def divergence(theirs: Tensor, ours: Tensor) -> float:
+    """The largest KL between the distributions of two sets of logits [N, V]."""
+    first, second = theirs.float().log_softmax(-1), ours.float().log_softmax(-1)
+    return float((first.exp() * (first - second)).sum(-1).max())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The divergence that rounding explains."""
+    return 1e-5 if dtype == torch.float32 else 0.05
+
+
+def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
+    passed = options.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if passed is None else passed)
+
+
+def _window_of(function: Callable[..., Tensor], length: int, device: torch.device) -> int | None:
+    """How many of the latest tokens a mask function shows within `length` tokens; None where it shows others."""
+    rows = torch.linspace(0, length - 1, min(length, _ROWS), device=device).long()[:, None]
+    columns = torch.arange(length, device=device)[None]
+    zero = columns.new_zeros(())
+    seen = function(zero, zero, rows, columns).expand(len(rows), length)
+    window = int(seen[-1].sum())
+    expected = (columns <= rows) & (columns > rows - window)
+    return window if torch.equal(seen, expected) else None
+
+
+def _inspected_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    inspection: _Inspection | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    if inspection is not None:
+        inspection.see(module, key, value, attention_mask, options)
+    batch, heads, tokens = query.shape[:3]
+    return query.new_zeros(batch, tokens, heads, value.shape[3]), None
+
+
+def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.device, **_: Any) -> Tensor:
+    mask = torch.zeros(1, 1, 1, 1, device=device)
+    mask.function = mask_function  # type: ignore[attr-defined]
+    return mask
+
+
+AttentionInterface.register(_NAME, _inspected_attention)
+AttentionMaskInterface.register(_NAME, _inspected_mask)
