@@ -15,6 +15,7 @@ import os
 import statistics
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,10 @@ def delta_after_a_step(shape: str, lr: float) -> dict[str, Any]:
     begun = time.perf_counter()
     delta = diff(before, after)
     seconds = time.perf_counter() - begun
+    tracemalloc.start()
+    diff(before, after)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     full, elements = after.manifest.nbytes, after.manifest.nbytes // 2
     return {
         "lr": lr,
@@ -145,6 +150,7 @@ def delta_after_a_step(shape: str, lr: float) -> dict[str, Any]:
         "times_fewer": round(full / len(delta.payload), 1),
         "bytes_per_change": round(len(delta.payload) / max(1, delta.step.changed), 2),
         "diff_s": round(seconds, 3),
+        "diff_bytes_per_element": round(peak / elements, 2),
     }
 
 
@@ -212,6 +218,7 @@ async def on_cpu(rounds: int) -> dict[str, Any]:
         result: dict[str, Any] = {"bandwidth": await bandwidth(large, rounds, Path(folder) / "large")}
         large.close()
         result["delta"] = delta_after_a_step("30M", 1e-6)
+        result["dense_delta"] = delta_after_a_step("30M", 1e-3)
         for name, deltas in (("zmq", False), ("delta", True)):
             small = Learner("30M", "cpu", Path(folder) / name, BUCKET_BYTES)
             result[f"pause_{name}"] = await pauses(small, "30M", rounds, 0, deltas)

@@ -11,6 +11,7 @@ Deltas make chains: a receiver some versions behind applies several, one after t
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ GAPS = (1, 2, 4)
 """Widths of a gap in bytes."""
 
 WHOLE = 0
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
 _CODEC = "zstd"
 
 Bytes = NDArray[np.uint8]
@@ -184,17 +185,44 @@ def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Pat
 
 
 def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
-    """Count, width of gaps and bytes of a patch between unsigned integers of the same width."""
-    blocks = range(0, len(new), _BLOCK)
-    found = [np.flatnonzero(old[i : i + _BLOCK] != new[i : i + _BLOCK]) + i for i in blocks]
-    where = np.concatenate(found)
-    gaps = np.diff(where, prepend=-1) - 1
-    width = next((width for width in GAPS if gaps.max() < 256**width), WHOLE)
-    if len(where) > MAX_DENSITY * len(new) or width == WHOLE:
-        return len(where), WHOLE, new.view(np.uint8)
-    planes = np.concatenate([_planes(gaps.astype(f"u{width}")), _planes(new[where] - old[where])])
-    packed = pa.compress(planes, codec=_CODEC)
-    return len(where), width, np.frombuffer(packed, np.uint8)
+    """Count, width of gaps and bytes of a patch between unsigned integers of the same width.
+
+    Beside the bytes and their planes it takes 4 bytes for a change, of those at most that a patch may have.
+    """
+    found, count, widest = _find(old, new)
+    width = next((width for width in GAPS if widest < 256**width), WHOLE)
+    if count > MAX_DENSITY * len(new) or width == WHOLE:
+        return count, WHOLE, new.view(np.uint8)
+    planes = np.empty((width + new.itemsize, count), np.uint8)
+    last, done = -1, 0
+    while found:
+        start, places = found.popleft()
+        where = places.astype(np.int64) + start
+        rows = planes[:, done : done + len(where)]
+        rows[:width] = _plane_rows((np.diff(where, prepend=last) - 1).astype(f"u{width}"))
+        rows[width:] = _plane_rows(new[where] - old[where])
+        last, done = where[-1], done + len(where)
+    packed = pa.compress(planes.reshape(-1), codec=_CODEC)
+    return count, width, np.frombuffer(packed, np.uint8)
+
+
+def _find(old: Elements, new: Elements) -> tuple[deque[tuple[int, NDArray[np.uint32]]], int, int]:
+    """Where elements differ, as starts of blocks and places in them; how many do, and the widest gap before one.
+
+    Too many for a patch are only counted.
+    """
+    found: deque[tuple[int, NDArray[np.uint32]]] = deque()
+    count, widest, last = 0, 0, -1
+    for start in range(0, len(new), _BLOCK):
+        differ = old[start : start + _BLOCK] != new[start : start + _BLOCK]
+        count += int(np.count_nonzero(differ))
+        if count > MAX_DENSITY * len(new):
+            found.clear()
+        elif len(places := np.flatnonzero(differ)):
+            gaps = np.diff(places, prepend=last - start) - 1
+            widest, last = max(widest, int(gaps.max())), start + int(places[-1])
+            found.append((start, places.astype(np.uint32)))
+    return found, count, widest
 
 
 def _patch(target: Bytes, spec: TensorSpec, patch: Patch, data: Bytes) -> None:
@@ -208,13 +236,15 @@ def _patch(target: Bytes, spec: TensorSpec, patch: Patch, data: Bytes) -> None:
         return
     if not 0 < patch.count <= elements:
         raise WireError(f"a patch changes {patch.count} of the {elements} elements of {spec.name}")
-    planes = _decompress(data, patch.count * (patch.gap + size), spec.name)
-    gaps = _joined(planes[: patch.count * patch.gap], patch.gap)
-    where = np.cumsum(gaps.astype(np.int64) + 1) - 1
-    if where[-1] >= elements:
-        raise WireError(f"a patch reaches element {where[-1]} of {spec.name}, which has {elements}")
-    view = target.view(f"u{size}")
-    view[where] += _joined(planes[patch.count * patch.gap :], size)
+    planes = _decompress(data, patch.count * (patch.gap + size), spec.name).reshape(-1, patch.count)
+    view, last = target.view(f"u{size}"), -1
+    for start in range(0, patch.count, _BLOCK):
+        rows = planes[:, start : start + _BLOCK]
+        where = np.cumsum(_joined(rows[: patch.gap]).astype(np.int64) + 1) + last
+        last = int(where[-1])
+        if last >= elements:
+            raise WireError(f"a patch reaches element {last} of {spec.name}, which has {elements}")
+        view[where] += _joined(rows[patch.gap :])
 
 
 def _parts(delta: Delta) -> Iterator[tuple[Patch, Bytes]]:
@@ -236,11 +266,11 @@ def _decompress(data: Bytes, size: int, name: str) -> Bytes:
     return np.frombuffer(raw, np.uint8)
 
 
-def _planes(values: Elements) -> Bytes:
-    """First bytes of all values, then second bytes, and so on."""
-    return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T).reshape(-1)
+def _plane_rows(values: Elements) -> Bytes:
+    """The byte planes uint8[size, n] of n values: first bytes, second bytes, and so on."""
+    return values.view(np.uint8).reshape(len(values), -1).T
 
 
-def _joined(planes: Bytes, size: int) -> Elements:
-    """The unsigned integers of `size` bytes that `_planes` split."""
-    return np.ascontiguousarray(planes.reshape(size, -1).T).view(f"u{size}")[:, 0]
+def _joined(planes: Bytes) -> Elements:
+    """The n unsigned integers whose byte planes uint8[size, n] are."""
+    return np.ascontiguousarray(planes.T).view(f"u{len(planes)}")[:, 0]

@@ -73,10 +73,11 @@ class Offers:
         return versions | {self.newest} if self._newest else versions
 
     def offer(self, snapshot: Snapshot, delta: Delta | None = None) -> None:
-        """Make `snapshot` the newest; one that is not newer is ignored. `delta` leads to it from the one before."""
+        """Make `snapshot` the newest; one that is not newer is ignored. `delta` leads to it from the one before; one
+        that is no smaller than the version is of no use to anybody, and is not kept."""
         if snapshot.manifest.version > self.newest:
             self._newest = snapshot
-            if delta is None:
+            if delta is None or len(delta.payload) >= snapshot.manifest.nbytes:
                 self._deltas.clear()
             else:
                 self._deltas.append(delta)

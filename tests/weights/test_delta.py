@@ -1,10 +1,11 @@
 import itertools
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import WeightsError, WireError
@@ -89,14 +90,55 @@ def test_many_changes_travel_as_they_are():
     assert same_bits(apply(old, first.manifest, second.manifest, [step]), new)
 
 
-def test_a_gap_wider_than_a_block_or_a_byte_is_kept(monkeypatch):
-    monkeypatch.setattr(deltas, "_BLOCK", 1000)
-    old = {"a": torch.zeros(200_000, dtype=torch.int64)}
-    for places in ([199_999], [0, 70_000, 199_999], [999, 1000, 1255, 1511, 199_998]):
+def test_a_gap_wider_than_a_block_or_a_byte_is_kept():
+    end, block = 1 << 20, 1 << 18
+    old = {"a": torch.zeros(end, dtype=torch.int64)}
+    for places in ([end - 1], [0, 70_000, end - 1], [block - 1, block, block + 255, block + 511, 3 * block, end - 2]):
         new = {"a": old["a"].clone()}
         new["a"][places] = torch.arange(1, len(places) + 1) - 2
         first, second = take_snapshot(0, old, 64), take_snapshot(1, new, 64)
         assert same_bits(apply(old, first.manifest, second.manifest, [diff(first, second)]), new)
+
+
+@pytest.mark.parametrize("density", [0.24, 0.26, 1.0])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_dense_change_takes_less_memory_than_twice_the_tensor(dtype, density):
+    elements = 4_000_000
+    rng = np.random.default_rng(1)
+    old = {"a": _any_bits(rng, dtype, elements)}
+    new = {"a": _changed(rng, old["a"], density)}
+    first, second = take_snapshot(0, old, 64), take_snapshot(1, new, 64)
+    size = first.manifest.nbytes
+    step, made = peak_of(lambda: diff(first, second))
+    got, applied = peak_of(lambda: apply(old, first.manifest, second.manifest, [step]))
+    # A block of 2^18 elements takes up to 10 MB, whatever the tensor's size.
+    assert made < 1.2 * size + (10 << 20)
+    assert applied < 1.2 * size + (10 << 20)
+    assert same_bits(got, new)
+
+
+def peak_of(call):
+    """What a call gives, and the bytes that it had allocated by Python and NumPy at most."""
+    tracemalloc.start()
+    try:
+        return call(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 4, 8]), st.lists(st.floats(0, 0.6), min_size=1, max_size=4))
+@settings(max_examples=20)
+def test_changes_of_any_density_over_several_blocks_round_trip(seed, size, densities):
+    """Each stretch of half a block has a density of its own, so that counts cross the limit anywhere."""
+    rng, stretch = np.random.default_rng(seed), (1 << 17) + 11
+    dtype = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "int64"}[size]
+    old = {"a": _any_bits(rng, dtype, stretch * len(densities))}
+    pieces = [_changed(rng, piece, density) for piece, density in zip(old["a"].split(stretch), densities, strict=True)]
+    new = {"a": torch.cat([_bits(piece) for piece in pieces]).view(old["a"].dtype)}
+    first, second = take_snapshot(0, old, 64), take_snapshot(1, new, 64)
+    step = diff(first, second)
+    assert step.step.changed == int((_bits(old["a"]) != _bits(new["a"])).sum())
+    assert same_bits(apply(old, first.manifest, second.manifest, [step]), new)
 
 
 def test_a_wrong_base_is_refused():

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -112,3 +113,15 @@ def test_deltas_that_together_are_larger_than_the_version_are_not_offered():
     offers.handle(b"r", Message("manifest", 1, {"holds": 0, "base": snapshots[0].manifest.digest}), 0.0)
     ((_, reply),) = offers.due(0.0)
     assert reply.body["deltas"] == []
+
+
+def test_a_delta_that_is_no_smaller_than_its_version_is_let_go_of():
+    offers = Offers(5.0, history=4)
+    first, second = (take_snapshot(i, {"a": torch.full((100,), float(i))}, 64) for i in range(2))
+    offers.offer(first)
+    delta = diff(first, second)
+    payload = weakref.ref(delta.payload)
+    assert len(delta.payload) == second.manifest.nbytes
+    offers.offer(second, delta)
+    del delta
+    assert payload() is None
