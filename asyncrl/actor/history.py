@@ -47,14 +47,11 @@ CONVERSATIONS: Mapping[str, _Conversation] = {
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """A kind of conversation that the template renders in another way than it is recorded, and where they part."""
+    """A kind of conversation that the template renders in another way than it is recorded, and both where they part."""
 
     what: str
     recorded: str
     rendered: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: recorded {self.recorded!r}, rendered {self.rendered!r}"
 
 
 def rewritings(chat: Chat) -> list[Rewriting]:
@@ -89,5 +86,5 @@ def _parting(recorded: str, rendered: str) -> tuple[str, str]:
     """What each says around the point at which they part."""
     shorter = min(len(recorded), len(rendered))
     parting = next((index for index in range(shorter) if recorded[index] != rendered[index]), shorter)
-    start = max(0, parting - 40)
-    return recorded[start : parting + 80], rendered[start : parting + 80]
+    start = max(0, parting - 30)
+    return recorded[start : parting + 30], rendered[start : parting + 30]

@@ -54,6 +54,11 @@ class Toolbox:
         self.limits = limits
         self.counts = ToolCounts()
 
+    @property
+    def functions(self) -> dict[str, Mapping[str, Any]]:
+        """The tools' own function objects by name."""
+        return {name: cls.schema for name, cls in self._classes.items()}
+
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenTools]:
         """The tools of one episode: all on offer or, where the task brings its own schemas, those that it names.
@@ -71,7 +76,7 @@ class Toolbox:
 
     def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
         if not ticket.task.tools:
-            return {name: cls.schema for name, cls in self._classes.items()}
+            return self.functions
         schemas = {schema["name"]: schema for schema in (tool.get("function", tool) for tool in ticket.task.tools)}
         if unknown := sorted(set(schemas) - set(self._classes)):
             raise ToolError(f"task {ticket.task.id} offers {', '.join(unknown)}; add it to actor.tools")

@@ -152,6 +152,19 @@ class TaskFile(Sequence[Task]):
             raise IndexError(row)
         return self._recent(row)
 
+    def by_roles(self) -> dict[int, Task]:
+        """The first row for each order of roles in the prompts, by its number."""
+        messages = self._table.column("prompt")
+        first: dict[tuple[str, ...], int] = {}
+        row = 0
+        for chunk in messages.chunks:
+            roles = pc.struct_field(pc.list_flatten(chunk), "role").to_pylist()
+            position = 0
+            for length in pc.list_value_length(chunk).to_pylist():
+                first.setdefault(tuple(roles[position : position + length]), row)
+                position, row = position + length, row + 1
+        return {row: self[row] for row in first.values()}
+
     def _read(self, row: int) -> Task:
         """Raises DataError: no message can carry the row."""
         try:

@@ -142,9 +142,14 @@ class ScriptedEngine:
     """Says the script's turns in order, in every session anew; every token has a log-prob and version of its own."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, script: Sequence[str | Cut | Generation], version: int = 3
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        script: Sequence[str | Cut | Generation],
+        version: int = 3,
+        end: str = END,
     ) -> None:
         self.version = version
+        self._end = end
         self.released: list[str] = []
         self.requests: list[tuple[NDArray[np.int32], Sampling, Sequence[int], str]] = []
         self.sampled: list[Generation] = []
@@ -168,7 +173,7 @@ class ScriptedEngine:
         if isinstance(turn, Generation):
             return turn
         cut = isinstance(turn, Cut)
-        tokens = ids(self._tokenizer, turn.text if isinstance(turn, Cut) else turn + END)
+        tokens = ids(self._tokenizer, turn.text if isinstance(turn, Cut) else turn + self._end)
         finish = "length" if cut or len(tokens) > room else "stop"
         tokens = tokens[:room]
         count = np.arange(len(tokens), dtype=np.float32)

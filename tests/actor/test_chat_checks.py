@@ -1,0 +1,96 @@
+"""What a chat template cannot do is found at the start, with what to change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.chat_checks import check_tasks, check_tools, report_rewritings
+from asyncrl.actor.episode import Limits
+from asyncrl.actor.rollout import run_episode
+from asyncrl.actor.toolbox import Toolbox, ToolLimits
+from asyncrl.data.reading import TaskFile
+from asyncrl.errors import ConfigError
+from asyncrl.types import Finish
+from tests.actor.fakes import ScriptedEngine, call, make_ticket, make_tokenizer, make_tool
+from tests.templates.families import FAMILIES, tokenizer
+
+WITHOUT_TOOLS = {"gemma2", "gemma3", "phi3_5", "phi4", "granite"}
+FUNCTIONS = {name: make_tool(name=name)[0].schema for name in ("echo", "search")}
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_two_tools_are_taken_by_every_template_that_shows_tools(name: str):
+    chat = Chat(tokenizer(name))
+    if name in WITHOUT_TOOLS:
+        with pytest.raises(ConfigError, match=r"actor\.tools: echo cannot be used with model\.path"):
+            check_tools(chat, FUNCTIONS)
+    else:
+        check_tools(chat, FUNCTIONS)
+
+
+def test_each_tool_is_tried_alone_with_its_schema_and_named():
+    bare = {"name": "bare", "description": "has no parameters"}
+    with pytest.raises(ConfigError, match="bare cannot be used"):
+        check_tools(Chat(tokenizer("hermes3")), {**FUNCTIONS, "bare": bare})
+
+
+@pytest.mark.parametrize(("name", "end"), [("llama3_1", "<|eot_id|>"), ("gpt_oss", "<|return|>")])
+def test_two_calls_in_a_turn_are_answered_with_one_at_a_time_where_the_template_shows_one(name: str, end: str):
+    tool, log = make_tool()
+    made = tokenizer(name)
+    engine = ScriptedEngine(made, [call("1") + call("2"), call("3"), "done"], end=end)
+    toolbox = Toolbox({"echo": tool}, ToolLimits())
+    limits = Limits(8, 400, 8000)
+    trajectory = asyncio.run(run_episode(make_ticket(), engine, Chat(made), toolbox, limits))
+    assert trajectory.finish is Finish.COMPLETED
+    assert "one tool call at a time; none of these 2 was made" in made.decode(trajectory.tokens.tolist())
+    assert log.executed == ["3"]
+    assert toolbox.counts.malformed == 1
+
+
+def task_file(folder: Path, prompts: list[list[dict[str, str]]]) -> TaskFile:
+    path = folder / "tasks.parquet"
+    rows = [{"prompt": each, "data_source": "s", "reward_model": {"ground_truth": "1"}} for each in prompts]
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    return TaskFile(path)
+
+
+def message(role: str) -> dict[str, str]:
+    return {"role": role, "content": role}
+
+
+def test_rows_are_grouped_by_the_order_of_their_roles(tmp_path: Path):
+    user, system = message("user"), message("system")
+    tasks = task_file(tmp_path, [[user], [system, user], [user], [user, message("assistant"), user], [system, user]])
+    assert sorted(tasks.by_roles()) == [0, 1, 3]
+
+
+def test_data_with_system_messages_is_refused_under_a_template_without_them(tmp_path: Path):
+    tasks = task_file(tmp_path, [[message("user")], [message("user")], [message("system"), message("user")]])
+    with pytest.raises(ConfigError, match=r"data: row 2 has messages of the roles system, user: .*no system role"):
+        check_tasks(Chat(tokenizer("gemma2")), "data", tasks.by_roles(), {})
+    check_tasks(Chat(tokenizer("gemma3")), "data", tasks.by_roles(), {})
+
+
+@pytest.mark.parametrize(
+    ("history", "consequence"), [("sampled", "go on from what was sampled"), ("template", "begin a new branch")]
+)
+def test_what_a_template_rewrites_is_said_once_with_what_differs(history: str, consequence: str, caplog: Any):
+    with caplog.at_level(logging.WARNING):
+        assert report_rewritings(Chat(tokenizer("qwen3")), history)
+        assert not report_rewritings(Chat(make_tokenizer()), history)
+    [record] = caplog.records
+    told = record.getMessage()
+    assert consequence in told
+    assert "a later question, a system message and tools: recorded" in told
+    recorded, _, rendered = told.partition("; thoughts: recorded")[2].partition("rendered")
+    assert "thought" in recorded
+    assert "thought" not in rendered

@@ -1,0 +1,48 @@
+"""Before anything starts: a chat template that does not take the tools or the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig, TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.launch.preflight import preflight
+from tests.templates.families import tokenizer
+
+
+def config_of(folder: Path, family: str, roles: list[str], tools: list[str]) -> TrainConfig:
+    tokenizer(family).save_pretrained(folder / "model")
+    prompt = [{"role": role, "content": role} for role in roles]
+    row = {"prompt": prompt, "data_source": "s", "reward_model": {"ground_truth": "1"}}
+    pq.write_table(pa.Table.from_pylist([row]), folder / "tasks.parquet")
+    return TrainConfig(
+        model=ModelConfig(path=str(folder / "model")),
+        data=DataConfig(train=str(folder / "tasks.parquet")),
+        actor=ActorConfig(tools=tools),
+    )
+
+
+def test_data_with_system_messages_does_not_start_under_a_template_without_them(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"tasks\.parquet: row 0 has messages of the roles system, user"):
+        preflight(config_of(tmp_path, "gemma2", ["system", "user"], []))
+
+
+def test_tools_do_not_start_under_a_template_that_does_not_show_them(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"actor\.tools: calculator cannot be used with model\.path"):
+        preflight(config_of(tmp_path, "gemma2", ["user"], ["calculator"]))
+
+
+@pytest.mark.parametrize("family", ["llama3_1", "hermes3", "deepseek_v3"])
+def test_several_tools_start_under_templates_that_show_one_call_or_have_one_for_tools(tmp_path: Path, family: str):
+    preflight(config_of(tmp_path, family, ["system", "user"], ["calculator", "python"]))
+
+
+def test_a_model_without_a_tokenizer_is_named(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.model.path = str(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"model\.path=.*none: its tokenizer cannot be loaded"):
+        preflight(config)
