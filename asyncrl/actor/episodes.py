@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from transformers import AutoTokenizer
-
-from asyncrl.actor.chat import Chat
+from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
+from asyncrl.actor.door.conversation import ConversationLimits
 from asyncrl.actor.door.counts import DoorCounts
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.episode import Limits
+from asyncrl.actor.rendered_rollout import run_rendered_episode
 from asyncrl.actor.rollout import run_episode
 from asyncrl.actor.steps import find_split
 from asyncrl.actor.toolbox import Toolbox
@@ -32,34 +32,29 @@ class Episodes:
 async def open_episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> AsyncIterator[Episodes]:
     """Raises ConfigError: the chat template or the agent does not do."""
     actor = config.actor
-    chat = _chat(config, tools)
+    chat = open_chat(config)
+    report_rewritings(chat, actor.history)
     split = find_split(actor.step_split)
+    of_branches = ConversationLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, actor.max_total_tokens)
+    as_rendered = actor.history == "template"
     if actor.agent is None:
+        check_tools(chat, tools.functions)
+        if as_rendered:
+            rendered = partial(run_rendered_episode, limits=of_branches)
+            yield Episodes(partial(rendered, engine=engine, chat=chat, toolbox=tools, step_split=split))
+            return
         limits = Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens)
-        run = partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=split)
-        yield Episodes(run)
+        yield Episodes(partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=split))
         return
     from asyncrl.actor.door.agent import load_agent
-    from asyncrl.actor.door.conversation import ConversationLimits
     from asyncrl.actor.door.episode import run_agent_episode
     from asyncrl.actor.door.server import Door
 
     agent = load_agent(actor.agent)
-    limits_there = ConversationLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, actor.max_total_tokens)
-    door = Door(engine, chat, limits_there, actor.door_host, actor.door_port)
+    door = Door(engine, chat, of_branches, actor.door_host, actor.door_port, as_rendered=as_rendered)
     await door.start()
     try:
         play = partial(run_agent_episode, engine=engine, chat=chat, door=door, agent=agent, step_split=split)
         yield Episodes(play, door.counts)
     finally:
         await door.close()
-
-
-def _chat(config: TrainConfig, tools: Toolbox) -> Chat:
-    model = config.model
-    tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    chat = Chat(tokenizer, config.actor.template_kwargs)
-    if tools.names:
-        # A template that cannot show tool results is found out now, not at the first call.
-        chat.suffix([{"role": "tool", "name": name, "content": ""} for name in tools.names], [])
-    return chat

@@ -74,7 +74,7 @@ async def _converse(
         with watch("generate"):
             sampling = Sampling(ticket.temperature, episode.room)
             generation = await engine.generate(episode.tokens, sampling, chat.stop_ids, ticket.id)
-        calls = _calls(generation, chat, tools)
+        calls = calls_of(generation, chat, tools)
         if episode.generated(generation, calls) is State.TOOL_CALLING:
             with watch("tools"):
                 answers = await tools.answer(calls)
@@ -85,7 +85,7 @@ async def _converse(
             episode.answered(chat.suffix(messages, tools.shown, int(generation.tokens[-1])))
 
 
-def _calls(generation: Generation, chat: Chat, tools: OpenTools) -> Sequence[ToolCall | MalformedCall]:
+def calls_of(generation: Generation, chat: Chat, tools: OpenTools) -> Sequence[ToolCall | MalformedCall]:
     """The calls of a turn that the policy ended itself, without its stop token."""
     if generation.finish_reason != "stop":
         return ()

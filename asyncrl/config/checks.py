@@ -19,6 +19,7 @@ _LONG_INPUTS = ("refuse", "drop_oldest")
 CHOICES: dict[str, Sequence[str]] = {
     "model.dtype": ("float32", "bfloat16"),
     "model.attention": ("sdpa", "flash_attention_2", "flex_attention"),
+    "actor.history": ("sampled", "template"),
     "engine.kind": ("embedded", "sglang", "vllm"),
     "engine.prefix_cache": ("flush", "salt"),
     "weights.channel": ("zmq", "disk", "distributed"),
@@ -193,10 +194,10 @@ def _check_combinations(config: TrainConfig) -> None:
         f"a slot of the engine holds engine.max_length={config.engine.max_length} tokens; raise that or lower this",
     )
     require(
-        actor.agent is None or actor.max_total_tokens >= actor.max_tokens,
+        (actor.agent is None and actor.history == "sampled") or actor.max_total_tokens >= actor.max_tokens,
         config,
         "actor.max_total_tokens",
-        f"one sequence of the agent's may have actor.max_tokens={actor.max_tokens}; raise this or lower that",
+        f"one sequence of the episode's may have actor.max_tokens={actor.max_tokens}; raise this or lower that",
     )
     require(
         learner.steps % learner.publish_every == 0,

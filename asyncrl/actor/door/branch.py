@@ -1,15 +1,17 @@
-"""One token sequence of an agent's episode, as it grows."""
+"""One token sequence of an episode that may have several, as it grows; and the trajectory that they are together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Generation
-from asyncrl.types import NO_VERSION, Role, ToolCall, Turn
+from asyncrl.actor.steps import Split, split_steps
+from asyncrl.types import NO_VERSION, Finish, Role, Ticket, ToolCall, Trajectory, Turn
 
 
 @dataclass(eq=False)
@@ -76,3 +78,35 @@ def joined(branches: Sequence[Branch]) -> Branch:
     for branch in branches:
         whole.add_answered(branch)
     return whole
+
+
+def trajectory_of(
+    ticket: Ticket,
+    branches: Sequence[Branch],
+    truncated: bool,
+    chat: Chat,
+    rewards: Mapping[str, float],
+    timings: Mapping[str, float],
+    step_split: Split,
+) -> Trajectory:
+    """The branches as one trajectory; `truncated` says that a limit refused what would have followed.
+
+    Raises InvariantError: the engine's log-probs or versions are bad.
+    """
+    whole = joined(branches)
+    completed = whole.turns[-1].finish_reason == "stop" and not truncated
+    return Trajectory(
+        id=ticket.id,
+        task_id=ticket.task.id,
+        group_id=ticket.group_id,
+        member=ticket.member,
+        tokens=whole.tokens,
+        loss_mask=whole.loss_mask,
+        logprobs=whole.logprobs,
+        versions=whole.versions,
+        turns=tuple(whole.turns),
+        steps=split_steps(step_split, whole.tokens, whole.turns, chat.piece),
+        finish=Finish.COMPLETED if completed else Finish.TRUNCATED,
+        rewards={name: float(value) for name, value in rewards.items()},
+        timings=timings,
+    )

@@ -4,6 +4,10 @@ A request repeats the conversation so far. Where it only adds to what was said, 
 by the exact suffix of the chat template. Otherwise a new branch begins: behind the point up to which it agrees, where
 there is one, else with the whole conversation as a prompt. What was sampled before is mere context there.
 
+An answer that was cut by its length has no end. Where the template renders the conversation just as it stands in the
+branch, but for the end of that turn, the branch goes on with that end as context; otherwise a new one begins. With
+`as_rendered` the template's rendering decides behind every answer.
+
 What holds: every answer that was recorded is in the loss mask of exactly one branch, that in which it was sampled, with
 its log-probs and versions; in a branch every token follows from those before it; limits hold, whatever is under way.
 """
@@ -50,7 +54,7 @@ class _Point:
     tools: tuple[Message, ...]
     branch: Branch
     length: int
-    ended_by_policy: bool
+    ended_by_policy: bool  # not cut by its length
     continued: bool = False
 
 
@@ -92,12 +96,13 @@ class Conversation:
     by rewriting its history, and go on.
     """
 
-    def __init__(self, name: str, chat: Chat, limits: ConversationLimits) -> None:
+    def __init__(self, name: str, chat: Chat, limits: ConversationLimits, as_rendered: bool = False) -> None:
         self.branches: list[Branch] = []
         self.truncated = False
         self._name = name
         self._chat = chat
         self._limits = limits
+        self._as_rendered = as_rendered
         self._points: list[_Point] = []
         self._begun = 0
         self._under_way = 0
@@ -151,20 +156,31 @@ class Conversation:
 
     def _start(self, ask: Ask) -> _Start:
         point = self._agreeing(ask)
-        if point is None:
+        added = None if point is None else self._continuing(point, ask)
+        if point is None or added is None:
             return _Start(None, None, self._chat.prompt(ask.messages, ask.tools))
-        added = self._chat.suffix(ask.messages[len(point.messages) :], ask.tools)
         return _Start(None, point, added) if point.continued else _Start(point, None, added)
 
     def _agreeing(self, ask: Ask) -> _Point | None:
-        """The latest point that the request goes on from. Behind an answer that was cut there is none: to go on, one
-        would have to write the end of the turn in the policy's name."""
+        """The latest point that the request goes on from."""
         for point in reversed(self._points):
             count = len(point.messages)
             agrees = ask.messages[:count] == point.messages and ask.tools == point.tools
-            if agrees and point.ended_by_policy and _is_context(ask.messages[count:]):
+            if agrees and _is_context(ask.messages[count:]):
                 return point
         return None
+
+    def _continuing(self, point: _Point, ask: Ask) -> NDArray[np.int32] | None:
+        """What the request adds behind the point; none where that would not be what the template renders."""
+        tokens = point.branch.tokens[: point.length]
+        added = self._chat.suffix(ask.messages[len(point.messages) :], ask.tools, int(tokens[-1]))
+        if point.ended_by_policy and not self._as_rendered:
+            return added
+        try:
+            same = self._chat.renders(np.concatenate([tokens, added]), ask.messages, ask.tools)
+        except RefusedError:
+            same = point.ended_by_policy
+        return added if same else None
 
     def _room(self, start: _Start, under_way: int, reserved: int) -> int:
         """Tokens that an answer may have beside those `under_way`, for which so many tokens are `reserved`."""

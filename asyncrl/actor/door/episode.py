@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.door.agent import Agent
-from asyncrl.actor.door.branch import joined
+from asyncrl.actor.door.branch import trajectory_of
 from asyncrl.actor.door.server import Door, Seat
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.episode import EpisodeFailed, State
-from asyncrl.actor.steps import Split, split_steps
+from asyncrl.actor.steps import Split
 from asyncrl.errors import AsyncrlError
 from asyncrl.text import reason_of
-from asyncrl.types import Finish, Ticket, Trajectory
+from asyncrl.types import Ticket, Trajectory
 
 
 async def run_agent_episode(
@@ -50,7 +50,9 @@ async def run_agent_episode(
     if not seat.conversation.answers:
         raise EpisodeFailed(State.FAILED, "the agent ended without having asked the policy anything")
     try:
-        return _trajectory(seat, chat, rewards, timings, step_split)
+        conversation = seat.conversation
+        branches, truncated = conversation.answered(), conversation.truncated
+        return trajectory_of(ticket, branches, truncated, chat, rewards, timings, step_split)
     except AsyncrlError as error:
         raise EpisodeFailed(State.FAILED, reason_of(error)) from error
 
@@ -64,26 +66,3 @@ async def _run(agent: Agent, seat: Seat) -> Mapping[str, float]:
     if seat.fault is not None:
         raise EpisodeFailed(State.FAILED, reason_of(seat.fault))
     return rewards or {}
-
-
-def _trajectory(
-    seat: Seat, chat: Chat, rewards: Mapping[str, float], timings: Mapping[str, float], step_split: Split
-) -> Trajectory:
-    whole = joined(seat.conversation.answered())
-    completed = whole.turns[-1].finish_reason == "stop" and not seat.conversation.truncated
-    ticket = seat.ticket
-    return Trajectory(
-        id=ticket.id,
-        task_id=ticket.task.id,
-        group_id=ticket.group_id,
-        member=ticket.member,
-        tokens=whole.tokens,
-        loss_mask=whole.loss_mask,
-        logprobs=whole.logprobs,
-        versions=whole.versions,
-        turns=tuple(whole.turns),
-        steps=split_steps(step_split, whole.tokens, whole.turns, chat.piece),
-        finish=Finish.COMPLETED if completed else Finish.TRUNCATED,
-        rewards={name: float(value) for name, value in rewards.items()},
-        timings=timings,
-    )

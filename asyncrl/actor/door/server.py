@@ -61,11 +61,13 @@ class Door:
         host: str = "127.0.0.1",
         port: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        as_rendered: bool = False,
     ) -> None:
         self.counts = DoorCounts()
         self._engine = engine
         self._chat = chat
         self._limits = limits
+        self._as_rendered = as_rendered
         self._host = host
         self._port = port
         self._clock = clock
@@ -87,7 +89,7 @@ class Door:
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[Seat]:
         """A seat for the episode of `ticket`; afterwards nothing more is answered there."""
-        conversation = Conversation(ticket.id, self._chat, self._limits)
+        conversation = Conversation(ticket.id, self._chat, self._limits, self._as_rendered)
         url = f"http://{self._host}:{self._port}/{quote(ticket.id, safe='')}/v1"
         seat = self._seats[ticket.id] = Seat(ticket, url, secrets.token_urlsafe(16), conversation)
         try:

@@ -23,9 +23,13 @@ class ActorConfig:
     tool_retries: int = option(2, "times that a failing tool is tried again before the episode fails")
     max_tool_chars: int = option(4096, "characters of a tool's result that the policy sees; the middle of more is cut")
     template_kwargs: dict[str, Any] = option({}, "what the chat template takes, such as {enable_thinking: false}")
+    history: str = option(
+        "sampled", "what episodes go on from where the template rewrites it: sampled | template (docs/agents.md)"
+    )
     agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/agents.md)")
     max_total_tokens: int = option(
-        16384, "tokens that an agent's episode may have in all: it begins a new sequence where it rewrites its history"
+        16384,
+        "tokens of an episode that may have several sequences: an agent's, or one with history=template",
     )
     door_host: str = option("127.0.0.1", "address at which agents reach the policy")
     door_port: int = option(0, "port there; 0 takes a free one")

@@ -23,8 +23,9 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeFailed
 from asyncrl.errors import ConfigError
 from asyncrl.types import Finish, Role, Task, Trajectory
-from tests.actor.fakes import CHATML, END, Cut, ScriptedEngine, call, ids, make_ticket, make_tokenizer
+from tests.actor.fakes import CHATML, END, QWEN3, Cut, ScriptedEngine, call, ids, make_ticket, make_tokenizer
 from tests.helpers import GENEROUS_S
+from tests.templates.families import tokenizer as family
 
 TOKENIZER = make_tokenizer(CHATML)
 CHAT = Chat(TOKENIZER)
@@ -41,8 +42,8 @@ Play = Callable[[Post], Awaitable[dict[str, float] | None]]
 class OneScript(ScriptedEngine):
     """Says its turns in order whatever the session."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.answered: list[tuple[Any, Generation]] = []
 
     async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
@@ -67,16 +68,26 @@ def agent_of(play: Play) -> Agent:
     return agent
 
 
-def run(script: list[Any], play: Play, limits: ConversationLimits = LIMITS) -> tuple[Trajectory, OneScript, Door]:
-    return play_with(OneScript(TOKENIZER, script), play, limits)
+def run(
+    script: list[Any],
+    play: Play,
+    limits: ConversationLimits = LIMITS,
+    tokenizer: Any = TOKENIZER,
+    end: str = END,
+    **options: Any,
+) -> tuple[Trajectory, OneScript, Door]:
+    chat = CHAT if tokenizer is TOKENIZER else Chat(tokenizer)
+    return play_with(OneScript(tokenizer, script, end=end), play, limits, chat, **options)
 
 
-def play_with(engine: OneScript, play: Play, limits: ConversationLimits = LIMITS) -> tuple[Trajectory, OneScript, Door]:
+def play_with(
+    engine: OneScript, play: Play, limits: ConversationLimits = LIMITS, chat: Chat = CHAT, **options: Any
+) -> tuple[Trajectory, OneScript, Door]:
     async def scenario() -> tuple[Trajectory, Door]:
-        door = Door(engine, CHAT, limits)
+        door = Door(engine, chat, limits, **options)
         await door.start()
         try:
-            return await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, agent_of(play)), door
+            return await run_agent_episode(make_ticket("t/1"), engine, chat, door, agent_of(play)), door
         finally:
             await door.close()
 
@@ -346,16 +357,125 @@ def test_answers_asked_for_at_the_same_time_get_branches_and_sessions_of_their_o
     assert trajectory.sampled_tokens == sum(len(each.tokens) for each in engine.sampled)
 
 
-def test_behind_a_cut_answer_no_end_is_written_in_the_policys_name():
+def test_behind_a_cut_answer_the_same_branch_goes_on_with_an_end_of_the_turn_that_nobody_sampled():
     async def play(post: Post) -> None:
         status, body = await post([user("one")])
         assert body["choices"][0]["finish_reason"] == "length"
         said(await post([user("one"), said((status, body)), user("go on")]))
 
+    trajectory, engine, door = run([Cut("never end"), "done"], play)
+    assert door.counts.branches == 1
+    assert trajectory.finish is Finish.COMPLETED
+    assert_as_sampled(trajectory, engine.sampled)
+    whole = [user("one"), {"role": "assistant", "content": "never end"}, user("go on")]
+    rendered = TOKENIZER.apply_chat_template(whole, add_generation_prompt=True, tokenize=False)
+    assert CHAT.text(trajectory.tokens) == rendered + "done" + END
+    assert [turn.finish_reason for turn in trajectory.turns] == ["", "length", "", "stop"]
+    [end] = ids(TOKENIZER, END)
+    cut_at = trajectory.turns[1].end
+    assert trajectory.tokens[cut_at] == end
+    assert not trajectory.loss_mask[cut_at]
+
+
+def test_a_benchmark_agent_whose_answers_are_all_cut_has_one_branch():
+    async def play(post: Post) -> None:
+        messages = [user("one")]
+        for _ in range(6):
+            messages += [said(await post(messages, max_tokens=3)), user("go on")]
+
+    trajectory, engine, door = run([f"{number} is a long answer" for number in range(6)], play)
+    assert door.counts.branches == 1
+    assert [len(each.tokens) for each in engine.sampled] == [3] * 6
+    assert trajectory.sampled_tokens == 18
+
+
+def test_a_cut_answer_that_the_agent_changes_begins_a_new_branch():
+    async def play(post: Post) -> None:
+        first = said(await post([user("one")]))
+        said(await post([user("one"), {**first, "content": first["content"] + "."}, user("go on")]))
+
     trajectory, _, door = run([Cut("never end"), "done"], play)
     assert door.counts.branches == 2
-    assert trajectory.finish is Finish.COMPLETED
     assert CHAT.text(trajectory.tokens[: trajectory.branches[0][1]]).endswith("never end")
+
+
+def test_two_requests_behind_one_cut_answer_both_see_its_end():
+    async def play(post: Post) -> None:
+        first = said(await post([user("one")]))
+        for text in ("go on", "stop it"):
+            said(await post([user("one"), first, user(text)]))
+
+    trajectory, engine, door = run([Cut("never end"), "a", "b"], play)
+    assert door.counts.branches == 2
+    assert all(f"never end{END}" in CHAT.text(request[0]) for request in engine.requests[1:])
+    assert trajectory.sampled_tokens == sum(len(each.tokens) for each in engine.sampled)
+
+
+def test_a_cut_answer_that_the_template_changes_begins_a_new_branch():
+    async def play(post: Post) -> None:
+        first = said(await post([user("one")]))
+        said(await post([user("one"), first, user("go on")]))
+
+    trimming = make_tokenizer(CHATML.replace("content = message.content", "content = message.content | trim"))
+    for text, branches in (("never end", 1), ("never end ", 2)):
+        _, _, door = run([Cut(text), "done"], play, tokenizer=trimming)
+        assert door.counts.branches == branches
+
+
+@pytest.mark.parametrize(("as_rendered", "branches"), [(False, 1), (True, 2)])
+def test_history_is_what_was_sampled_or_what_the_template_renders(as_rendered: bool, branches: int):
+    async def play(post: Post) -> None:
+        first = said(await post([user("one")]))
+        said(await post([user("one"), first, user("go on")]))
+
+    tokenizer = make_tokenizer(QWEN3)
+    script = ["<think>\nwell\n</think>\n\none", "<think>\n\n</think>\n\ntwo"]
+    trajectory, engine, _ = run(script, play, tokenizer=tokenizer, as_rendered=as_rendered)
+    assert len(trajectory.branches) == branches
+    assert_as_sampled(trajectory, engine.sampled)
+    seen = CHAT.text(engine.requests[-1][0])
+    assert ("well" in seen) == (not as_rendered)
+    if as_rendered:
+        messages = [user("one"), {"role": "assistant", "content": script[0]}, user("go on")]
+        assert seen == tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+
+def test_a_history_that_the_template_keeps_stays_one_branch_where_the_template_decides():
+    async def play(post: Post) -> None:
+        first = said(await post([user("one")], tools=[TOOL]))
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "15"}
+        said(await post([user("one"), first, result], tools=[TOOL]))
+
+    trajectory, _, _ = run([call("15"), "done"], play, as_rendered=True)
+    assert len(trajectory.branches) == 1
+
+
+def test_what_the_template_refuses_is_a_400_with_its_reason_and_the_episode_goes_on():
+    async def play(post: Post) -> None:
+        status, body = await post([{"role": "system", "content": "be brief"}, user("one")])
+        assert (status, body["error"]["code"]) == (400, "invalid_request_error")
+        assert "There is no system role" in body["error"]["message"]
+        said(await post([user("be brief: one")]))
+
+    trajectory, _, door = run(["done"], play, tokenizer=family("gemma2"), end="<end_of_turn>")
+    assert trajectory.finish is Finish.COMPLETED
+    assert door.counts.refused == 1
+
+
+def test_two_calls_of_an_agent_in_one_turn_are_a_400_where_the_template_shows_one():
+    async def play(post: Post) -> None:
+        answer = said(await post([user("one")], tools=[TOOL]))
+        assert "tool_calls" not in answer
+        assert answer["content"].count("<tool_call>") == 2
+        made = [{"id": name, "function": {"name": "echo", "arguments": '{"text": "1"}'}} for name in "ab"]
+        turn = {"role": "assistant", "content": "", "tool_calls": made}
+        results = [{"role": "tool", "tool_call_id": name, "content": "1"} for name in "ab"]
+        status, body = await post([user("one"), turn, *results], tools=[TOOL])
+        assert status == 400
+        assert "one tool call at a time" in body["error"]["message"]
+
+    trajectory, _, _ = run([call("1") + call("2")], play, tokenizer=family("llama3_1"), end="<|eot_id|>")
+    assert trajectory.finish is Finish.COMPLETED
 
 
 def test_a_client_that_streams_gets_the_same_in_one_piece():
