@@ -1,9 +1,9 @@
-"""`python -m tests.chaos.monkey --kills N --seed S --shards K`: a real run whose roles are killed, then judged.
+"""`python -m tests.chaos.monkey --kills N --seed S --shards K`: a real run whose processes are killed, then judged.
 
-Roles get SIGKILL at random moments: one at a time, several at once, again while they start; some are stopped for longer
-than a lease first. After the last kill the run is stopped, resumed for a few steps more, and compared with what its
-witnesses saw and with an uninterrupted training of its recorded plans. The last line is JSON; status 1 means that a
-promise was broken, and the folder of the run is kept.
+Roles and single ranks of the learner get SIGKILL at random moments: one at a time, several at once, again while they
+start; some are stopped for longer than a lease first. After the last kill the run is stopped, resumed for a few steps
+more, and compared with what its witnesses saw and with an uninterrupted training of its recorded plans. The last line
+is JSON; status 1 means that a promise was broken, and the folder of the run is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from asyncrl.launch.ports import free_ports
+from asyncrl.learner.launcher import VARIABLE
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.rule import WITNESS_VARIABLE
 from tests.chaos.verdict import judge
@@ -34,8 +37,9 @@ from tests.helpers import GENEROUS_S, until
 
 log = logging.getLogger("monkey")
 
-VICTIMS = {"replay": 0.25, "actor": 0.35, "scoring": 0.25, "learner": 0.15}
-"""Chances by kind of role: the learner is slowest to start, and without it nothing is trained."""
+VICTIMS = {"replay": 0.25, "actor": 0.35, "scoring": 0.25, "learner": 0.08, "rank": 0.05}
+"""Chances by kind of process: the learner is slowest to start, and without all of its ranks nothing is trained. What is
+called the learner here is the process that starts and watches the ranks."""
 MEAN_PAUSE_S = 1.0
 LONGEST_STOP_S = 7.0
 BURST = 10
@@ -112,15 +116,27 @@ class Monkey:
             self._kill(pid)
 
     def _alive(self) -> dict[str, int]:
-        """The roles that nobody has killed yet, by name."""
+        """The roles and the learner's ranks that nobody has killed yet, by name."""
         processes = json.loads((self._run.dir / "processes.json").read_text())
-        return {name: pid for name, pid in processes.items() if pid not in self._killed}
+        everyone = {**processes, **ranks_of(processes["learner"])} if "learner" in processes else processes
+        return {name: pid for name, pid in everyone.items() if pid not in self._killed}
 
     def _continue(self, now: float) -> None:
         for pid in [pid for pid, when in self._stopped.items() if when <= now]:
             del self._stopped[pid]
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+
+def ranks_of(learner: int) -> dict[str, int]:
+    """The ranks that a learner's process has started, by name."""
+    found = {}
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(learner).children():
+            with suppress(psutil.NoSuchProcess):
+                if VARIABLE in (environment := child.environ()):
+                    found[f"rank-{json.loads(environment[VARIABLE])['rank']}"] = child.pid
+    return found
 
 
 def chaos(folder: Path, kills: int, seed: int, shards: int) -> dict[str, Any]:

@@ -59,5 +59,6 @@ class World:
             f"replay.shards={shards}",
             "cluster.actors=2",
             "cluster.scorers=2",
+            "cluster.learner_ranks=2",
             "cluster.max_restarts=100000",
         ]
