@@ -133,6 +133,7 @@ NOT_NEGATIVE = (
     "learner.warmup_steps",
     "learner.eval_every",
     "cluster.max_restarts",
+    "cluster.restart_pause_s",
     "network.replay_port",
     "network.weights_port",
 )

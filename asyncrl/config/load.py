@@ -17,6 +17,7 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 import asyncrl
 from asyncrl.config.checks import check
 from asyncrl.config.schema import TrainConfig
+from asyncrl.disk import LossyText
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
 from asyncrl.text import cut
 
@@ -63,6 +64,8 @@ def role_main(role: Callable[[TrainConfig], None]) -> None:
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")
     def run(composed: DictConfig) -> None:
+        # Not before: what Hydra itself prints, such as its help, may be lost to nobody.
+        sys.stdout, sys.stderr = LossyText(1), LossyText(2)
         log_to_stderr()
         try:
             role(to_config(composed))

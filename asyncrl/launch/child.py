@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 _GUARDED = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -s KILL 0; } & exec 3<&-; exec "$@"'
@@ -35,7 +38,7 @@ def start_guarded(command: Sequence[str], log: Path, environment: Mapping[str, s
 def _start(
     command: Sequence[str], log: Path, environment: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[bytes]:
-    with log.open("ab") as output:
+    with _opened(log) as output:
         return subprocess.Popen(
             list(command),
             stdout=output,
@@ -44,6 +47,15 @@ def _start(
             start_new_session=True,
             **options,
         )
+
+
+def _opened(log: Path) -> BinaryIO:
+    """The log, to append to; nowhere where it cannot be opened, as on a full disk: a log is no reason not to start."""
+    try:
+        return log.open("ab")
+    except OSError as error:
+        logger.warning("%s cannot be written, what its process prints is lost: %s", log, error)
+        return Path(os.devnull).open("ab")
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -56,7 +68,9 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The end of a log."""
+    """The end of a log, or nothing where there is none."""
+    if not log.exists():
+        return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
 
 

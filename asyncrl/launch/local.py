@@ -85,7 +85,12 @@ def train(
         resumed = claim(config, run_dir)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         supervisor = Supervisor(
-            roles(config, all_overrides), run_dir, CHILD_ENVIRONMENT, config.cluster.max_restarts, "learner"
+            roles(config, all_overrides),
+            run_dir,
+            CHILD_ENVIRONMENT,
+            config.cluster.max_restarts,
+            "learner",
+            config.cluster.restart_pause_s,
         )
         on_start(supervisor)
         with Progress(config, run_dir, lambda: supervisor.restarts) as progress:

@@ -1,8 +1,9 @@
 """One machine: start every role, restart what dies, end cleanly.
 
 A role that ends with status 0 is done, with status 2 cannot be configured (the run ends with its last lines), otherwise
-it is restarted, at most `max_restarts` times. Whatever happens to this process, its children are asked to stop.
-`processes.json` in the run folder has the process id of each role.
+it failed and is started again, after a pause that doubles with each failure up to a bound. More than `max_restarts`
+failures end the run; they are forgotten once a role has run for `WELL_S`. Whatever happens to this process, its
+children are asked to stop. `processes.json` in the run folder has the process id of each role.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 STOP_S = 12.0
 """More than an actor takes to part with servers that do not answer; a clean stop takes a second or two."""
 CANNOT_BE_CONFIGURED = 2
+FIRST_PAUSE_S = 0.25
+WELL_S = 300.0
+"""A role that has run for so long has not failed for the reason for which it failed before."""
 
 
 class RunFailedError(AsyncrlError):
@@ -33,25 +37,41 @@ class RunFailedError(AsyncrlError):
 
 @dataclass(slots=True)
 class Child:
+    """A role's process. `failures` are those since it last ran well; `due` is when it is started again."""
+
     role: Role
     process: subprocess.Popen[bytes]
+    started: float
     starts: int = 1
+    failures: int = 0
+    due: float | None = None
     done: bool = False
 
 
 class Supervisor:
-    """Keeps the roles of one run alive until the one named `until` is done. `environment` is added to each child's."""
+    """Keeps the roles of one run alive until the one named `until` is done. `environment` is added to each child's.
+    `clock` gives seconds; no pause before a start is longer than `longest_pause_s`."""
 
     def __init__(
-        self, roles: Sequence[Role], run_dir: Path, environment: Mapping[str, str], max_restarts: int, until: str
+        self,
+        roles: Sequence[Role],
+        run_dir: Path,
+        environment: Mapping[str, str],
+        max_restarts: int,
+        until: str,
+        longest_pause_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._logs = run_dir / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._environment = environment
         self._max_restarts = max_restarts
         self._until = until
+        self._longest_pause_s = longest_pause_s
+        self._clock = clock
         self._processes = run_dir / "processes.json"
-        self._children = {role.name: Child(role, self._start(role)) for role in roles}
+        self._unwritten = False
+        self._children = {role.name: Child(role, self._start(role), clock()) for role in roles}
         self._write_processes()
 
     @property
@@ -77,6 +97,8 @@ class Supervisor:
             while not stopped():
                 for child in self._children.values():
                     self._look_after(child)
+                if self._unwritten:
+                    self._write_processes()
                 if self._children[self._until].done:
                     return True
                 progress()
@@ -86,26 +108,44 @@ class Supervisor:
             self.stop()
 
     def _look_after(self, child: Child) -> None:
-        status = child.process.poll()
+        status, now = child.process.poll(), self._clock()
         if status is None or child.done:
             return
         if status == 0:
             child.done = True
-            return
-        last = self.last_lines(child.role.name)
+        elif child.due is None:
+            self._fail(child, status, now)
+        elif child.due <= now:
+            child.process = self._start(child.role)
+            child.started, child.due = now, None
+            child.starts += 1
+            self._write_processes()
+
+    def _fail(self, child: Child, status: int, now: float) -> None:
+        """Have a role that ended started again, later each time. Raises RunFailedError: it cannot go on."""
+        name, last = child.role.name, self.last_lines(child.role.name)
         if status == CANNOT_BE_CONFIGURED:
-            raise RunFailedError(f"{child.role.name} cannot run:\n{last}")
-        if child.starts > self._max_restarts:
-            raise RunFailedError(f"{child.role.name} ended {child.starts} times, at last with status {status}:\n{last}")
-        log.warning("%s ended with status %d; starting it again", child.role.name, status)
-        child.process = self._start(child.role)
-        child.starts += 1
+            raise RunFailedError(f"{name} cannot run:\n{last}")
+        child.failures = 1 if now - child.started >= WELL_S else child.failures + 1
+        if child.failures > self._max_restarts:
+            raise RunFailedError(f"{name} ended {child.failures} times, at last with status {status}:\n{last}")
+        pause = min(self._longest_pause_s, FIRST_PAUSE_S * 2.0 ** (child.failures - 1))
+        child.due = now + pause
+        log.warning("%s ended with status %d; starting it again in %.2g s", name, status, pause)
         self._write_processes()
 
     def _write_processes(self) -> None:
+        """Try to; what the disk has no room for is written later."""
         aside = self._processes.with_suffix(".partial")
-        aside.write_text(json.dumps(self.pids))
-        aside.replace(self._processes)
+        try:
+            aside.write_text(json.dumps(self.pids))
+            aside.replace(self._processes)
+        except OSError as error:
+            if not self._unwritten:
+                log.warning("%s cannot be written, and will be as soon as it can: %s", self._processes, error)
+            self._unwritten = True
+        else:
+            self._unwritten = False
 
     def last_lines(self, name: str, count: int = 15) -> str:
         """The end of a role's log."""

@@ -12,10 +12,13 @@ import json
 import logging
 import os
 import shutil
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from asyncrl.errors import CheckpointError
+from asyncrl.disk import when_there_is_room
+from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.seals import damage, seal
 from asyncrl.learner.state import Parts, read_state, write_state
@@ -52,10 +55,12 @@ class Progress:
 
 
 class Checkpoints:
-    """The checkpoints under `folder`, of which the newest `keep` stay. Every method is called by all ranks alike."""
+    """The checkpoints under `folder`, of which the newest `keep` stay. Every method is called by all ranks alike. What
+    waits for room on the disk waits no longer than until `stop` is set."""
 
-    def __init__(self, folder: Path, keep: int, ranks: Ranks) -> None:
+    def __init__(self, folder: Path, keep: int, ranks: Ranks, stop: threading.Event | None = None) -> None:
         self._folder = folder
+        self._stop = stop or threading.Event()
         self._keep = keep
         self._ranks = ranks
 
@@ -64,29 +69,36 @@ class Checkpoints:
         return sorted(mark.parent for mark in self._folder.glob(f"{STEP}*/{COMPLETE}"))
 
     def save(self, progress: Progress, parts: Parts) -> None:
-        """Write a checkpoint; once this returns it is complete."""
+        """Write a checkpoint, as soon as the disk has room for it; once this returns it is complete.
+
+        Raises StoppedError on every rank: one was asked to stop while it waited for room.
+        """
         final = self._folder / f"{STEP}{progress.step:06d}"
         aside = self._folder / f".tmp-{final.name}"
-        if self._ranks.rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-        self._ranks.barrier()
-        _sync(write_state(parts, aside, self._ranks))
-        if self._ranks.rank == 0:
-            extra = {"fingerprint": _fingerprint(parts), "ranks": self._ranks.size}
-            text = json.dumps({**asdict(progress), **extra})
-            _write_durably(aside / PROGRESS, text)
-        self._ranks.barrier()
-        _sync(seal(aside, self._ranks))
-        self._ranks.barrier()
+        extra = {"fingerprint": _fingerprint(parts), "ranks": self._ranks.size}
+        text = json.dumps({**asdict(progress), **extra})
+        self._written(final, lambda: _make_anew(aside), by_first=True)
+        self._written(final, lambda: _sync(write_state(parts, aside, self._ranks)))
+        self._written(final, lambda: _write_durably(aside / PROGRESS, text), by_first=True)
+        self._written(final, lambda: _sync(seal(aside, self._ranks)))
         if self._ranks.rank == 0:
             _sync(aside)
             shutil.rmtree(final, ignore_errors=True)
             aside.rename(final)
-            _sync(self._folder)
-            _write_durably(final / COMPLETE, "")
+        self._written(final, lambda: _write_durably(final / COMPLETE, ""), by_first=True)
+        if self._ranks.rank == 0:
             self._clean()
         self._ranks.barrier()
+
+    def _written(self, checkpoint: Path, write: Callable[[], None], by_first: bool = False) -> None:
+        """Have every rank, or the first one alone, `write`; all go on together."""
+        stopped = False
+        if self._ranks.rank == 0 or not by_first:
+            try:
+                when_there_is_room(write, self._stop, str(checkpoint))
+            except StoppedError:
+                stopped = True
+        self._ranks.leave_if(stopped)
 
     def restore(self, parts: Parts) -> Progress | None:
         """Load the newest checkpoint that is undamaged into `parts`; None, and nothing done, where there is none at
@@ -157,6 +169,11 @@ def _fingerprint(parts: Parts) -> str:
         for name, part in parts.items()
     }
     return hashlib.sha256(json.dumps(layout).encode()).hexdigest()
+
+
+def _make_anew(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def _write_durably(path: Path, text: str) -> None:

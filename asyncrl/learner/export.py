@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 from asyncrl.config.schema import ModelConfig
+from asyncrl.disk import as_os_errors, when_there_is_room
+from asyncrl.errors import StoppedError
 from asyncrl.learner.backbone import DTYPES, full_tensors
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 
 
-def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks) -> None:
-    """Write `folder` anew, parameters in the compute dtype; it appears whole, under its name, or not at all."""
+def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event) -> None:
+    """Write `folder` anew, parameters in the compute dtype, as soon as the disk has room; it appears whole, under its
+    name, or not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
     tensors = full_tensors(policy.model, policy.published, DTYPES[config.dtype], ranks)
+    stopped = False
     if ranks.rank == 0:
-        aside = folder.with_name(f".tmp-{folder.name}")
-        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            when_there_is_room(lambda: _write(policy, tensors, config, folder), stop, str(folder))
+        except StoppedError:
+            stopped = True
+    ranks.leave_if(stopped)
+
+
+def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
+    aside = folder.with_name(f".tmp-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    with as_os_errors():
         # They are as files have them already.
         policy.model.save_pretrained(aside, state_dict=tensors, save_original_format=False)
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
         tokenizer.save_pretrained(aside)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
-    ranks.barrier()
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
 
 
 def described(config: ModelConfig) -> Callable[[Path], None]:

@@ -138,8 +138,8 @@ def train(
         implicit,
     )
     folder = process.run_dir(config.run)
-    checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks)
+    checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop)
     Learner(config, ranks, trainer, checkpoints, replay, publisher, metrics, stop).train()
     if learner.export:
-        export(policy, config.model, folder / "model", ranks)
+        export(policy, config.model, folder / "model", ranks, stop)
     logger.info("the learner is done after %d steps", learner.steps)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from asyncrl.disk import save_tensors
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.ranks import Ranks, shard_of
@@ -25,10 +25,10 @@ Parts = Mapping[str, Optimised[Any]]
 
 
 def write_state(parts: Parts, folder: Path, ranks: Ranks) -> Path:
-    """Write this rank's file of `parts` into `folder`; the file, which need not be on the disk yet."""
+    """Write this rank's file of `parts` into `folder`; the file, which need not be on the disk yet. Raises OSError."""
     held = {name: _held(tensor) for name, tensor in _tensors(parts) if ranks.rank == 0 or _sharded(tensor)}
     path = folder / _file(ranks.rank)
-    save_file({name: local.contiguous() for name, local in held.items() if ranks.rank == 0 or local.numel()}, path)
+    save_tensors({name: local.contiguous() for name, local in held.items() if ranks.rank == 0 or local.numel()}, path)
     return path
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
+
+logger = logging.getLogger(__name__)
 
 Value = float | list[float] | str
 
@@ -17,15 +21,30 @@ class Metrics(Protocol):
 
 
 class Fanout:
-    """Passes everything on to several sinks."""
+    """Passes everything on to several sinks, none of which can end the process: what one fails to take is lost, counted
+    as `metrics/lost` in what follows, and logged the first time."""
 
     def __init__(self, sinks: Sequence[Metrics]) -> None:
         self._sinks = sinks
+        self._failed: set[int] = set()
+        self.lost = 0
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
-        for sink in self._sinks:
-            sink.log(step, values)
+        if self.lost:
+            values = {**values, "metrics/lost": float(self.lost)}
+        for index, sink in enumerate(self._sinks):
+            self._try(index, partial(sink.log, step, values))
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        for index, sink in enumerate(self._sinks):
+            self._try(index, sink.close)
+
+    def _try(self, index: int, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - a sink is a library's or a service's, which raises what it likes
+            self.lost += 1
+            if index not in self._failed:
+                self._failed.add(index)
+                name = type(self._sinks[index]).__name__
+                logger.warning("metrics are lost: %s failed with %r; metrics/lost counts on", name, error)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +17,42 @@ from asyncrl.config.schema import ObserveConfig
 from asyncrl.errors import ConfigError
 from asyncrl.observe.metrics import Fanout, Metrics, Value
 
+LONGEST_LINE = 16 << 20
+
 
 class JsonLines:
-    """One JSON object a line: `step`, `time` (seconds since the epoch) and the values. Appends to what is there."""
+    """One JSON object a line: `step`, `time` (seconds since the epoch) and the values. Appends to what is there.
+
+    `log` raises OSError, and leaves no part of a line behind. The file is opened by the first call that can.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", buffering=1)
+        self._path = path
         self._clock = clock
+        self._file: FileIO | None = None
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
-        self._file.write(json.dumps({"step": step, "time": self._clock(), **values}) + "\n")
+        line = (json.dumps({"step": step, "time": self._clock(), **values}) + "\n").encode()
+        if self._file is None:
+            self._file = _open_to_append(self._path)
+        size = self._file.seek(0, os.SEEK_END)
+        if self._file.write(line) < len(line):
+            self._file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _open_to_append(path: Path) -> FileIO:
+    """A file of lines, without one that a killed process left unfinished."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = FileIO(path, "a+")
+    size = file.seek(0, os.SEEK_END)
+    start = file.seek(max(0, size - LONGEST_LINE))
+    file.truncate(start + file.read().rfind(b"\n") + 1)
+    return file
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -65,16 +90,20 @@ class Wandb:
             raise ConfigError("observe.wandb=true needs the extra: pip install 'asyncrl[wandb]'") from error
         mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
         self._wandb = wandb
-        self._run = wandb.init(project=project, dir=str(run_dir), group=run_dir.name, name=role, mode=mode)
+        self._init = partial(wandb.init, project=project, dir=str(run_dir), group=run_dir.name, name=role, mode=mode)
+        self._run: Any = None
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
+        if self._run is None:
+            self._run = self._init()
         row = {
             name: self._wandb.Histogram(value) if isinstance(value, list) else value for name, value in values.items()
         }
         self._run.log({"step": step, **row})
 
     def close(self) -> None:
-        self._run.finish()
+        if self._run is not None:
+            self._run.finish()
 
 
 def open_metrics(config: ObserveConfig, run_dir: Path, role: str) -> Metrics:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from asyncrl.disk import save_tensors
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.weights.manifest import Manifest, bytes_of, checksum, read_manifest, take_snapshot
 
@@ -126,7 +127,7 @@ def write_folder(
     def write(aside: Path) -> None:
         aside.mkdir()
         write_config(aside)
-        save_file(whole, aside / TENSORS, {"format": "pt"})
+        save_tensors(whole, aside / TENSORS, {"format": "pt"})
         (aside / MANIFEST).write_text(json.dumps(manifest.body()))
 
     return _make(directory / folder_name(version), write)
@@ -159,7 +160,12 @@ def _make(folder: Path, fill: Callable[[Path], None]) -> Path:
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fill(aside)
+    try:
+        fill(aside)
+    except OSError:
+        # On a full disk nothing must be left in the way of others.
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     remove_folder(folder)
     aside.rename(folder)
     return folder

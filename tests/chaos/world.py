@@ -61,4 +61,5 @@ class World:
             "cluster.scorers=2",
             "cluster.learner_ranks=2",
             "cluster.max_restarts=100000",
+            "cluster.restart_pause_s=1",
         ]

@@ -12,7 +12,7 @@ import pytest
 
 from asyncrl.config.schema import ClusterConfig, TrainConfig
 from asyncrl.launch.roles import Role, roles
-from asyncrl.launch.supervisor import RunFailedError, Supervisor
+from asyncrl.launch.supervisor import WELL_S, RunFailedError, Supervisor
 from tests.helpers import until
 
 
@@ -60,6 +60,56 @@ def test_a_role_that_keeps_dying_ends_the_run_with_its_last_lines(tmp_path: Path
     supervisor = supervise(tmp_path, dying, script("learner", FOREVER), max_restarts=1)
     with pytest.raises(RunFailedError, match=r"ended 2 times(.|\n)*no engine here"):
         supervisor.run(lambda: False, lambda: None, 0.01)
+
+
+class Clock:
+    """Time that passes only when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pauses(folder: Path, lives: list[float], max_restarts: int = 100) -> list[float]:
+    """Seconds between the end of each of a role's lives, which last so long, and its next start. It then ends well."""
+    clock, ended, found = Clock(), [0.0], []
+    starts = folder / "starts"
+    code = f"""
+import pathlib, sys, time
+starts = pathlib.Path({str(starts)!r})
+with starts.open("a") as file: file.write("x")
+count = len(starts.read_text())
+while not pathlib.Path({str(folder)!r}, f"end-{{count}}").exists(): time.sleep(0.01)
+sys.exit(0 if count > {len(lives)} else 1)
+"""
+    parts = [script("learner", code)]
+    supervisor = Supervisor(parts, folder, {}, max_restarts, "learner", longest_pause_s=4.0, clock=clock)
+    seen = 0
+
+    def progress() -> None:
+        nonlocal seen
+        count = len(starts.read_text()) if starts.exists() else 0
+        if "learner" not in supervisor.pids:
+            clock.now += 0.25
+        elif count > seen:
+            found.append(clock.now - ended[-1])
+            seen = count
+            clock.now += [*lives, 0.0][count - 1]
+            ended.append(clock.now)
+            (folder / f"end-{count}").touch()
+
+    assert supervisor.run(lambda: False, progress, 0.01)
+    return found[1:]
+
+
+def test_a_role_that_fails_again_and_again_is_started_later_each_time_up_to_a_bound(tmp_path: Path) -> None:
+    assert pauses(tmp_path, [1.0] * 7) == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+
+
+def test_old_failures_are_forgotten_once_a_role_ran_well_for_a_while(tmp_path: Path) -> None:
+    assert pauses(tmp_path, [1.0, 1.0, WELL_S, 1.0, 1.0], max_restarts=3) == [0.25, 0.5, 0.25, 0.5, 1.0]
 
 
 def test_a_role_that_cannot_be_configured_is_not_started_again(tmp_path: Path) -> None:

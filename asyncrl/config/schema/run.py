@@ -51,7 +51,8 @@ class ClusterConfig:
     actor_threads: int = option(1, "torch threads of one actor")
     scorer_threads: int = option(1, "torch threads of one scorer")
     learner_threads: int = option(1, "torch threads of one learner rank")
-    max_restarts: int = option(20, "times that the supervisor restarts one role before it gives up")
+    max_restarts: int = option(20, "failures of one role after which a run ends; forgotten once it ran for 5 minutes")
+    restart_pause_s: float = option(60.0, "longest pause before a role is started again; it doubles from 0.25 s")
 
 
 @dataclass

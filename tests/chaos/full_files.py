@@ -1,0 +1,151 @@
+"""`unshare -Urm python -m tests.chaos.full_files SMALL`: each kind of file that a role writes, on a full disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig
+from asyncrl.disk import LossyText
+from asyncrl.launch.roles import Role
+from asyncrl.launch.supervisor import Supervisor
+from asyncrl.learner.checkpoint import Checkpoints, Progress
+from asyncrl.learner.export import export
+from asyncrl.learner.optimised import Optimised
+from asyncrl.learner.policy import load_policy
+from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.observe.sinks import open_metrics, read_lines
+from asyncrl.weights.folders import FolderWriter
+from tests.chaos.full_disk import fill
+from tests.helpers import until
+from tests.learner.support import write_model
+
+
+class Warnings(logging.Handler):
+    """What was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def while_full(folder: Path, action: Callable[[], None]) -> None:
+    ballast = fill(folder)
+    try:
+        action()
+    finally:
+        for path in ballast:
+            path.unlink()
+
+
+def waits(folder: Path, write: Callable[[], None], seen: Warnings) -> None:
+    """`write` waits while the disk is full, says so, and is done once there is room."""
+    thread = threading.Thread(target=write)
+
+    def begin() -> None:
+        seen.messages.clear()
+        thread.start()
+        until(lambda: any("the disk is full" in message for message in seen.messages))
+        assert thread.is_alive()
+
+    while_full(folder, begin)
+    thread.join()
+    assert sum("the disk is full" in message for message in seen.messages) == 1
+
+
+def metrics(folder: Path, seen: Warnings) -> None:
+    sink = open_metrics(ObserveConfig(console=False), folder, "actor-0")
+    # Long enough that the file needs another page.
+    sink.log(0, {"value": [0.5] * 2000})
+
+    def lose() -> None:
+        for step in range(1, 4):
+            sink.log(step, {"value": [0.5] * 2000})
+
+    while_full(folder, lose)
+    sink.log(4, {})
+    sink.close()
+    lines = read_lines(folder / "metrics" / "actor-0.jsonl")
+    assert [line["step"] for line in lines] == [0, 4], [line["step"] for line in lines]
+    assert lines[-1]["metrics/lost"] == 3
+    assert sum("metrics are lost" in message for message in seen.messages) == 1
+
+
+def metrics_from_the_start(folder: Path) -> None:
+    sink = open_metrics(ObserveConfig(console=False), folder / "late", "scoring-0")
+    while_full(folder, lambda: sink.log(0, {"value": [0.5] * 2000}))
+    sink.log(1, {})
+    sink.close()
+    [line] = read_lines(folder / "late" / "metrics" / "scoring-0.jsonl")
+    assert (line["step"], line["metrics/lost"]) == (1, 1)
+
+
+def logs(folder: Path) -> None:
+    with (folder / "log").open("ab") as file:
+        stream = LossyText(file.fileno())
+        stream.write("before\n" + "x" * 5000)
+        while_full(folder, lambda: stream.writelines(["y" * 5000] * 3))
+        stream.write("\nafter\n")
+    assert "writes to this log were lost" in (folder / "log").read_text()
+
+
+def supervised(folder: Path, seen: Warnings) -> None:
+    def run() -> None:
+        role = Role("learner", [sys.executable, "-c", "pass"])
+        supervisor = Supervisor([role], folder, {}, 1, "learner")
+        assert supervisor.run(lambda: False, lambda: None, 0.01)
+
+    (folder / "logs").mkdir()
+    while_full(folder, run)
+    assert any("processes.json cannot be written" in message for message in seen.messages)
+
+
+def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
+    model = write_model(folder / "model", layers=1)
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks)
+    parts = {"policy": Optimised(policy, 0.1, LearnerConfig())}
+    checkpoints = Checkpoints(folder / "checkpoints", 2, ranks)
+    waits(folder, lambda: checkpoints.save(Progress(step=1), parts), seen)
+    assert checkpoints.restore(parts) == Progress(step=1)
+    waits(folder, lambda: export(policy, ModelConfig(str(model)), folder / "out", ranks, threading.Event()), seen)
+    assert (folder / "out" / "model.safetensors").exists()
+
+    writer = FolderWriter(folder / "pushed", lambda _: None)
+
+    def fail() -> None:
+        writer.write(1, {"w": torch.zeros(5000)})
+        until(lambda: writer.failures)
+        assert not list((folder / "pushed").iterdir())
+
+    while_full(folder, fail)
+    writer.write(2, {"w": torch.zeros(5000)})
+    until((folder / "pushed" / "v00000002").exists)
+    writer.close()
+
+
+def main(folder: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], check=True)
+    torch.set_num_threads(1)
+    seen = Warnings()
+    logging.getLogger().addHandler(seen)
+    metrics(folder, seen)
+    metrics_from_the_start(folder)
+    logs(folder)
+    supervised(folder, seen)
+    with joined() as ranks:
+        weights(folder, ranks, seen)
+    sys.stdout.write(json.dumps(seen.messages))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
