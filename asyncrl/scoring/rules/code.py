@@ -2,7 +2,7 @@
 
 The ground truth is either JSON `{"inputs": [...], "outputs": [...]}` of what the program reads and prints, or Python
 that tests what the program defines (`assert add(1, 2) == 3`). Neither the outputs nor the asserts are in the process
-that runs the program. The program is the answer's last fenced block, or the whole answer.
+that runs the program. `program.py` says which part of the answer is the program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asyncrl import sandbox
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.asserts import importing
 from asyncrl.scoring.asserts.judge import UNSUITED
-from asyncrl.scoring.rules.text import last_block
+from asyncrl.scoring.rules.program import program as program_in
 from asyncrl.types import Task, Trajectory
 
 _WITH_INPUT = """\
@@ -61,7 +61,7 @@ def code(
     program what is no data, such as a function.
     """
     left = _SHARE * (deadline - time.monotonic())
-    tests = _tests(task, last_block(answer))
+    tests = _tests(task, program_in(answer))
     if len(tests) * _START_S > left:
         raise ScoringError(
             f"task {task.id} has {len(tests)} tests: raise scoring.timeout_s, for there is no time for them"
@@ -81,11 +81,11 @@ def prepare() -> None:
 async def _passed(tests: Sequence[Test], limits: sandbox.Limits, end: float, go_on: bool) -> int:
     """How many tests pass until `end`, or until one does not, unless it is to `go_on`."""
     passed = 0
-    for program, accepts in tests:
+    for source, accepts in tests:
         seconds = end - time.monotonic()
         if seconds <= 0:
             break
-        right = accepts(await sandbox.run(program, replace(limits, wall_s=min(limits.wall_s, seconds))))
+        right = accepts(await sandbox.run(source, replace(limits, wall_s=min(limits.wall_s, seconds))))
         passed += right
         if not (right or go_on):
             break

@@ -1,25 +1,69 @@
-"""The number that the answer ends with is the number of the ground truth, compared exactly.
+r"""The number that the answer gives is the number of the ground truth, compared exactly.
 
-The answer's number is the first after the last `####` mark where there is one, else the last in the text. Read are
-signs, thousands separators, decimals, exponents and fractions: `-1,234.50`, `.5`, `1e3`, `3/4`. A minus behind a digit
-or a closing bracket is an operator. Behind the mark, what goes on as no number does (`1,2345`, `1½`) is none.
+The answer's number is, in this order: the first behind the last `####`, unless that is the heading of a step; the one
+in the last `<answer>`; the one in the last `\boxed{}`; the only number of the last sentence "the answer is ..."; the
+last number of the text. Where an equation stands behind the mark or in the box, it is what stands right of it.
+
+Read are signs (`-5`, `-$5`, "minus 5"), thousands separators (`1,234`, `1{,}234`; behind a mark or in a box also
+`1 234` and `1,00,000`), decimals, exponents (`1e3`, `1.5 \times 10^6`), powers (`2^{10}`, `10⁶`), fractions (`3/4`,
+`\frac{3}{4}`, `¾`) and mixed numbers (`1 1/2`, `1\frac{1}{2}`, `1½`), with any currency before and any unit behind:
+`50%` is 50, `3 million` is 3, `72 m²` is 72. A minus behind a digit, letter or closing bracket is an operator or a
+hyphen. Digits behind a letter (`x_2`, `H2O`) are no number, nor is what goes on as no number does (`1,2345`, `3:30`,
+`1e3000`), nor is a number in words.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from decimal import Decimal
 from fractions import Fraction
 
 from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules.text import boxes, tagged
 from asyncrl.types import Task, Trajectory
 
-_MARK = "####"
+MARK = re.compile(r"####(?!\s{0,9}\**(?i:step|part|case|method|option)\s{1,9}[0-9])")
+"""What GSM8K's solutions write before the answer; not the heading of a step."""
+
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
-_NUMBER = re.compile(rf"(?:(?<![0-9)\]])[-+])?(?:{_UNSIGNED})(?:[eE][-+]?[0-9]{{1,3}}(?![0-9]))?(?:/[0-9]+)?")
-_GOES_ON = re.compile(r"[.,/]?[0-9]|[eE][-+]?[0-9]|[¼-¾⅐-⅞]")
+_NUMBER = re.compile(
+    rf"(?:(?<![0-9)\]A-Za-z])[-+])?(?<![A-Za-z0-9_^])(?:{_UNSIGNED})(?:[eE][-+]?[0-9]{{1,3}}(?![0-9]))?(?:/[0-9]+)?"
+)
+_GOES_ON = re.compile(r"[.,/:-]?[0-9]|[eE][-+]?[0-9]|[¼-¾⅐-⅞]|\^|\*\*[0-9]")
 _MAX_DIGITS = 1000
 """No true answer is longer, and reading a number takes time quadratic in its length."""
+
+_STATEMENT = re.compile(r"(?i:\banswer\b[^.\n0-9]{0,80}?(?:\bis\b|:|=))([^\n]{1,300})")
+_SENTENCE_END = re.compile(r"[.!?;](?:\s|\Z)")
+_SUM = re.compile(r"[\s0-9.,+*/x×÷()$€£^-]*=")
+
+_CHARACTERS = str.maketrans("−‒–﹣－０１２３４５６７８９．，％／⁄\u00a0\u2009\u202f", "-----0123456789.,%//   ")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_PART = r"(?:\{\s{0,9}(-?[0-9][0-9,.]{0,30})\s{0,9}\}|([0-9]))"
+_LATEX_FRACTION = re.compile(rf"\\[cdt]?frac\s?{_PART}\s?{_PART}")
+_VULGAR = re.compile(r"([0-9]?)\s?([¼-¾⅐-⅞])")
+_SPACED = r"[0-9]{1,3}(?: [0-9]{3}){1,20}"
+_INDIAN = r"[0-9]{1,2}(?:,[0-9]{2}){1,20},[0-9]{3}"
+_GROUPED = re.compile(rf"(?<![0-9.,/])(?:{_SPACED}|{_INDIAN})(?![0-9/,])")
+_POWER = re.compile(r"(?<![0-9.,^])([0-9]{1,20})\^([-+]?[0-9]{1,3})(?![0-9^.])")
+_MIXED = re.compile(r"(?<![0-9.,/])([0-9]{1,20}) ([0-9]{1,20})/([0-9]{1,20})(?![0-9])")
+_PLAIN = (
+    (re.compile(r"\{,\}|,\\!"), ","),
+    (re.compile(r"\^\s?\{?\s?\\circ\s?\}?"), "°"),
+    (re.compile(r"\\!|__"), ""),
+    (re.compile(r"\\[,;: ]|~|\\quad"), " "),
+    (re.compile(r"(?:\^|(?<=[0-9)])\*\*)\s?\{\s?([-+]?[0-9]{1,9})\s?\}|(?<=[0-9)])\*\*([-+]?[0-9])"), r"^\1\2"),
+    (re.compile(r"\\(?:text|math)[a-z]{0,9}\s?\{|\\f?boxed\s?\{|\\(?:left|right|displaystyle|bf|rm)(?![a-z])|\{"), ""),
+    (re.compile(r"\}"), " "),
+    (re.compile(r"\\\$"), "$"),
+    (re.compile(r"(?i)(?<![0-9)%])(?<![0-9)%] )\b(?:minus|negative) (?=\$?[.0-9])"), "-"),
+    (re.compile(r"(?<![0-9)\]A-Za-z])-\s?(?:[A-Z]{1,3})?[$€£¥₹₩₽]\s?(?=[.0-9])"), "-"),
+    (re.compile(r"\b(?:USD|EUR|GBP|INR|CAD|AUD|CNY|RMB|JPY|Rs\.?|US)\s?(?=[0-9])"), ""),
+    (re.compile(r"(?<=[0-9])\s{0,9}(?:\\times|\\cdot|[×·*xX])\s{0,9}10\^([-+]?[0-9]{1,3})(?![0-9])"), r"e\1"),
+    (re.compile(r"\\(?:times|cdot|div)(?![a-z])"), "*"),
+    (re.compile(r"(?<=[A-Za-z)\]])\s?\^[-+]?[0-9]{1,9}"), ""),
+)
 
 
 def exact_number(task: Task, answer: str, trajectory: Trajectory) -> float:
@@ -27,24 +71,90 @@ def exact_number(task: Task, answer: str, trajectory: Trajectory) -> float:
 
     Raises ScoringError: there is no number in the ground truth.
     """
-    truth = final_number(task.ground_truth)
-    if truth is None:
+    return float(final_number(answer) == true_number(task))
+
+
+def true_number(task: Task) -> Fraction:
+    """The ground truth's number. Raises ScoringError: it has none."""
+    number = final_number(task.ground_truth)
+    if number is None:
         raise ScoringError(f"the ground truth {task.ground_truth!r:.100} of task {task.id} holds no number")
-    return float(final_number(answer) == truth)
+    return number
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number that `text` ends with, or None."""
-    _, mark, after = text.replace("−", "-").rpartition(_MARK)
-    if mark:
-        first = _NUMBER.search(after)
-        return None if first is None or _GOES_ON.match(after, first.end()) else _parse(first[0])
-    numbers = _NUMBER.findall(after)
-    return _parse(numbers[-1]) if numbers else None
+    """The number that `text` gives as its answer, or None."""
+    if marks := list(MARK.finditer(text)):
+        return _first(text[marks[-1].end() :])
+    inside = tagged(text)
+    if found := boxes(inside):
+        return _first(found[-1].content.rpartition("=")[2])
+    stated = _stated(inside)
+    return _last(inside, inside is not text) if stated is None else stated
 
 
-def _parse(number: str) -> Fraction | None:
-    top, _, bottom = number.replace(",", "").partition("/")
-    if len(number) > _MAX_DIGITS or (bottom and not int(bottom)):
+def _first(text: str) -> Fraction | None:
+    """The first number, or that right of the sum that the text begins with."""
+    plain = _plain(text, True)
+    while equation := _SUM.match(plain):
+        plain = plain[equation.end() :]
+    return _parse(plain, _NUMBER.search(plain))
+
+
+def _stated(text: str) -> Fraction | None:
+    """The number of the last sentence that says what the answer is, where it names one number."""
+    statements = _STATEMENT.findall(text)
+    if not statements:
         return None
-    return Fraction(Decimal(top)) / int(bottom or 1)
+    sentence = _plain(_SENTENCE_END.split(statements[-1], maxsplit=1)[0], False)
+    numbers = list(_NUMBER.finditer(sentence))
+    return _parse(sentence, numbers[0]) if len(numbers) == 1 else None
+
+
+def _last(text: str, closed: bool) -> Fraction | None:
+    plain = _plain(text, closed)
+    numbers = list(_NUMBER.finditer(plain))
+    return _parse(plain, numbers[-1]) if numbers else None
+
+
+def _plain(text: str, closed: bool) -> str:
+    """The text with every number as `_NUMBER` reads it. `closed`: nothing but the answer stands there, so that digits
+    which a space parts are those of one number."""
+    text = re.sub("(?<=[0-9)}])[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
+    text = _LATEX_FRACTION.sub(_ratio, text.translate(_CHARACTERS))
+    for pattern, plain in _PLAIN:
+        text = pattern.sub(plain, text)
+    text = _POWER.sub(_product, text)
+    if closed:
+        text = _GROUPED.sub(lambda match: re.sub("[^0-9]", "", match[0]), text, count=1)
+    return _MIXED.sub(_improper, _VULGAR.sub(_fraction, text))
+
+
+def _ratio(match: re.Match[str]) -> str:
+    top, bottom = match[1] or match[2], match[3] or match[4]
+    before = match.string[: match.start()][-1:]
+    return f"{' ' if before.isdigit() else ''}{top.replace(',', '')}/{bottom.replace(',', '')}"
+
+
+def _product(match: re.Match[str]) -> str:
+    base, exponent = int(match[1]), int(match[2])
+    if len(match[1]) * abs(exponent) > _MAX_DIGITS:
+        return match[0]
+    return f"{base**exponent}" if exponent >= 0 else f"1/{base**-exponent}"
+
+
+def _fraction(match: re.Match[str]) -> str:
+    whole, sign = match.groups()
+    return f"{whole}{' ' if whole else ''}{unicodedata.normalize('NFKC', sign).replace(chr(0x2044), '/')}"
+
+
+def _improper(match: re.Match[str]) -> str:
+    whole, top, bottom = map(int, match.groups())
+    return f"{whole * bottom + top}/{bottom}"
+
+
+def _parse(text: str, found: re.Match[str] | None) -> Fraction | None:
+    if found is None or _GOES_ON.match(text, found.end()) or len(found[0]) > _MAX_DIGITS:
+        return None
+    top, _, bottom = found[0].replace(",", "").partition("/")
+    return None if bottom and not int(bottom) else Fraction(Decimal(top)) / int(bottom or 1)

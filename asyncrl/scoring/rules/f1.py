@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules.text import tagged
 from asyncrl.types import Task, Trajectory
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -16,14 +17,15 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 def f1(task: Task, answer: str, trajectory: Trajectory) -> Mapping[str, float]:
     """`score`, the F1 of the words, and `exact`, 1 where they are the same, after removing case, punctuation and
-    articles. A ground truth that is a JSON list of texts counts as the best of them.
+    articles. Of an answer with `<answer>` tags the last one's words count. A ground truth that is a JSON list of texts
+    counts as the best of them.
 
     Raises ScoringError: the ground truth has no words.
     """
     truths = [words for truth in _truths(task.ground_truth) if (words := _words(truth))]
     if not truths:
         raise ScoringError(f"the ground truth {task.ground_truth!r:.100} of task {task.id} has no words")
-    words = _words(answer)
+    words = _words(tagged(answer))
     return {"score": max(_overlap(words, truth) for truth in truths), "exact": float(words in truths)}
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.rules.confined import Confinement
-from asyncrl.scoring.rules.text import last_block
+from asyncrl.scoring.rules.text import fenced_blocks, tagged
 from asyncrl.types import Task, Trajectory
 
 try:
@@ -51,10 +51,10 @@ def _validator(truth: str) -> Any:
 
 
 def _accepts(validator: Any, answer: str) -> float:
-    try:
-        value = json.loads(last_block(answer), parse_constant=_refused, parse_float=_finite)
-    except (ValueError, RecursionError):
+    read = [each for text in _texts(answer) if (each := _read(text))]
+    if not read:
         return 0.0
+    (value,) = read[-1]
     try:
         return float(validator.is_valid(value))
     except OverflowError:  # An integer that no float holds, where the schema compares it with one.
@@ -74,6 +74,20 @@ def _ends(validator: Any) -> bool:
     except RecursionError:
         return False
     return True
+
+
+def _texts(answer: str) -> list[str]:
+    """What can be the JSON, the last one first of all: blocks marked as JSON, else all blocks, else the whole."""
+    blocks = list(fenced_blocks(answer))
+    marked = [each.body for each in blocks if each.language in ("json", "jsonc", "json5")][-1:]
+    return marked or [each.body for each in blocks] or [tagged(answer)]
+
+
+def _read(text: str) -> tuple[Any] | None:
+    try:
+        return (json.loads(text, parse_constant=_refused, parse_float=_finite),)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _refused(constant: str) -> NoReturn:

@@ -1,40 +1,143 @@
-"""The option that the answer names is the ground truth's.
+r"""The option that the answer names is the ground truth's.
 
-An option is one capital letter, or a small one in brackets. The answer's is, in this order: the last boxed one, the
-last behind `####` or "answer is", the last that "is correct", the last that is chosen ("I choose B."), the last in
-brackets, the last behind "option", or the letter that stands alone at the start, as in `C` and `C) Paris`.
+An option is one capital letter that stands alone; a small one counts in brackets, in a box and in an answer tag. The
+answer's is the one that the first of these names, each time where it stands last:
+
+1. an `<answer>` tag, a `\boxed{}`, or `####`;
+2. a sentence that says so: "the answer is C", "the answer should be C", "C is correct", "I choose C";
+3. a line that is an option, `C` or `C) Paris`, if it is the last or the first;
+4. a conclusion: "so C", "it must be C", "which leaves C";
+5. the only letter that stands in brackets or behind "option" and that is not denied, as in "(A) is wrong".
+
+Marks around a letter (`**C**`, `$C$`, `\text{C}`, quotes, backticks) make no difference. Two letters where one is named
+("B or C") name none, and neither do a denial ("the answer is not C"), a doubt ("if the answer is C") or a question.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules.text import boxes, tagged
 from asyncrl.types import Task, Trajectory
 
-_LETTER = r"\(?\**(?:([A-Z])\**\)?(?![A-Za-z'’])|(?<=\()([a-z])\))"
-_END = r"(?=\s*(?:[.,;:!)]|\Z|\n))"
-_PLACES = (
-    re.compile(rf"\\boxed\{{\s*(?:\\(?:text|textbf|textrm|mathrm|mathbf|bf)\b\s*\{{?\s*)?{_LETTER}"),
-    re.compile(rf"(?:####|(?i:(?:answer|option|choice)\s*(?:is:?|:|=)))\s*(?i:option\s+)?\**\s*{_LETTER}"),
-    re.compile(r"(?<![A-Za-z'’])([A-Z])\)?\**\s+is\s+(?:the\s+)?(?:correct|right)\b"),
-    re.compile(rf"(?i:\b(?:choose|chose|pick|select))\s+(?i:option\s+)?{_LETTER}{_END}"),
-    re.compile(r"\(([A-Z])\)"),
-    re.compile(r"(?i:\boption)\s+\**([A-Z])\b(?!['’])"),
-    re.compile(r"\A\s*(?:\**([A-Z])\**(?:\s*\Z|[.):,])|\(([a-z])\))"),
+_WRAPPERS = re.compile(
+    r"\\(?:text|math)[a-z]{0,9}|\\(?:bf|rm|displaystyle|left|right|quad)(?![a-z])|</?[a-z]{1,9}>|\\[()\[\];, ]"
 )
+_MARKS = re.compile(r"[*_`$\"“”„«»{}]|(?<![A-Za-z])['‘’]|['‘’](?![A-Za-z])")
+_SPACES = re.compile(r"[ \t]+")
+
+_LETTER = r"(?:\( ?(?P<bracketed>[A-Za-z]) ?\)|\[ ?(?P<squared>[A-Z]) ?\]|(?P<bare>[A-Z])(?![A-Za-z0-9'’&+-]))"
+_KIND = r"(?:(?:the )?(?:letter|option|choice|answer|alternative)s? ?:? ?)?"
+_NOT_TWO = r"(?! ?(?:(?:or|and|/|&|,) ?(?:option )?\(?[A-Z](?![A-Za-z'’])\)?(?! (?:is|was|are|can|does)\b)|\?))"
+_SURE = r"(?:(?:therefore|thus|hence|clearly|indeed|definitely|probably|likely|most likely|then|simply|in fact),? )?"
+
+_CLAIM = (
+    r"(?i:answer|solution|(?:correct|right|best|final|my) (?:option|choice|statement|response|letter|one))(?i:\(s\))?"
+)
+_VERB = r"(?i:\b(?:is|was|remains|becomes|(?:would|should|must|will|has to)(?: therefore| thus)? be)\b ?:?|:|=|->|→|⇒)"
+_GOES_ON = r"(?! (?i:is|was) (?i:not|wrong|incorrect|only|tempting)\b)"
+_STATED = (
+    re.compile(
+        rf"\b{_CLAIM}(?: [^\W\d]+){{0,9}}? ?{_VERB} ?\n{{0,2}} ?(?i:{_SURE}{_KIND}){_LETTER}{_NOT_TWO}{_GOES_ON}"
+    ),
+    re.compile(
+        r"\b(?i:choose|chose|pick|select|selected|answer|go with|going with|opt for|settle on|vote for)"
+        rf" (?i:{_KIND}){_LETTER}{_NOT_TWO}"
+        r"(?= (?i:because|since|as|over|here|for|instead)\b| ?[.,;:!)\n]| ?\Z)"
+    ),
+    re.compile(
+        rf"(?<![A-Za-z'’]){_LETTER}[).:]?(?: [^\n.;,?!:]{{0,60}}?)? (?:is|are|would be|must be|seems) (?i:{_SURE})"
+        r"(?:the |my |our )?(?:only |most |single |one )?"
+        r"(?:correct|right|best|true|accurate|appropriate|answer|final answer)\b(?! (?:in|only|for|but|about|that)\b)"
+    ),
+)
+_LINE = re.compile(rf"{_LETTER}(?:(?<=\))|[).:](?= |\Z)| ?\Z).{{0,300}}|(?P<small>[a-z])\) .{{0,300}}")
+_CONCLUDED = re.compile(
+    r"\b(?i:so|therefore|thus|hence|(?:must|should|would|has to) be|(?:it|that)(?: is|['’]s)|which is|only|i['’]d say"
+    r"|leaves(?: us)?(?: with)?|corresponds to|matches|option|choice),?"
+    rf" (?i:(?:it['’]s|it is|we have|we choose|only) )?(?i:{_KIND}){_LETTER}{_NOT_TWO}(?= ?[.,;:!)\n]| ?\Z)"
+)
+_MENTIONED = re.compile(r"(?:\((?P<bracketed>[A-Z])\)|(?i:\boption|\bchoice) (?P<bare>[A-Z])(?![A-Za-z'’]))")
+_DENIED = re.compile(
+    r"\)?[^\n.;!?]{0,40}?\b(?:wrong|incorrect|false|not|isn['’]t|doesn['’]t|cannot|can['’]t|tempting|eliminated|out"
+    r"|fails|invalid)\b"
+)
+_DOUBT = re.compile(
+    r"(?i)(?:n['’]t|\b(?:not|never|no|neither|doubt|unless|if|whether|why|suppose|assum(?:e|ing)|eliminate|reject"
+    r"|exclude|rule out|than))\b"
+    r"(?:(?!\b(?:so|hence|therefore|thus|but|and|then|because)\b)[^.!?,;:\n])*\Z"
+)
+_WINDOW = 60
 
 
 def multiple_choice(task: Task, answer: str, trajectory: Trajectory) -> float:
     """1 where the answer names the ground truth's letter, else 0. Raises ScoringError: the ground truth names none."""
-    truth = _option(task.ground_truth)
-    if truth is None:
+    truth = task.ground_truth.strip()
+    letter = truth.upper() if len(truth) == 1 and truth.isascii() and truth.isalpha() else option(truth)
+    if letter is None:
         raise ScoringError(f"the ground truth {task.ground_truth!r:.100} of task {task.id} names no option")
-    return float(_option(answer) == truth)
+    return float(option(answer) == letter)
 
 
-def _option(text: str) -> str | None:
-    for place in _PLACES:
-        if found := list(place.finditer(text)):
-            return str(found[-1][found[-1].lastindex or 0]).upper()
-    return None
+def option(text: str) -> str | None:
+    """The capital letter of the option that the text names, or None."""
+    inside = tagged(text)
+    if found := boxes(inside):
+        return _only(found[-1].content)
+    if inside is not text:
+        return _only(inside) or _named(_plain(inside))
+    _, mark, after = inside.rpartition("####")
+    line = after.strip().partition("\n")[0]
+    return (_only(line) if mark else None) or _named(_plain(inside))
+
+
+def _named(text: str) -> str | None:
+    said = [each for pattern in _STATED for each in pattern.finditer(text) if not _doubted(text, each)]
+    if said:
+        return _letter(max(said, key=lambda each: each.start()))
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    for line in (lines[-1], lines[0]) if lines else ():
+        if (found := _LINE.fullmatch(line)) and not _denied(line, found):
+            return _letter(found)
+    concluded = [each for each in _CONCLUDED.finditer(text) if not _doubted(text, each) and not _denied(text, each)]
+    if concluded:
+        return _letter(concluded[-1])
+    mentioned = [each for each in _MENTIONED.finditer(text) if not _doubted(text, each) and not _denied(text, each)]
+    letters = {_letter(each) for each in mentioned}
+    return letters.pop() if len(letters) == 1 else None
+
+
+def _only(text: str) -> str | None:
+    """The letter in a place that holds nothing but the answer."""
+    plain = _plain(text).strip()
+    plain = re.sub(r"(?i)\A(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is)? ?:? ?", "", plain)
+    if re.fullmatch(r"\(?[A-Za-z]\)?[.:]?", plain):
+        return plain.strip("().:").upper()
+    found = _LINE.match(plain)
+    return (
+        _letter(found) if found and not re.match(r"[).]? ?(?:or|and|/|&|,) ?\(?[A-Z]\b", plain[_end(found) :]) else None
+    )
+
+
+def _plain(text: str) -> str:
+    """The text without the marks that stand around letters."""
+    text = _WRAPPERS.sub(" ", unicodedata.normalize("NFKC", text))
+    return _SPACES.sub(" ", _MARKS.sub("", text))
+
+
+def _letter(found: re.Match[str]) -> str:
+    return str(found[found.lastgroup or 0]).upper()
+
+
+def _end(found: re.Match[str]) -> int:
+    return found.end(found.lastgroup or 0)
+
+
+def _doubted(text: str, found: re.Match[str]) -> bool:
+    return _DOUBT.search(text, max(0, found.start() - _WINDOW), found.start()) is not None
+
+
+def _denied(text: str, found: re.Match[str]) -> bool:
+    return _DENIED.match(text, _end(found)) is not None

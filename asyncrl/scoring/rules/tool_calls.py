@@ -76,7 +76,10 @@ def _same(wanted: Any, given: Any, tolerance: float) -> bool:
     if isinstance(wanted, bool) or isinstance(given, bool):
         return wanted is given
     if isinstance(wanted, Real) and isinstance(given, Real):
-        return math.isclose(wanted, given, rel_tol=tolerance, abs_tol=tolerance)
+        try:
+            return math.isclose(wanted, given, rel_tol=tolerance, abs_tol=tolerance)
+        except OverflowError:  # An integer that no float holds.
+            return bool(wanted == given)
     if isinstance(wanted, str) and isinstance(given, str):
         return wanted.strip() == given.strip()
     return bool(wanted == given)

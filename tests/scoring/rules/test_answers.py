@@ -50,7 +50,7 @@ def test_gsm8k_gives_nothing_for_another_number_or_no_mark(answer):
 @pytest.mark.parametrize("answer", ["1,2345", "1.234,50", "1,2,3", "1e3", "1e3000", "1½", "1 000", "1/2/3"])
 def test_what_goes_on_behind_a_number_is_not_cut_off(answer):
     for rule in ("gsm8k", "exact_number"):
-        assert judge(rule, f"#### {answer}", "1").outcome == (rule == "exact_number" and answer == "1 000")
+        assert judge(rule, f"#### {answer}", "1").outcome == 0.0
 
 
 def test_gsm8k_may_be_lenient():
