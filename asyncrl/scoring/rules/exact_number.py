@@ -36,7 +36,8 @@ _MAX_DIGITS = 1000
 
 _STATEMENT = re.compile(r"(?i:\banswer\b[^.\n0-9]{0,80}?(?:\bis\b|:|=))([^\n]{1,300})")
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|\Z)")
-_SUM = re.compile(r"[\s0-9.,+*/x×÷()$€£^-]*=")
+_SUM = re.compile(r"(?:[\s0-9.,+*/x×÷()$€£^-]*=)*")
+"""Sums, each with what it is equal to: `3 * 4 = 2 * 6 =`."""
 
 _CHARACTERS = str.maketrans("−‒–﹣－０１２３４５６７８９．，％／⁄\u00a0\u2009\u202f", "-----0123456789.,%//   ")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -96,9 +97,8 @@ def final_number(text: str) -> Fraction | None:
 def _first(text: str) -> Fraction | None:
     """The first number, or that right of the sum that the text begins with."""
     plain = _plain(text, True)
-    while equation := _SUM.match(plain):
-        plain = plain[equation.end() :]
-    return _parse(plain, _NUMBER.search(plain))
+    sums = _SUM.match(plain)
+    return _parse(plain, _NUMBER.search(plain, sums.end() if sums else 0))
 
 
 def _stated(text: str) -> Fraction | None:
