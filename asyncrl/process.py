@@ -9,10 +9,12 @@ import signal
 import socket
 import threading
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from asyncrl.config.schema import NetworkConfig, RunConfig
+from asyncrl.types import RunIdentity
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +22,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_MMAP_THRESHOLD = 32 << 20
 """Of glibc's malloc.h, and the most that it takes."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"
+IDENTITY = "identity"
+"""The file in a run's folder that holds its id."""
 
 
 def worker_name(kind: str) -> str:
@@ -35,6 +39,28 @@ def incarnation() -> str:
 def run_dir(config: RunConfig) -> Path:
     """The folder of the run: its store, checkpoints, logs and metrics."""
     return Path(config.dir) / config.name
+
+
+def run_identity(config: RunConfig, make: bool = False) -> RunIdentity:
+    """Which run this process belongs to. Its id is kept in the run's folder for good; with `make` it is made where
+    there is none, by whichever process comes first. A process away from that folder knows the run's name only."""
+    path = run_dir(config) / IDENTITY
+    if make and not path.exists():
+        _write_once(path, uuid.uuid4().hex)
+    return RunIdentity(config.name, path.read_text().strip() if path.exists() else "")
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Write a new file that is whole as soon as it is there; does nothing where another process was faster."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}-{uuid.uuid4().hex}.partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    with suppress(FileExistsError):
+        path.hardlink_to(partial)
+    partial.unlink()
 
 
 def replay_endpoints(config: NetworkConfig, shards: int) -> list[str]:

@@ -52,6 +52,25 @@ class Purpose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Which run something belongs to: its name, and an id that was made once, which tells it from another run of the
+    same name. The id is empty where only the name is known: away from the run's folder."""
+
+    name: str
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.name, str) and isinstance(self.id, str), "run", "its name and id must be text")
+
+    def may_be(self, other: RunIdentity) -> bool:
+        """Whether nothing that is known of both tells them apart."""
+        return self.name == other.name and (self.id == other.id or not (self.id and other.id))
+
+    def __str__(self) -> str:
+        return f"{self.name!r} (id {self.id or 'not known'})"
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One row of the data. `tools` are OpenAI function schemas; `tools_kwargs` are keyed by tool name."""
 

@@ -37,7 +37,10 @@ from asyncrl.types import (
 )
 from asyncrl.unpacking import unpack
 
-PROTOCOL = 2
+PROTOCOL = 3
+READABLE = (2, PROTOCOL)
+"""Stores hold messages as they came, and those of 2 have the same trajectories and labels. A request of 2 does not say
+its run, for which the replay refuses it."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
 """For headers that carry many tasks with their prompts, from a side that is known."""
@@ -113,7 +116,7 @@ def _header(frame: Buffer, max_bytes: int) -> tuple[str, int, dict[str, Any], li
         raise WireError(f"the header cannot be read: {error}") from error
     if not isinstance(header, list) or not header:
         raise WireError("the header is no list")
-    if header[0] != PROTOCOL:
+    if header[0] not in READABLE:
         raise WireError(
             f"the message speaks protocol {header[0]!r}, this side speaks {PROTOCOL}; use one asyncrl version"
         )

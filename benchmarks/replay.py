@@ -36,7 +36,7 @@ from asyncrl.replay.shards import shard_of
 from asyncrl.types import Labels
 from benchmarks import limits, restart, tickets
 from benchmarks.record import write_result
-from benchmarks.serving import Replay, load, replay
+from benchmarks.serving import OWN_RUN, Replay, load, replay
 from benchmarks.wire import make_trajectory
 
 PRODUCERS = 8
@@ -64,7 +64,7 @@ class Crew:
 
 def produce(crew: Crew, endpoint: str, worker: str, count: int, tokens: int, tell: bool) -> None:
     """Deliver `count` trajectories under tickets; where `tell`, their ids go to the consumer once acknowledged."""
-    client = ReplayClient(endpoint, worker, "1")
+    client = ReplayClient(endpoint, worker, "1", run=OWN_RUN)
     made = make_trajectory(tokens)
     with crew.at_work():
         while count:
@@ -81,7 +81,7 @@ def produce(crew: Crew, endpoint: str, worker: str, count: int, tokens: int, tel
 
 def score(crew: Crew, endpoint: str, worker: str, count: int) -> None:
     """Lease and label `count` trajectories, as a scorer does."""
-    client = ReplayClient(endpoint, worker, "1")
+    client = ReplayClient(endpoint, worker, "1", run=OWN_RUN)
     with crew.at_work():
         while count:
             leases = client.lease(["rules"], min(LEASE, count), 1 << 30)
@@ -92,7 +92,7 @@ def score(crew: Crew, endpoint: str, worker: str, count: int) -> None:
 
 def fetch(crew: Crew, endpoints: list[str], count: int) -> None:
     """Fetch `count` trajectories as they are acknowledged, as a learner rank does."""
-    clients = [ReplayClient(endpoint, "learner", "1") for endpoint in endpoints]
+    clients = [ReplayClient(endpoint, "learner", "1", run=OWN_RUN) for endpoint in endpoints]
     with crew.at_work():
         while count:
             names = crew.stored.get()

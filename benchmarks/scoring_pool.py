@@ -32,7 +32,7 @@ from asyncrl.demo.warm_start import model_config
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import Finish, Role, Step, Ticket, Trajectory, Turn
 from benchmarks.record import write_result
-from benchmarks.serving import load, replay
+from benchmarks.serving import OWN_RUN, load, replay
 
 STEPS = 6
 LETTERS = np.array(build_tokenizer().convert_tokens_to_ids(list("abcdefghijklmnopqrstuvwxyz")), np.int32)
@@ -114,7 +114,7 @@ def measure(folder: Path, way: str, options: argparse.Namespace, prm: Path) -> d
     ]
     folder.mkdir()
     with replay(folder, settings=settings) as running:
-        client = ReplayClient(running.endpoints[0], "benchmark", "1")
+        client = ReplayClient(running.endpoints[0], "benchmark", "1", run=OWN_RUN)
         tickets: list[Ticket] = []
         while len(tickets) < options.count:
             tickets += client.tickets([ticket.id for ticket in tickets], options.count - len(tickets))

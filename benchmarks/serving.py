@@ -13,11 +13,15 @@ from pathlib import Path
 from asyncrl.data.writing import write_tasks
 from asyncrl.launch.ports import free_ports
 from asyncrl.replay.client import ReplayClient
-from asyncrl.types import Task
+from asyncrl.types import RunIdentity, Task
 
 TICKS = os.sysconf("SC_CLK_TCK")
 START_S = 60.0
 TASKS = 1000
+
+
+OWN_RUN = RunIdentity("run")
+"""The run of every replay here, as far as its clients know."""
 
 
 def cpu_seconds(pid: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import zmq
 
 from asyncrl.wire import Message, decode, encode
-from benchmarks.serving import load, replay
+from benchmarks.serving import OWN_RUN, load, replay
 
 ACTORS = 1000
 RATE = 400
@@ -68,6 +68,7 @@ def ask(sockets: list[zmq.Socket[bytes]], count: int) -> dict[str, list[float]]:
         if asked < count and time.perf_counter() >= due and (actor := asked % len(sockets)) not in sent:
             want = 1 - asked // len(sockets) % 2
             body = {"worker": f"actor-{actor}", "incarnation": "1", "holding": held[actor], "want": want}
+            body["run"] = [OWN_RUN.name, OWN_RUN.id]
             sockets[actor].send_multipart(encode(Message("tickets", asked, body)))
             sent[actor] = (time.perf_counter(), "ticket" if want else "renewal")
             poller.register(sockets[actor], zmq.POLLIN)

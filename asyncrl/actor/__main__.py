@@ -44,7 +44,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     engine = opened.engine
     keys = client_keys(network)
     name, life = process.worker_name("actor"), process.incarnation()
-    endpoints = process.replay_endpoints(network, config.replay.shards)
+    endpoints, run = process.replay_endpoints(network, config.replay.shards), process.run_identity(config.run)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), name)))
@@ -53,7 +53,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         report = Report(engine, tools.counts, metrics, door=episodes.door_counts, others=receiver.counters)
 
         def connect(endpoint: str) -> ReplayClient:
-            return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys)))
+            return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run)))
 
         # A shard that is away holds up its own share of the episodes only.
         share = max(1, actor.concurrency // len(endpoints))

@@ -83,6 +83,7 @@ def train(
         # The ports first, so that the run's folder tells where its replay listens.
         all_overrides = [*overrides, *port_overrides(config)]
         resumed = claim(config, run_dir)
+        process.run_identity(config.run, make=True)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         supervisor = Supervisor(
             roles(config, all_overrides),

@@ -86,8 +86,10 @@ def _replay(
         return RecordedReplay(source, config.learner.steps)
     worker, life = process.worker_name(f"learner-{ranks.rank}"), process.incarnation()
     endpoints = process.replay_endpoints(config.network, config.replay.shards)
-    keys = client_keys(config.network)
-    return ShardedReplay([ReplayClient(each, worker, life, stop, context=context, keys=keys) for each in endpoints])
+    keys, run = client_keys(config.network), process.run_identity(config.run, make=True)
+    return ShardedReplay(
+        [ReplayClient(each, worker, life, stop, context=context, keys=keys, run=run) for each in endpoints]
+    )
 
 
 def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:

@@ -39,7 +39,8 @@ def run(config: TrainConfig) -> None:
         name = process.worker_name("replay")
         quiet = replace(config.observe, console=False)
         with closing(listener), closing(open_metrics(quiet, process.run_dir(config.run), name)) as metrics:
-            service = Service(rules(config), config.replay.lease_s, time.monotonic, lambda: listener.strangers)
+            run = process.run_identity(config.run, make=True)
+            service = Service(rules(config), config.replay.lease_s, time.monotonic, lambda: listener.strangers, run)
             Server(listener.socket, store, service, metrics=metrics).run(stop)
     finally:
         store.close()

@@ -21,7 +21,7 @@ from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import Watch, connect
 from asyncrl.replay.requests import MAX_FETCH
-from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
+from asyncrl.types import BatchPlan, Labels, Lease, RunIdentity, Ticket, Trajectory
 from asyncrl.wire import (
     MAX_LARGE_HEADER_BYTES,
     Buffer,
@@ -64,6 +64,7 @@ class ReplayClient:
 
     `incarnation` tells one start of a worker from the next: what an older one held is given to others. `stop` ends
     waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError. `keys` are those of network.keys.
+    `run` goes with every request, and the replay of another one refuses it; without it only questions are answered.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ReplayClient:
         give_up_s: float | None = None,
         context: zmq.Context[Any] | None = None,
         keys: ClientKeys | None = None,
+        run: RunIdentity | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._worker = worker
@@ -83,6 +85,7 @@ class ReplayClient:
         self._give_up_s = give_up_s
         self._context = context or zmq.Context.instance()
         self._keys = keys
+        self._own_run = {} if run is None else {"run": [run.name, run.id]}
         self._sequence = 0
         self._break_s = BREAK_S
         self._connect()
@@ -209,7 +212,10 @@ class ReplayClient:
         none was sent.
         """
         first, self._sequence = self._sequence + 1, self._sequence + len(messages)
-        frames = {number: encode(replace(each, sequence=number)) for number, each in enumerate(messages, first)}
+        frames = {
+            number: encode(replace(each, sequence=number, body={**each.body, **self._own_run}))
+            for number, each in enumerate(messages, first)
+        }
         replies: dict[int, Message] = {}
         started = time.monotonic()
         while len(replies) < len(messages):

@@ -26,6 +26,7 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.waits import Waits
 from asyncrl.replay.workers import Workers
+from asyncrl.types import RunIdentity
 from asyncrl.wire import (
     Buffer,
     Message,
@@ -42,19 +43,31 @@ TICKETS_A_REPLY = 256
 LEASES_A_REPLY = 1024
 TOKENS_A_REPLY = 4 << 20
 
+QUESTIONS = ("status", "audit")
+"""Requests that change nothing."""
+
 Handler = Callable[[Transaction, Message], Message | None]
 
 
 class Service:
-    """All of the replay but its sockets. `clock` gives monotonic seconds, `strangers` how many were turned away."""
+    """All of the replay but its sockets. `clock` gives monotonic seconds, `strangers` how many were turned away.
+
+    With `run`, the store must be that run's, and so must be whoever gives orders; anybody may ask QUESTIONS.
+    """
 
     def __init__(
-        self, rules: Rules, lease_s: float, clock: Callable[[], float], strangers: Callable[[], int] = lambda: 0
+        self,
+        rules: Rules,
+        lease_s: float,
+        clock: Callable[[], float],
+        strangers: Callable[[], int] = lambda: 0,
+        run: RunIdentity | None = None,
     ) -> None:
         self.failing = Failing(clock)
         groups = Groups(rules, self.failing)
         self._rules = rules
         self._strangers = strangers
+        self._run = run
         self._groups = groups
         self._actors = Workers("actors", lease_s, clock)
         self._scorers = Workers("scorers", lease_s, clock)
@@ -87,7 +100,8 @@ class Service:
     def start(self, tx: Transaction) -> None:
         """Take up what an earlier process left: everyone who held work gets a fresh lease.
 
-        Raises StoreError: the store was imported, so it has trajectories and plans, but no run to go on with.
+        Raises StoreError: the store was imported, so it has trajectories and plans, but no run to go on with; or it is
+        another run's.
         """
         if tx.counter("imported"):
             raise StoreError(
@@ -98,7 +112,16 @@ class Service:
         self._scorers.adopt(tx)
 
     def _pin(self, tx: Transaction) -> None:
-        """Write down what the store's records rest on, or compare it with what an earlier process wrote."""
+        """Write down whose the store is and what its records rest on, or compare with what an earlier process wrote."""
+        if self._run is not None:
+            owner = tx.run
+            if owner is None:
+                tx.put("meta", "run", [self._run.name, self._run.id])
+            elif owner != self._run:
+                raise StoreError(
+                    f"this store belongs to run {owner}, not to {self._run}: serve it with that run's name and folder, "
+                    "whose file `identity` holds the id"
+                )
         before, now = tx.get("meta", "pinned"), self._rules.pinned()
         if before is None:
             tx.put("meta", "pinned", now)
@@ -128,6 +151,7 @@ class Service:
         Raises AsyncrlError where the request is refused; nothing of it takes effect then.
         """
         check(request.kind, request.body)
+        self._require_own_run(request)
         handler = self._handlers.get(request.kind)
         if handler is None:
             raise RefusedError(f"unknown request {request.kind!r:.50}; known are {', '.join(self._handlers)}")
@@ -135,6 +159,22 @@ class Service:
             return handler(tx, request)
         except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise RefusedError(f"malformed request {request.kind!r}: {type(error).__name__}: {error}") from error
+
+    def _require_own_run(self, request: Message) -> None:
+        if self._run is None or (request.kind in QUESTIONS and "run" not in request.body):
+            return
+        match request.body.get("run"):
+            case [str(name), str(number)]:
+                theirs = RunIdentity(name, number)
+            case _:
+                raise RefusedError(
+                    f"this is the replay of run {self._run}; {request.kind!r} does not say which run's it is"
+                )
+        if not theirs.may_be(self._run):
+            raise RefusedError(
+                f"this is the replay of run {self._run}, not of {theirs}: look at network.host, network.replay_port, "
+                "run.name and run.dir"
+            )
 
     def _tickets(self, tx: Transaction, request: Message) -> Message | None:
         body = request.body

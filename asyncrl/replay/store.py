@@ -22,6 +22,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from asyncrl.errors import RefusedError, StoreError
 from asyncrl.replay.environment import ADVICE, Snapshot, clear_errors, open_environment, snapshots
+from asyncrl.types import RunIdentity
 
 TABLES = (
     "meta",  # counters and the store's identity
@@ -231,6 +232,12 @@ class Transaction:
     def identity(self) -> str | None:
         """The store's own name; None in one that was never opened for writing since stores have names."""
         return self.get("meta", "identity")  # type: ignore[no-any-return]
+
+    @property
+    def run(self) -> RunIdentity | None:
+        """The run that the store belongs to; None where none has served it yet."""
+        value = self.get("meta", "run")
+        return None if value is None else RunIdentity(*value)
 
     def live_bytes(self) -> int:
         """Bytes of all pages that hold something."""

@@ -14,6 +14,7 @@ from typing import Any
 from asyncrl.data.writing import write_tasks
 from asyncrl.launch.ports import free_ports
 from asyncrl.replay.client import ReplayClient
+from asyncrl.types import RunIdentity
 from tests.end_to_end.support import ROOT
 from tests.helpers import GENEROUS_S, make_task, until
 
@@ -37,7 +38,7 @@ class ReplayProcess:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log, cwd=ROOT)
 
     def client(self, worker: str, **options: Any) -> ReplayClient:
-        return ReplayClient(self.endpoint, worker, "1", **options)
+        return ReplayClient(self.endpoint, worker, "1", **{"run": RunIdentity("run"), **options})
 
     def log(self) -> str:
         return (self._folder / "log").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_consumer_that_never_reads_costs_bounded_memory_and_holds_up_nobody(re
         slow.linger, slow.rcvhwm, slow.sndhwm = 0, 1, 0
         slow.connect(replay.endpoint)
         for sequence in range(1000):
-            slow.send_multipart(encode(Message("fetch", sequence, {"table": "data", "ids": ids})))
+            slow.send_multipart(encode(Message("fetch", sequence, {"table": "data", "ids": ids, "run": ["run", ""]})))
         largest = 0
         for _ in range(40):
             assert len(actor.fetch(ids)) == len(ids)
@@ -70,7 +71,8 @@ def test_a_producer_that_floods_costs_bounded_memory_and_holds_up_nobody(replay:
 
 def flood(endpoint: str, stop: threading.Event) -> None:
     """Trajectories that nobody asked for, as fast as they are taken; no answer is ever read."""
-    frames = encode(trajectory_message(make_trajectory(length=LENGTH, id="t999999999.0.0")))
+    made = trajectory_message(make_trajectory(length=LENGTH, id="t999999999.0.0"))
+    frames = encode(replace(made, body={**made.body, "run": ["run", ""]}))
     with zmq.Context() as context:
         socket = context.socket(zmq.DEALER)
         socket.linger, socket.rcvhwm = 0, 1

@@ -13,7 +13,7 @@ import zmq
 
 from asyncrl.errors import StoppedError
 from asyncrl.replay.client import ReplayClient
-from asyncrl.types import Ticket
+from asyncrl.types import RunIdentity, Ticket
 from tests.helpers import make_trajectory
 
 LENGTH = 40
@@ -45,7 +45,7 @@ class Witness:
     def _live(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """One incarnation, which may end with tickets in its hands."""
         life = f"{self._rng.random()}"
-        client = ReplayClient(self._endpoint, self._name, life, self._stop, context=context)
+        client = ReplayClient(self._endpoint, self._name, life, self._stop, context=context, run=RunIdentity("run"))
         try:
             while self._rng.random() > 0.05:
                 for ticket in client.tickets([], 2):

@@ -12,7 +12,7 @@ from asyncrl.replay.feed import Feed
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
-from asyncrl.types import BatchPlan, Labels, Ticket, Trajectory
+from asyncrl.types import BatchPlan, Labels, RunIdentity, Ticket, Trajectory
 from asyncrl.wire import Message, decode, encode, join, labels_message, read_trajectory, split, trajectory_message
 from tests.helpers import make_labels, make_task, make_trajectory
 
@@ -35,14 +35,15 @@ def make_rules(**changes: Any) -> Rules:
 class Core:
     """Calls of the replay's operations, a transaction each; `restart` is what follows a kill."""
 
-    def __init__(self, path: Path, rules: Rules, lease_s: float = 10.0) -> None:
+    def __init__(self, path: Path, rules: Rules, lease_s: float = 10.0, run: RunIdentity | None = None) -> None:
         self.now = 0.0
+        self._run = run
         self._path, self.rules, self._lease_s = path, rules, lease_s
         self._open()
 
     def _open(self) -> None:
         self.store = Store(self._path, 1 << 28, durable=False)
-        self.service = Service(self.rules, self._lease_s, lambda: self.now)
+        self.service = Service(self.rules, self._lease_s, lambda: self.now, run=self._run)
         with self.store.transaction() as tx:
             self.service.start(tx)
 

@@ -21,7 +21,7 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.server import Server
 from asyncrl.replay.service import Service
 from asyncrl.replay.store import Store
-from asyncrl.types import Labels, Lease
+from asyncrl.types import Labels, Lease, RunIdentity
 from asyncrl.wire import PROTOCOL, Message, decode, encode
 from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory, until
 from tests.replay.support import make_rules
@@ -40,6 +40,7 @@ class Running:
         rules: Rules | None = None,
         max_bytes: int = 1 << 28,
         clock: Callable[[], float] = time.monotonic,
+        run: RunIdentity | None = None,
     ) -> None:
         self.store = Store(path, max_bytes, durable=False)
         self.stop = threading.Event()
@@ -49,7 +50,7 @@ class Running:
         self.port = port or self.socket.bind_to_random_port("tcp://127.0.0.1")
         if port:
             until(self._bound)
-        server = Server(self.socket, self.store, Service(rules or make_rules(), 10.0, clock), clock)
+        server = Server(self.socket, self.store, Service(rules or make_rules(), 10.0, clock, run=run), clock)
         self.thread = threading.Thread(target=server.run, args=(self.stop,), daemon=True)
         self.thread.start()
 

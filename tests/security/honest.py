@@ -17,6 +17,7 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from tests.helpers import make_labels, make_trajectory, until
 from tests.security import published
+from tests.security.targets import OWN_RUN
 
 ANSWER_S = 60.0
 PAUSE_S = 0.02
@@ -56,7 +57,8 @@ def train(endpoint: str) -> Honest:
     """All the roles of a run in one: tickets, trajectories, labels, plans, checkpoints."""
 
     def work(stopping: threading.Event, count: Callable[[], None]) -> None:
-        client, generator, step = ReplayClient(endpoint, "honest", "1", give_up_s=ANSWER_S), np.random.default_rng(0), 0
+        client = ReplayClient(endpoint, "honest", "1", give_up_s=ANSWER_S, run=OWN_RUN)
+        generator, step = np.random.default_rng(0), 0
         try:
             while not stopping.wait(PAUSE_S):
                 _one_step(client, generator, step)

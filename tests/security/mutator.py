@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -25,7 +26,7 @@ Frames = list[bytes]
 WHO = {"worker": "stranger", "incarnation": "1"}
 LABELS = labels_message(make_labels("nobody"))
 CALLS = Turn(4, 8, Role.ASSISTANT, "stop", (ToolCall("calculator", {"expression": "1+1", "nested": [[{"a": [1]}]]}),))
-REPLAY_REQUESTS = [
+_REQUESTS = [
     Message("tickets", 1, {**WHO, "holding": ["nobody"], "want": 0}),
     trajectory_message(make_trajectory(id="nobody", group_id="nothing"), 2),
     trajectory_message(make_trajectory(length=400, id="nobody", group_id="nothing"), 3),
@@ -55,6 +56,7 @@ REPLAY_REQUESTS = [
     Message("requeue", 18, {"ticket": "nobody"}),
     Message("discard", 19, {"ticket": "nobody"}),
 ]
+REPLAY_REQUESTS = [replace(each, body={**each.body, "run": ["train", ""]}) for each in _REQUESTS]
 WEIGHT_REQUESTS = [
     Message("manifest", 1, {"holds": 5, "base": ""}),
     Message("join", 1, {"holds": 5, "backend": "gloo"}),

@@ -15,9 +15,12 @@ from typing import Any
 from asyncrl.data.writing import write_tasks
 from asyncrl.launch.ports import free_ports
 from asyncrl.replay.client import ReplayClient
+from asyncrl.types import RunIdentity
 from tests.helpers import GENEROUS_S, make_task, until
 
 ROOT = Path(__file__).parents[2]
+OWN_RUN = RunIdentity("train")
+"""The run of every replay here, as far as its clients know."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ from asyncrl.weights.channels.zmq import ZmqChannel
 from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.network.support import client_of, made, peer, strangers
 from tests.security import published
-from tests.security.targets import Target, asked, publisher, replay
+from tests.security.targets import OWN_RUN, Target, asked, publisher, replay
 
 WHO = ["no keys", "another server's key", "a key that is not in the list", "the keys of another run"]
 
@@ -60,9 +60,11 @@ def test_a_stranger_gets_nothing_from_the_replay_while_a_client_is_served(
     closed: Target, keys: Path, everyone: dict[str, ClientKeys | None], who: str
 ) -> None:
     with zmq.Context() as context:
-        client = ReplayClient(closed.endpoint, "a", "1", context=context, keys=client_of(keys))
+        client = ReplayClient(closed.endpoint, "a", "1", context=context, keys=client_of(keys), run=OWN_RUN)
         before = client.status()
-        stranger = ReplayClient(closed.endpoint, "x", "1", context=context, keys=everyone[who], give_up_s=1.0)
+        stranger = ReplayClient(
+            closed.endpoint, "x", "1", context=context, keys=everyone[who], give_up_s=1.0, run=OWN_RUN
+        )
         with pytest.raises(UnavailableError):
             stranger.tickets([], 1)
         after = client.status()
@@ -133,6 +135,7 @@ def test_a_client_of_another_version_is_told_both_versions(folder: Path, monkeyp
     with replay(folder / "open") as target:
         spoken = wire.PROTOCOL
         monkeypatch.setattr(wire, "PROTOCOL", 99)
+        monkeypatch.setattr(wire, "READABLE", (99,))
         client = ReplayClient(target.endpoint, "a", "1", give_up_s=GENEROUS_S)
         with pytest.raises(WireError, match=rf"protocol {spoken}, this side speaks 99"):
             client.status()

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from asyncrl import process
 from asyncrl.config.schema import NetworkConfig, TrainConfig
-from asyncrl.errors import ConfigError, StoreError, UnavailableError
+from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
 from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.stored import StoredRun
@@ -82,6 +82,7 @@ class Live:
     def __init__(self, target: Target, stored: StoredRun, give_up_s: float) -> None:
         self._target = target
         self._identities = stored.each(lambda tx: tx.identity)
+        self._runs = stored.each(lambda tx: tx.run)
         self._give_up_s = give_up_s
 
     def ask(self, shard: int, what: Callable[[ReplayClient], T]) -> T:
@@ -99,12 +100,16 @@ class Live:
             process.incarnation(),
             give_up_s=self._give_up_s,
             keys=client_keys(NetworkConfig(keys=self._target.keys)),
+            run=self._runs[shard],
         )
         with closing(client):
-            if client.status().get("identity") != self._identities[shard]:
-                raise UnavailableError(
-                    f"the replay at {endpoints[shard]} serves another run than {self._target.folder}"
-                )
+            another = f"the replay at {endpoints[shard]} serves another run than {self._target.folder}"
+            try:
+                status = client.status()
+            except RefusedError as error:
+                raise UnavailableError(f"{another}: {error}") from error
+            if status.get("identity") != self._identities[shard]:
+                raise UnavailableError(another)
             return what(client)
 
     def statuses(self) -> tuple[list[dict[str, Any]], str]:

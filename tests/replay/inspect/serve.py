@@ -8,12 +8,15 @@ from pathlib import Path
 
 import zmq
 
+from asyncrl.types import RunIdentity
 from tests.replay.test_server import Running
+
+OWN_RUN = RunIdentity("run", "its id")
 
 
 def main() -> None:
     with zmq.Context() as context:
-        running = Running(Path(sys.argv[1]), context)
+        running = Running(Path(sys.argv[1]), context, run=OWN_RUN)
         sys.stdout.write(f"{running.endpoint}\n")
         sys.stdout.flush()
         sys.stdin.read()

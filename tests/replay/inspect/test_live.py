@@ -20,6 +20,7 @@ from asyncrl.replay.inspect.table import status_table
 from asyncrl.replay.inspect.target import Live, Target
 from asyncrl.replay.stored import StoredRun
 from tests.helpers import make_trajectory
+from tests.replay.inspect.serve import OWN_RUN
 from tests.replay.inspect.support import make_run, printed
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +42,7 @@ class AtWork:
         assert self._replay.stdout is not None
         endpoint = self._replay.stdout.readline().strip()
         self.target = Target(folder, None, [endpoint])
-        self.worker = ReplayClient(endpoint, "worker", "1")
+        self.worker = ReplayClient(endpoint, "worker", "1", run=OWN_RUN)
         self.wait_s = WAIT_S
 
     def status(self) -> dict[str, Any]:

@@ -1,0 +1,136 @@
+"""Whose replay it is: every order says its run, and one of another run is refused by name and changes nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl import process
+from asyncrl.config.schema import RunConfig
+from asyncrl.errors import RefusedError, StoreError
+from asyncrl.learner.run import run as learn
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.service import QUESTIONS, Service
+from asyncrl.replay.store import Store
+from asyncrl.types import RunIdentity
+from asyncrl.wire import Message
+from tests.chaos.support import ReplayProcess
+from tests.helpers import make_labels, make_trajectory, until
+from tests.learner.support import make_config, write_model
+from tests.replay.support import Core, make_rules
+from tests.replay.test_requests import VALID
+
+OWN = RunIdentity("run", "its id")
+ORDERS = [request for request in VALID if request.kind not in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayProcess]:
+    """The replay of a run named "run", as a process of its own."""
+    running = ReplayProcess(tmp_path_factory.mktemp("replay"), "learner.group_size=2", "learner.batch_size=4")
+    running.start()
+    yield running
+    running.kill()
+
+
+def own(replay: ReplayProcess) -> RunIdentity:
+    """The run's identity, as a process sees it that shares the run's folder."""
+    return until(lambda: (found := process.run_identity(RunConfig("run", str(replay.store.parents[1])))).id and found)
+
+
+CALLS: dict[str, Callable[[ReplayClient], Any]] = {
+    "an actor": lambda client: client.tickets([], 1),
+    "an actor's trajectory": lambda client: client.put(make_trajectory()),
+    "an actor's failure": lambda client: client.fail("t000000000.0.0", "x"),
+    "a scorer": lambda client: client.lease(["rules"], 1, 1),
+    "a scorer's labels": lambda client: client.label([make_labels("t000000000.0.0")]),
+    "a learner": lambda client: client.plan(0),
+    "a learner's version": lambda client: client.published(7),
+    "a learner's checkpoint": lambda client: client.checkpointed(0, 0),
+    "a person's change": lambda client: client.discard("t000000000.0.0"),
+}
+
+
+@pytest.mark.parametrize("who", CALLS)
+@pytest.mark.parametrize("stranger", ["another name", "another id"])
+def test_whoever_belongs_to_another_run_is_refused_by_name(replay: ReplayProcess, who: str, stranger: str) -> None:
+    run = own(replay)
+    theirs = RunIdentity("other") if stranger == "another name" else RunIdentity("run", "0" * 32)
+    with closing(replay.client("x", run=theirs)) as client, closing(replay.client("a", run=run)) as honest:
+        before = honest.status()
+        with pytest.raises(RefusedError) as refused:
+            CALLS[who](client)
+        assert str(run) in str(refused.value)
+        assert str(theirs) in str(refused.value)
+        after = honest.status()
+    assert after["refused"] == before["refused"] + 1
+    assert (after["version"], after["depth_tickets"]) == (before["version"], before["depth_tickets"])
+
+
+def test_a_run_that_is_served_again_knows_its_roles_and_they_know_it(replay: ReplayProcess) -> None:
+    run = own(replay)
+    with closing(replay.client("a", run=run)) as client, closing(replay.client("b", run=RunIdentity("run"))) as away:
+        assert client.plan(0) is None
+        replay.kill()
+        replay.start()
+        assert client.plan(0) is None
+        assert away.plan(0) is None
+    assert own(replay) == run
+
+
+def test_a_learner_of_another_run_ends_with_both_names_and_releases_nothing(
+    replay: ReplayProcess, tmp_path: Path
+) -> None:
+    config = make_config(write_model(tmp_path / "model", layers=1), tmp_path)
+    config.run.name = "mine"
+    config.network.replay_port = int(replay.endpoint.rpartition(":")[2])
+    config.network.weights_port = 0
+    with pytest.raises(RefusedError, match=r"replay of run 'run' \(id \w{32}\), not of 'mine' \(id \w{32}\)"):
+        learn(config, threading.Event())
+
+
+def served(path: Path, run: RunIdentity) -> None:
+    with closing(Store(path, 1 << 24, durable=False)) as store, store.transaction() as tx:
+        Service(make_rules(), 1.0, time.monotonic, run=run).start(tx)
+
+
+def test_a_store_is_served_for_its_own_run_only(tmp_path: Path) -> None:
+    for _ in range(2):
+        served(tmp_path, OWN)
+    for other in (RunIdentity("other", OWN.id), RunIdentity("run", "another")):
+        with pytest.raises(StoreError, match=r"belongs to run 'run' \(id its id\), not to '\w+' \(id [\w ]+\)"):
+            served(tmp_path, other)
+
+
+@pytest.mark.parametrize("request_", ORDERS, ids=lambda request: request.kind)
+@pytest.mark.parametrize("said", [{}, {"run": "run"}, {"run": ["run"]}, {"run": ["run", 1]}, {"run": None}])
+def test_an_order_that_does_not_say_its_run_is_refused(tmp_path: Path, request_: Message, said: dict[str, Any]) -> None:
+    core = Core(tmp_path, make_rules(), run=OWN)
+    with pytest.raises(RefusedError, match="does not say which run's it is"):
+        core.ask(request_.kind, **request_.body, **said)
+
+
+def test_anybody_may_ask_how_a_run_is(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(), run=OWN)
+    for question in QUESTIONS:
+        core.ask(question)
+        with pytest.raises(RefusedError, match="not of 'other'"):
+            core.ask(question, run=["other", ""])
+
+
+def test_processes_that_make_a_runs_id_at_once_agree_on_one_that_stays(tmp_path: Path) -> None:
+    config = RunConfig("run", str(tmp_path))
+    assert process.run_identity(config) == RunIdentity("run")
+    with ThreadPoolExecutor(16) as threads:
+        made = {each.result() for each in [threads.submit(process.run_identity, config, True) for _ in range(64)]}
+    (identity,) = made
+    assert identity.id
+    assert process.run_identity(config) == process.run_identity(config, make=True) == identity
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["identity"]
