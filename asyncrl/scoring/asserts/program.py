@@ -2,86 +2,82 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import operator
 import os
+import socket
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 from asyncrl.scoring.asserts.values import decode, encode
 
-Name = Callable[[Any], int]
+Number = Callable[[Any], int]
 """Keeps an object for the judge, and says under which number."""
 
 
-def main() -> None:
-    """The first line is the program; the answer to it its global names, or nothing where it fails."""
-    requests, answers = _own_pipes()
+def main(fd: int, source: str) -> None:
+    """Run `source`, then answer the requests that come over the socket `fd` until it ends."""
+    os.set_inheritable(fd, False)
+    connection = socket.socket(fileno=fd)
+    _discard_output()
+    sys.set_int_max_str_digits(0)
     objects: list[Any] = []
 
-    def name(value: Any) -> int:
+    def number(value: Any) -> int:
         objects.append(value)
         return len(objects) - 1
 
-    def read(value: Any) -> Any:
-        return decode(value, objects.__getitem__)
-
-    def tell(answer: dict[str, Any]) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    names: dict[str, Any] = {"__name__": "program"}
-    exec(compile(json.loads(requests.readline()), "program.py", "exec"), names)
-    tell({"names": _told(names, name)})
-    for line in requests:
-        tell(_answer(json.loads(line), read, name))
+    module = ModuleType("program")
+    sys.modules["program"] = module
+    exec(compile(source, "program.py", "exec", dont_inherit=True), vars(module))
+    for line in connection.makefile("r"):
+        answer = _answer(json.loads(line), vars(module), objects.__getitem__, number)
+        connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _own_pipes() -> tuple[IO[str], IO[str]]:
-    """The pipes to the judge, out of the way of what the program reads and prints."""
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+def _discard_output() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    sys.set_int_max_str_digits(0)
-    return requests, answers
+    os.dup2(nothing, 2)
 
 
-def _told(names: dict[str, Any], name: Name) -> dict[str, tuple[str, Any]]:
-    """What the tests may use. A program that hides a built-in name hides it from itself only."""
-    own = {each: value for each, value in names.items() if not hasattr(builtins, each) and each[:2] != "__"}
-    return {each: _global(value, name) for each, value in own.items()}
-
-
-def _global(value: Any, name: Name) -> tuple[str, Any]:
-    if isinstance(value, ModuleType):
-        return "module", value.__name__
-    if isinstance(value, type) and issubclass(value, Exception):
-        return "exception", _names(value)
+def _answer(
+    request: dict[str, Any], names: dict[str, Any], named: Callable[[Any], Any], number: Number
+) -> dict[str, Any]:
+    if "globals" in request:
+        found = [_global(names[name], number) if name in names else None for name in request["globals"]]
+        return {"value": ["list", found]}
     try:
-        return "value", encode(value, name)
-    except (RecursionError, TypeError, ValueError):
-        return "value", ["object", name(value)]
-
-
-def _names(exception: type[Exception]) -> list[str]:
-    return [each.__name__ for each in exception.__mro__]
-
-
-def _answer(request: dict[str, Any], read: Callable[[Any], Any], name: Name) -> dict[str, Any]:
-    try:
-        arguments, options = read(request["arguments"]), read(request["options"])
+        arguments, options = decode(request["arguments"], named), decode(request["options"], named)
         value = _DO[request["do"]](*arguments, **options)
         # With what became of the arguments, for a function may change them.
-        return {"value": encode(value, name), "arguments": encode(arguments, name)}
-    except Exception as error:  # noqa: BLE001 - the tests are told, and may expect it
-        return {"raised": _names(type(error)), "text": str(error)[:1000]}
+        return {"value": encode(value, number), "arguments": encode(arguments, number)}
+    except Exception as error:  # noqa: BLE001 - the tests may expect it
+        return {"raised": _classes(type(error)), "text": str(error)[:1000]}
+
+
+def _global(value: Any, number: Number) -> Any:
+    """The value, and of a class of exceptions the names of its bases too."""
+    if isinstance(value, type) and issubclass(value, Exception):
+        return encode([value, _classes(value)], number)
+    try:
+        return encode([value], number)
+    except (RecursionError, TypeError, ValueError):
+        return ["list", [["object", number(value)]]]
+
+
+def _classes(exception: type[Exception]) -> list[str]:
+    return [each.__name__ for each in exception.__mro__]
 
 
 def _call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
     return function(*arguments, **options)
+
+
+def _set_item(value: Any, key: Any, item: Any) -> None:
+    value[key] = item
 
 
 _DO: dict[str, Callable[..., Any]] = {
@@ -89,8 +85,10 @@ _DO: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     "setattr": setattr,
     "isinstance": isinstance,
+    "operator": lambda one, other, name: getattr(operator, name)(one, other),
     "equal": lambda one, other: bool(one == other),
     "item": lambda value, key: value[key],
+    "set item": _set_item,
     "iter": iter,
     "next": next,
     "len": len,

@@ -14,6 +14,7 @@ _TEXTS: dict[type, Callable[[str], Any]] = {
     Decimal: Decimal,
     complex: complex,
     bytes: bytes.fromhex,
+    bytearray: bytearray.fromhex,
 }
 
 
@@ -33,7 +34,9 @@ def encode(value: Any, name: Callable[[Any], Any]) -> Any:
             return str.__str__(value)
         for kind in _TEXTS:
             if isinstance(value, kind):
-                return [kind.__name__, value.hex() if isinstance(value, bytes) else str(kind(value))]
+                return [kind.__name__, value.hex() if isinstance(value, bytes | bytearray) else str(kind(value))]
+        if type(value) is range:
+            return ["range", [value.start, value.stop, value.step]]
         if isinstance(value, Real) and not isinstance(value, type):
             return int(value) if isinstance(value, Integral) else float(value)
         if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
@@ -44,12 +47,15 @@ def encode(value: Any, name: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, named: Callable[[Any], Any]) -> Any:
-    """The value that `encode` has told; `named` gives the object of a name."""
-    if not isinstance(value, list):
+    """The value that `encode` has made JSON of; `named` gives the object of a name. Nothing else comes of any JSON.
+    Raises an Exception: it is not of that form."""
+    if value is None or isinstance(value, bool | str | int | float):
         return value
     kind, content = value
     if kind == "object":
         return named(content)
+    if kind == "range":
+        return range(*content)
     for text_kind, read in _TEXTS.items():
         if kind == text_kind.__name__:
             return read(content)

@@ -1,8 +1,8 @@
 """The program in the answer passes the ground truth's unit tests, run in the sandbox.
 
 The ground truth is either JSON `{"inputs": [...], "outputs": [...]}` of what the program reads and prints, or Python
-that tests what the program defines (`assert add(1, 2) == 3`). Neither the outputs nor the asserts are in the process
-that runs the program. `program.py` says which part of the answer is the program.
+that tests what the program defines (`assert add(1, 2) == 3`). Neither the outputs nor the asserts are in the sandbox
+that runs the program. The program is the answer's last fenced block, or the whole answer.
 """
 
 from __future__ import annotations
@@ -10,36 +10,27 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import secrets
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial as bind
 
 from asyncrl import sandbox
 from asyncrl.errors import ScoringError
-from asyncrl.scoring.asserts import importing
-from asyncrl.scoring.asserts.judge import UNSUITED
+from asyncrl.scoring.asserts import script
+from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNSUITED
 from asyncrl.scoring.rules.program import program as program_in
 from asyncrl.types import Task, Trajectory
 
-_WITH_INPUT = """\
-import io, sys
-sys.stdin = io.TextIOWrapper(io.BytesIO({input!r}.encode()), encoding="utf-8")
-exec(compile({code!r}, "program.py", "exec"), {{"__name__": "__main__"}})
-"""
-_WITH_ASSERTS = """\
-{importing}
-main({code!r}, {tests!r}, {passed!r})
-"""
 _SHARE = 0.75
 """Of the time that a verification has left, what the tests may take: the rest is for other rules and for ending."""
 
 _START_S = 0.05
 """What starting a test takes at the least."""
 
-Test = tuple[str, Callable[[sandbox.Ran], bool]]
-"""A program to run, and whether what became of it is right."""
+Test = Callable[[sandbox.Limits], Awaitable[bool]]
+"""Whether the program passes, within the limits."""
 
 
 def code(
@@ -57,8 +48,8 @@ def code(
     limits are those of one test. All tests have three quarters of the time until `deadline`; those that are not done by
     then have failed, and `out_of_time` is 1.
 
-    Raises ScoringError: the ground truth holds no tests, more than there is time to start, or asserts that hand the
-    program what is no data, such as a function.
+    Raises ScoringError: the ground truth holds no tests, more than there is time to start, or asserts that cannot judge
+    any program, as those that hand it what is no data. Raises SandboxError: a program could not be run.
     """
     left = _SHARE * (deadline - time.monotonic())
     tests = _tests(task, program_in(answer))
@@ -81,11 +72,11 @@ def prepare() -> None:
 async def _passed(tests: Sequence[Test], limits: sandbox.Limits, end: float, go_on: bool) -> int:
     """How many tests pass until `end`, or until one does not, unless it is to `go_on`."""
     passed = 0
-    for source, accepts in tests:
+    for test in tests:
         seconds = end - time.monotonic()
         if seconds <= 0:
             break
-        right = accepts(await sandbox.run(source, replace(limits, wall_s=min(limits.wall_s, seconds))))
+        right = await test(replace(limits, wall_s=min(limits.wall_s, seconds)))
         passed += right
         if not (right or go_on):
             break
@@ -97,14 +88,12 @@ def _tests(task: Task, program: str) -> Sequence[Test]:
         raise ScoringError(f"the ground truth of task {task.id} holds no tests")
     if task.ground_truth.lstrip().startswith("{"):
         pairs = _pairs(task)
-        return [(_WITH_INPUT.format(code=program, input=given), bind(_prints, wanted)) for given, wanted in pairs]
+        return [bind(_prints, program, given, wanted) for given, wanted in pairs]
     try:
         compile(task.ground_truth, "tests.py", "exec")
     except (SyntaxError, ValueError) as error:
         raise ScoringError(f"the ground truth of task {task.id} is no set of tests: {error!r}") from error
-    passed = secrets.token_hex(16)
-    judged = _WITH_ASSERTS.format(importing=importing("judge"), code=program, tests=task.ground_truth, passed=passed)
-    return [(judged, bind(_passes, task, passed))]
+    return [bind(_holds, task, program)]
 
 
 def _pairs(task: Task) -> list[tuple[str, str]]:
@@ -118,16 +107,38 @@ def _pairs(task: Task) -> list[tuple[str, str]]:
     return pairs
 
 
-def _prints(wanted: str, ran: sandbox.Ran) -> bool:
+async def _prints(program: str, given: str, wanted: str, limits: sandbox.Limits) -> bool:
+    ran = await sandbox.run(program, limits, stdin=given.encode(errors="replace"))
     return ran.status == 0 and _lines(wanted) == _lines(ran.printed)
 
 
-def _passes(task: Task, passed: str, ran: sandbox.Ran) -> bool:
-    if ran.status == UNSUITED:
-        raise ScoringError(
-            f"task {task.id} cannot be judged by its asserts, for {ran.printed.strip()}; use inputs and outputs"
+async def _holds(task: Task, program: str, limits: sandbox.Limits) -> bool:
+    """Whether the asserts of `task` hold of the program, each in a sandbox of its own."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        running = asyncio.create_task(
+            sandbox.run(script("program", theirs.fileno(), program), limits, fds=[theirs.fileno()])
         )
-    return ran.status == 0 and passed in ran.printed
+        # The judge waits for answers until the connection ends.
+        running.add_done_callback(lambda _: theirs.shutdown(socket.SHUT_RDWR))
+        try:
+            judged = await sandbox.run(script("judge", ours.fileno(), task.ground_truth), limits, fds=[ours.fileno()])
+            word, _, reason = judged.printed.partition(" ")
+            if word == ENDED:
+                # It raises where that is the sandbox's fault.
+                await running
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+    if word == UNSUITED:
+        raise ScoringError(f"task {task.id} cannot be judged by its asserts, for {reason}; use inputs and outputs")
+    if judged.status == 0 and word in (PASSED, FAILED, ENDED):
+        return word == PASSED
+    if judged.status is None or judged.killed:
+        # Whatever the program has answered took the tests too long, or too much memory.
+        return False
+    said = judged.printed.strip()[-500:]
+    raise ScoringError(f"the tests of task {task.id} ended with status {judged.status} and no verdict: {said}")
 
 
 def _lines(text: str) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.code import code
+from tests.helpers import GENEROUS_S
 from tests.scoring.fakes import answered
 
 ASSERTS = "assert add(1, 2) == 3\nassert add(-1, 1) == 0"
@@ -16,7 +17,8 @@ RIGHT = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nThat is all."
 
 def judge(answer, truth, **options):
     task, trajectory = answered(answer, truth=truth)
-    return code(task=task, answer=answer, trajectory=trajectory, **options)
+    limits = {"wall_s": GENEROUS_S, "cpu_s": GENEROUS_S, **options}
+    return code(task=task, answer=answer, trajectory=trajectory, **limits)
 
 
 def test_a_program_that_passes_its_tests_is_right():
@@ -45,7 +47,11 @@ def test_programs_may_read_and_print():
     assert judge("a, b = map(int, input().split())\nprint(a + b)", PAIRS)["score"] == 1.0
     assert judge("import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))", PAIRS)["score"] == 1.0
     assert judge("print(3)", PAIRS) == {"score": 0.0, "passed": 0.5, "out_of_time": 0.0}
-    assert judge("print(10)", PAIRS, partial=True) == {"score": 0.5, "passed": 0.5, "out_of_time": 0.0}
+    assert judge("if __name__ == '__main__': print(10)", PAIRS, partial=True) == {
+        "score": 0.5,
+        "passed": 0.5,
+        "out_of_time": 0.0,
+    }
 
 
 @pytest.mark.parametrize("truth", ["", "{}", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}', "{1"])

@@ -1,8 +1,8 @@
-"""Programs against tests with asserts: what honest ones may do, and what dishonest ones gain nothing by."""
+"""Programs against tests with asserts: what honest ones may do, and which tests cannot judge."""
 
 import pytest
 
-from asyncrl.errors import ScoringError
+from asyncrl.errors import AsyncrlError, ScoringError
 from tests.scoring.rules.test_code import ASSERTS, judge
 
 STACK = """
@@ -77,14 +77,6 @@ def test_tests_use_what_the_program_defines(tests):
     assert judge(STACK, tests + "\nassert False")["score"] == 0.0
 
 
-FRAMES = """
-import os, sys
-frame = sys._getframe(1)
-while frame:
-    print(frame.f_code.co_consts, frame.f_locals, frame.f_globals, flush=True)
-    frame = frame.f_back
-os._exit(0)
-"""
 FINDER = """
 import gc, sys
 def add(a, b):
@@ -95,52 +87,6 @@ def add(a, b):
     texts = (each for each in found if isinstance(each, str))
     return secret if secret in found or any(str(secret) in each for each in texts) else None
 """
-PARENT = """
-import os
-for place in (f"/proc/{os.getppid()}/fd/0", f"/proc/{os.getppid()}/environ"):
-    try:
-        print(open(place).read(), file=open(f"/proc/{os.getppid()}/fd/1", "w"), flush=True)
-    except OSError:
-        pass
-os._exit(0)
-"""
-LIAR = """
-class Liar{base}:
-    __eq__ = __lt__ = __le__ = __ge__ = __contains__ = __bool__ = lambda *_: True
-    __hash__ = lambda self: 3
-    __abs__ = __sub__ = __add__ = __round__ = __iter__ = lambda self, *_: self
-    __len__ = lambda self: 3
-    __class__ = property(lambda self: int)
-def add(a, b):
-    return {wrapped}
-"""
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        FRAMES,
-        PARENT,
-        LIAR.format(base="", wrapped="Liar()"),
-        LIAR.format(base="(int)", wrapped="Liar()"),
-        LIAR.format(base="(list)", wrapped="Liar()"),
-        "import sys\ndef add(a, b): sys.exit(0)",
-        "import builtins, os\nbuiltins.AssertionError = Exception\ndef add(a, b): os.kill(os.getppid(), 9)",
-        "def add(a, b): return a - b\ndef abs(x): return 0\nset = list = tuple = print = abs",
-        "add = 3\ndel add",
-    ],
-    ids=["frames", "parent", "liar", "int liar", "list liar", "exit", "kill", "built-ins", "none"],
-)
-def test_a_program_that_cheats_is_wrong(program):
-    assert judge(program, ASSERTS)["score"] == 0.0
-    assert judge(program, "assert abs(add(1, 2) - 3) < 0.01")["score"] == 0.0
-    assert judge(program, "assert set([add(1, 2)]) == set([3])")["score"] == 0.0
-    assert judge(program, "try:\n    assert [add(1, 2)] == [3]\nexcept ValueError:\n    pass")["score"] == 0.0
-
-
-def test_a_program_cannot_end_the_loop_of_the_tests():
-    program = "def add(a, b): raise StopIteration"
-    assert judge(program, "assert all(map(lambda each: add(each, each) == 2 * each, [1, 2]))")["score"] == 0.0
 
 
 def test_a_program_does_not_find_what_is_expected_of_it():
@@ -151,3 +97,251 @@ def test_a_program_does_not_find_what_is_expected_of_it():
 def test_tests_that_hand_the_program_a_function_are_a_failure_and_not_a_zero():
     with pytest.raises(ScoringError, match="cannot be judged by its asserts, for they hand the program <function"):
         judge("def apply(f, x): return f(x)", "assert apply(lambda x: x + 1, 2) == 3")
+
+
+HONEST = {
+    "it adds": (
+        "def add(a, b): return a + b",
+        ASSERTS,
+    ),
+    "it is a class": (
+        STACK,
+        """
+s = Stack()
+assert s.push(1).push(2).pop() == 2 and len(s) == 1 and s.items == [1]
+""",
+    ),
+    "it uses helpers": (
+        """
+def _square(x): return x * x
+def total(xs): return sum(map(_square, xs))
+""",
+        "assert total([1, 2, 3]) == 14",
+    ),
+    "it yields": (
+        """
+def evens(n):
+    yield from range(0, n, 2)
+""",
+        "assert list(evens(7)) == [0, 2, 4, 6] and sum(evens(5)) == 6 and next(evens(1)) == 0",
+    ),
+    "it remembers": (
+        """
+from functools import lru_cache
+@lru_cache(None)
+def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+""",
+        "assert fib(90) == 2880067194370816120",
+    ),
+    "it raises what it should": (
+        """
+def root(x):
+    if x < 0: raise ValueError('negative')
+    return x ** 0.5
+""",
+        """
+import unittest
+class T(unittest.TestCase):
+    def test(self):
+        with self.assertRaises(ValueError):
+            root(-1)
+        self.assertAlmostEqual(root(2), 1.41421356)
+if __name__ == '__main__': unittest.main()
+""",
+    ),
+    "it changes a list in its argument": (
+        "def swap(x): x[0], x[-1] = x[-1], x[0]",
+        """
+x = [1, 2, 3]
+swap(x)
+assert x == [3, 2, 1]
+""",
+    ),
+    "it returns tuples, sets and dictionaries": (
+        "def parts(x): return (x, {x}, frozenset([x]), {x: (x, None)}, range(x), b'x', 1j, True)",
+        """
+assert parts(2) == (2, {2}, frozenset([2]), {2: (2, None)}, range(2), b'x', 1j, True)
+assert type(parts(1)[0]) is int and type(parts(1)[-1]) is bool
+""",
+    ),
+    "it is exact with large numbers": (
+        """
+from fractions import Fraction
+import math
+def f(n): return math.factorial(n), Fraction(1, n)
+""",
+        """
+import math
+from fractions import Fraction
+assert f(2000)[0] == math.factorial(2000) and f(3)[1] == Fraction(1, 3)
+assert len(str(f(2000)[0])) == 5736
+""",
+    ),
+    "it has operators of its own": (
+        """
+class V:
+    def __init__(self, x, y): self.x, self.y = x, y
+    def __add__(self, other): return V(self.x + other.x, self.y + other.y)
+    def __eq__(self, other): return (self.x, self.y) == (other.x, other.y)
+    def __lt__(self, other): return self.x < other.x
+    def __repr__(self): return f'V({self.x}, {self.y})'
+""",
+        """
+assert V(1, 2) + V(3, 4) == V(4, 6) and V(1, 2) != V(2, 1)
+assert V(1, 1) < V(2, 0) and str(V(1, 2)) == 'V(1, 2)'
+assert [each.x for each in sorted([V(3, 0), V(1, 0)])] == [1, 3]
+""",
+    ),
+    "it is a data class with annotations": (
+        """
+from __future__ import annotations
+from dataclasses import dataclass, field
+@dataclass
+class P:
+    x: int
+    tags: list[str] = field(default_factory=list)
+""",
+        """
+p = P(3)
+assert p == P(3, []) and p.x == 3 and p.tags == []
+p.x = 4
+assert p != P(3) and p.x == 4
+""",
+    ),
+    "it takes keywords and defaults": (
+        "def named(a, *rest, b=2, **more): return a + sum(rest) + b + sum(more.values())",
+        "assert named(1) == 3 and named(1, 1, b=0, c=5) == 7",
+    ),
+    "it uses numpy": (
+        """
+import numpy as np
+def mean(x): return np.mean(x)
+def twice(x): return 2 * np.array(x)
+""",
+        """
+assert mean([1, 2]) == 1.5 and twice([1, 2]).tolist() == [2, 4]
+assert np.allclose(twice([1.0]), [2.0])
+""",
+    ),
+    "it imports what the tests then use": (
+        """
+import math
+from typing import List
+def poly(xs: List[float], x: float):
+    return sum(c * x**i for i, c in enumerate(xs))
+""",
+        """
+def check(candidate):
+    for x in range(3):
+        assert math.fabs(candidate([1, x], 2) - poly([1, x], 2)) < 1e-9
+        assert candidate([1, x], 2) == 1 + 2 * x
+check(poly)
+""",
+    ),
+    "it prints and reads on the side": (
+        """
+import sys
+print('hello')
+sys.stdin.read()
+def f():
+    print('x' * (2 << 20))
+    return 1
+""",
+        "assert f() == 1",
+    ),
+    "it keeps a state": (
+        """
+count = 0
+def tick():
+    global count
+    count += 1
+    return count
+""",
+        "assert [tick(), tick()] == [1, 2]",
+    ),
+    "it returns functions": (
+        "def adder(n): return lambda x: x + n",
+        "assert adder(2)(3) == 5 and callable(adder(1))",
+    ),
+    "it starts threads": (
+        """
+from concurrent.futures import ThreadPoolExecutor
+def f(xs):
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(abs, xs))
+""",
+        "assert f([-1, 2]) == [1, 2]",
+    ),
+    "its tests start threads": (
+        "def f(x): return 2 * x",
+        """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as pool:
+    assert list(pool.map(f, range(20))) == [2 * x for x in range(20)]
+""",
+    ),
+    "it has a function named as a module": (
+        "def bisect(xs, x): return sum(y < x for y in xs)",
+        "assert bisect([1, 2, 3], 3) == 2",
+    ),
+    "it recurses": (
+        "def depth(x): return 1 + max(map(depth, x), default=0)",
+        "assert depth([[[]], []]) == 3",
+    ),
+    "it is asynchronous": (
+        """
+import asyncio
+async def g(): return 5
+def f(): return asyncio.run(g())
+""",
+        "assert f() == 5",
+    ),
+}
+
+
+@pytest.mark.parametrize(("program", "tests"), HONEST.values(), ids=HONEST)
+def test_an_honest_program_is_right_if(program, tests):
+    assert judge(program, tests)["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        ("import no_such_module\nassert add(1, 2) == 3", "the module no_such_module, which is not installed"),
+        ("def check():\n    assert add(1, 2) == 3", "they use nothing of the program"),
+        ("assert 1 + 2 == 3", "they use nothing of the program"),
+    ],
+)
+@pytest.mark.parametrize("program", ["def add(a, b): return a + b", "def add(a, b): return 5"])
+def test_tests_that_cannot_judge_are_a_failure_and_not_a_zero_whatever_the_program(program, tests, reason):
+    with pytest.raises(ScoringError, match=reason):
+        judge(program, tests)
+
+
+def test_a_judge_that_cannot_run_is_a_failure_and_not_a_zero():
+    with pytest.raises(AsyncrlError):
+        judge("def add(a, b): return a + b", ASSERTS, memory_mb=1)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def add(a, b):\n    while True: pass",
+        "def add(a, b):\n    import time; time.sleep(10**6)",
+        "def add(a, b): return [0] * 10**12",
+        "def add(a, b): return range(10**18)",
+        "while True: pass",
+    ],
+    ids=["endless", "asleep", "memory", "an endless answer", "endless before the tests"],
+)
+def test_a_program_that_takes_too_much_is_worth_nothing(program):
+    assert judge(program, "assert list(add(1, 2)) == [3]", cpu_s=1, memory_mb=512, wall_s=5)["score"] == 0.0
+
+
+def test_tests_that_import_the_missing_with_care_can_judge():
+    tests = "try:\n    import no_such_module\nexcept ImportError:\n    no_such_module = None\nassert add(1, 2) == 3"
+    assert judge("def add(a, b): return a + b", tests)["score"] == 1.0
+
+
+def test_a_program_that_is_asked_for_what_it_lacks_is_wrong_even_if_the_tests_forgive():
+    assert judge("", "try:\n    add(1, 2)\nexcept Exception:\n    pass")["score"] == 0.0
