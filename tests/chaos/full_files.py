@@ -112,7 +112,7 @@ def supervised(folder: Path, seen: Warnings) -> None:
 
 def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
     model = write_model(folder / "model", layers=1)
-    policy = load_policy(ModelConfig(str(model)), 1.0, ranks)
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     parts = {"policy": Optimised(policy, 0.1, LearnerConfig())}
     checkpoints = Checkpoints(folder / "checkpoints", 2, ranks)
     waits(folder, lambda: checkpoints.save(Progress(step=1), parts), seen)
