@@ -3,8 +3,8 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -16,7 +16,7 @@ from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.types import Role, Turn
 from tests.actor.fakes import ids, make_tokenizer
-from tests.helpers import make_trajectory, until
+from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.scoring.fakes import answered, case
 
 MODULE = """
@@ -70,7 +70,7 @@ def obeys(task, answer, trajectory):
 """
 
 MANAGER = ScoringConfig(rule="tests.scoring.rules.test_verl.Manager")
-CONFIG = ScoringConfig(rule="obedient_rewards.obeys", timeout_s=4.0, rule_memory_mb=512, rule_processes=2)
+CONFIG = ScoringConfig(rule="obedient_rewards.obeys", timeout_s=GENEROUS_S, rule_memory_mb=512, rule_processes=2)
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +90,19 @@ def test_the_verdict_of_the_process_is_that_of_the_rule(verifier):
     assert verdict.scores == {"obeys": 0.25, "obeys/tokens": 17, "obeys/member": 3}
 
 
+@pytest.mark.parametrize("answer", ["loop", "regex"])
+@pytest.mark.usefixtures("verifier")
+def test_a_rule_that_never_ends_is_stopped_by_its_time_limit(answer):
+    with (
+        closing(Verifier(replace(CONFIG, timeout_s=1.0))) as verifier,
+        pytest.raises(ScoringError, match=r"longer than scoring\.timeout_s=1"),
+    ):
+        verifier.verify(case(answer))
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("loop", r"longer than scoring\.timeout_s=4"),
-        ("regex", r"longer than scoring\.timeout_s=4"),
         ("crash", "took its process down"),
         ("raise", "LookupError: no such thing"),
         ("memory", r"more than scoring\.rule_memory_mb=512"),
@@ -113,7 +121,7 @@ def test_a_rule_that_fails_says_why_and_the_next_episode_is_judged(verifier, ans
 @pytest.mark.parametrize("fate", ["overrun", "close"])
 @pytest.mark.usefixtures("verifier")
 def test_what_a_rule_leaves_behind_ends_with_its_process(tmp_path, fate):
-    verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=1.0))
+    verifier = Verifier(replace(CONFIG, timeout_s=5.0 if fate == "overrun" else GENEROUS_S))
     try:
         if fate == "overrun":
             with pytest.raises(ScoringError, match="took longer"):
@@ -145,7 +153,7 @@ def test_what_a_rule_leaves_behind_ends_after_a_killed_scorer(tmp_path):
 def test_a_program_that_never_ends_is_worth_nothing_and_sets_no_episode_aside():
     rules = {"test": [{"name": "code", "params": {"partial": True}}]}
     truth = json.dumps({"inputs": ["1"] * 4, "outputs": ["1"] * 4})
-    with closing(Verifier(ScoringConfig(rules=rules, timeout_s=3.0))) as verifier:
+    with closing(Verifier(ScoringConfig(rules=rules, timeout_s=8.0))) as verifier:
         verdict = verifier.verify(case("while True: pass", truth=truth))
     assert verdict.scores == {"code": 0.0, "code/passed": 0.0, "code/out_of_time": 1.0}
 
@@ -225,15 +233,14 @@ def test_a_hanging_rule_does_not_outlive_a_killed_scorer():
 
 @pytest.mark.usefixtures("verifier")
 def test_closing_ends_processes_that_are_busy_or_already_gone():
-    verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=60.0, rule_processes=2))
+    verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=3600.0, rule_processes=2))
     with pytest.raises(ScoringError):
         verifier.verify(case("crash"))
     futures = [verifier.submit(case("loop")) for _ in range(4)]
     until(lambda: len(psutil.Process().children()) >= 2)
-    started = time.monotonic()
+    # It does not wait for the loops, which would go on for an hour.
     verifier.close()
     verifier.close()
-    assert time.monotonic() - started < 50, "it waited for the loops"
     with pytest.raises(ScoringError, match="was closed"):
         verifier.submit(case("1"))
     assert all(future.cancelled() or isinstance(future.exception(), AsyncrlError) for future in futures)
