@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -38,12 +38,14 @@ class Segment:
     is tool results.
 
     `text` is as the policy's template has it, special tokens included. `bare` is what it says without them: for a model
-    that knows another template. None says that the text has none.
+    that knows another template. None says that the text has none. `runs` are its stretches of special tokens (True)
+    and of other ones: what looks like a special token in one of these was written in letters.
     """
 
     text: str
     is_step: bool
     bare: str | None = None
+    runs: Sequence[tuple[bool, str]] = field(default=(), compare=False)
 
     @property
     def plain(self) -> str:
@@ -103,11 +105,25 @@ def _segments(
             tokens = trajectory.tokens[position : step.start].tolist()
             told = problem if position == start else None
             bare = _without_template(tokens, tokenizer) if told is None else told
-            yield Segment(_decode(tokens, tokenizer, skip_special=False), False, bare)
+            yield _segment(tokens, tokenizer, False, bare)
         tokens = trajectory.tokens[step.start : step.end].tolist()
         bare = _decode(tokens, tokenizer, skip_special=True)
-        yield Segment(_decode(tokens, tokenizer, skip_special=False), True, bare)
+        yield _segment(tokens, tokenizer, True, bare)
         position = step.end
+
+
+def _segment(tokens: list[int], tokenizer: Decoder, is_step: bool, bare: str) -> Segment:
+    runs = [
+        (is_special, _decode(piece, tokenizer, skip_special=False)) for is_special, piece in _runs(tokens, tokenizer)
+    ]
+    return Segment(_decode(tokens, tokenizer, skip_special=False), is_step, bare, runs)
+
+
+def _runs(tokens: list[int], tokenizer: Decoder) -> Iterator[tuple[bool, list[int]]]:
+    """The stretches of special and of other tokens."""
+    special = {token for token in set(tokens) if not _decode([token], tokenizer, skip_special=True)}
+    for is_special, piece in groupby(tokens, special.__contains__):
+        yield is_special, list(piece)
 
 
 def _problem(task: Task) -> str:
@@ -124,10 +140,9 @@ def _content(content: Any) -> str:
 
 def _without_template(tokens: list[int], tokenizer: Decoder) -> str:
     """What is said in the tokens, but not by the system."""
-    special = {token for token in set(tokens) if not _decode([token], tokenizer, skip_special=True)}
     said, role = "", ""
-    for is_special, piece in groupby(tokens, special.__contains__):
-        text = "" if is_special else _decode(list(piece), tokenizer, skip_special=True)
+    for is_special, piece in _runs(tokens, tokenizer):
+        text = "" if is_special else _decode(piece, tokenizer, skip_special=True)
         if header := _ROLE_HEADER.match(text):
             role, text = header[1], text[header.end() :]
         said += text if role != "system" else ""

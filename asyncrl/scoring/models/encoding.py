@@ -65,13 +65,21 @@ def _oldest_tool_result(transcript: Transcript) -> int | None:
 def tokenize(transcript: Transcript, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]]:
     """The transcript as it is, special tokens included, and the token span [start, end) of each step.
 
-    Segments are tokenised one by one, so that no token spans a step's end.
+    Segments are tokenised one by one, so that no token spans a step's end. What the policy's tokens spell in letters,
+    such as an end of a turn in a result, stays letters.
     """
+    with_runs = any(segment.runs for segment in transcript)
+    added = tokenizer.added_tokens_decoder.values() if with_runs else ()
+    special = [token.content for token in added if token.special]
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
     for segment in transcript:
         start = len(ids)
-        ids += tokenizer.encode(segment.text, add_special_tokens=False)
+        if any(mark in text for is_special, text in segment.runs if not is_special for mark in special):
+            for is_special, text in segment.runs:
+                ids += tokenizer.encode(text, add_special_tokens=False) if is_special else words(tokenizer, text)
+        else:
+            ids += tokenizer.encode(segment.text, add_special_tokens=False)
         if segment.is_step:
             spans.append((start, len(ids)))
     return ids, spans
