@@ -6,13 +6,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.learner.ranks import Ranks, joined
-from tests.learner.support import write_model
+from tests.learner.support import VOCABULARY, write_model
+from tests.mixtures import save_mixture
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of experts, with a persistent buffer."""
+    folder = save_mixture(tmp_path_factory.mktemp("mixture"), "glm4_moe", vocab_size=VOCABULARY)
+    build_tokenizer().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

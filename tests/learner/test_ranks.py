@@ -15,21 +15,21 @@ from tests.learner.two_ranks import configs, train_all
 
 
 @pytest.fixture(scope="module")
-def two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def two(model: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """What two ranks did, and their folder."""
     folder = tmp_path_factory.mktemp("two")
-    launch("tests.learner.two_ranks", 2, str(model), str(folder))
+    launch("tests.learner.two_ranks", 2, str(model), str(mixture), str(folder))
     return torch.load(folder / "results.pt"), folder
 
 
 @pytest.fixture(scope="module")
-def one(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def one(model: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     torch.set_num_threads(1)
     with joined() as ranks:
-        return train_all(model, tmp_path_factory.mktemp("one"), ranks)
+        return train_all(model, mixture, tmp_path_factory.mktemp("one"), ranks)
 
 
-@pytest.mark.parametrize("batch", ["even", "odd", "lonely", "critic"])
+@pytest.mark.parametrize("batch", ["even", "odd", "lonely", "critic", "mixture"])
 def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple[dict[str, Any], Path]):
     assert two[0]["size"] == 2
     (expected, expected_metrics), (weights, metrics) = one[batch], two[0]["results"][batch]
@@ -42,15 +42,19 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
     assert metrics["lag/histogram"] == expected_metrics["lag/histogram"]
 
 
-def test_a_checkpoint_of_two_ranks_resumes_on_one(model: Path, ranks: Ranks, two: tuple[dict[str, Any], Path]):
+@pytest.mark.parametrize("batch", ["even", "mixture"])
+def test_a_checkpoint_of_two_ranks_resumes_on_one(
+    batch: str, model: Path, mixture: Path, ranks: Ranks, two: tuple[dict[str, Any], Path]
+):
     results, folder = two
-    config = configs(model, folder)["even"]
+    config = configs(model, mixture, folder)[batch]
+    steps = config.learner.steps
     publisher = FakePublisher()
-    longer = replace(config, learner=replace(config.learner, steps=4))
+    longer = replace(config, learner=replace(config.learner, steps=steps + 1))
     train(longer, ranks, FakeReplay(longer), publisher, FakeMetrics(), threading.Event())
-    assert list(publisher.weights) == [3, 4]
-    for name, tensor in results["results"]["even"][0][3].items():
-        assert torch.equal(tensor, publisher.weights[3][name])
+    assert list(publisher.weights) == [steps, steps + 1]
+    for name, tensor in results["results"][batch][0][steps].items():
+        assert torch.equal(tensor, publisher.weights[steps][name])
 
 
 def test_when_one_rank_is_stopped_all_leave(two: tuple[dict[str, Any], Path]):

@@ -24,15 +24,19 @@ BATCHES = {
 }
 
 
-def configs(model: Path, folder: Path) -> dict[str, TrainConfig]:
-    """Runs whose shares are even, uneven, and empty on one of two ranks; and one that trains a critic too."""
+def configs(model: Path, mixture: Path, folder: Path) -> dict[str, TrainConfig]:
+    """Runs whose shares are even, uneven, and empty on one of two ranks; one that trains a critic too, and one of a
+    mixture of experts."""
     runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
-    return runs | {"critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"]))}
+    return runs | {
+        "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"])),
+        "mixture": make_config(mixture, folder / "mixture", **BATCHES["odd"]),
+    }
 
 
-def train_all(model: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
+def train_all(model: Path, mixture: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
     results = {}
-    for name, config in configs(model, folder).items():
+    for name, config in configs(model, mixture, folder).items():
         publisher, metrics = FakePublisher(), FakeMetrics()
         train(config, ranks, FakeReplay(config), publisher if ranks.rank == 0 else None, metrics, threading.Event())
         results[name] = (publisher.weights, {each: metrics.of(each) for each in ("loss", "grad_norm", "lag/histogram")})
@@ -66,15 +70,15 @@ def refuse_pickles() -> None:
     sys.addaudithook(watch)
 
 
-def main(model: Path, folder: Path) -> None:
+def main(model: Path, mixture: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     refuse_pickles()
     with joined() as ranks:
-        results = train_all(model, folder, ranks)
+        results = train_all(model, mixture, folder, ranks)
         stopped = stop_one_of_two(model, folder, ranks)
         if ranks.rank == 0:
             torch.save({"results": results, "stopped": stopped, "size": ranks.size}, folder / "results.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))
