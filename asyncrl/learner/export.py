@@ -35,8 +35,8 @@ def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, f
     aside = folder.with_name(f".tmp-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     with as_os_errors():
-        # They are as files have them already.
-        policy.model.save_pretrained(aside, state_dict=tensors, save_original_format=False)
+        # They are as files have them already. Transformers empties the dict, and this may be tried again.
+        policy.model.save_pretrained(aside, state_dict=dict(tensors), save_original_format=False)
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
         tokenizer.save_pretrained(aside)
     shutil.rmtree(folder, ignore_errors=True)

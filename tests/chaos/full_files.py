@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig
 from asyncrl.disk import LossyText
@@ -118,7 +119,7 @@ def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
     waits(folder, lambda: checkpoints.save(Progress(step=1), parts), seen)
     assert checkpoints.restore(parts) == Progress(step=1)
     waits(folder, lambda: export(policy, ModelConfig(str(model)), folder / "out", ranks, threading.Event()), seen)
-    assert (folder / "out" / "model.safetensors").exists()
+    assert load_file(folder / "out" / "model.safetensors").keys() == policy.published.shapes.keys()
 
     writer = FolderWriter(folder / "pushed", lambda _: None)
 

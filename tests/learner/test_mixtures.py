@@ -75,7 +75,7 @@ def buffers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def test_the_export_holds_what_was_trained_buffers_included(folder: Path, ranks: Ranks, tmp_path: Path):
     policy = changed(folder, ranks)
-    export(policy, ModelConfig(str(folder)), tmp_path / "exported", ranks)
+    export(policy, ModelConfig(str(folder)), tmp_path / "exported", ranks, threading.Event())
     before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "exported" / "model.safetensors")
     assert {name: each.shape for name, each in before.items()} == {name: each.shape for name, each in after.items()}
     assert_loads_as(policy, tmp_path / "exported")
@@ -118,7 +118,7 @@ def test_buffers_are_pushed_and_exported_in_their_own_dtype(folder: Path, ranks:
     assert original
     assert all(each.abs().min() > 0 for each in original.values())
     pushed = full_tensors(policy.model, policy.published, torch.bfloat16, ranks)
-    export(policy, config, tmp_path / "exported", ranks)
+    export(policy, config, tmp_path / "exported", ranks, threading.Event())
     for tensors in (pushed, load_file(tmp_path / "exported" / "model.safetensors")):
         assert {each.dtype for name, each in tensors.items() if name not in original} == {torch.bfloat16}
         for name, each in original.items():
