@@ -26,6 +26,9 @@ _DTYPES = {
 }
 
 
+_LARGEST = float(np.finfo(np.float32).max)
+
+
 def _require(condition: bool, owner: str, message: str) -> None:
     if not condition:
         raise InvariantError(f"{owner}: {message}")
@@ -151,8 +154,9 @@ class Trajectory:
     token, `NO_VERSION` elsewhere. `rewards` come from the environment (tools); `timings` are seconds by phase. The id
     is the ticket's, so that an episode that ran twice is stored once.
 
-    Raises InvariantError: shapes differ, a sampled token lacks a finite log-prob, a version or a token to follow, spans
-    are out of order.
+    Raises InvariantError: shapes differ, a sampled token lacks a finite log-prob, a version or a token to follow, a
+    token that was not sampled has a log-prob, spans are out of order, an assistant's turn or a step has tokens that
+    were not sampled.
     """
 
     id: str
@@ -194,11 +198,22 @@ class Trajectory:
             self.id,
             "a sampled token has no valid log-prob (they must be finite and at most 0, elsewhere 0)",
         )
+        _require(not self.logprobs[~self.loss_mask].any(), self.id, "a token that was not sampled has a log-prob")
         _check_spans(self.id, "turn", self.turns, shape[0])
         _check_spans(self.id, "step", self.steps, shape[0])
+        self._check_sampled(mask)
         for start, end in self.branches:
             if start == end or mask[start]:
                 raise InvariantError(f"{self.id}: branch [{start}, {end}) does not begin with a token that was given")
+
+    def _check_sampled(self, mask: bytes) -> None:
+        """All of the assistant's turns and of the steps was sampled; `mask` has a byte a token."""
+        for start, end, role, *_ in self.turns:
+            if role is Role.ASSISTANT and mask.find(b"\0", start, end) >= 0:
+                raise InvariantError(f"{self.id}: the assistant's turn [{start}, {end}) was not all sampled")
+        for start, end in self.steps:
+            if start == end or mask.find(b"\0", start, end) >= 0:
+                raise InvariantError(f"{self.id}: step [{start}, {end}) is empty, or not all of it was sampled")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -238,7 +253,7 @@ class Labels:
     float32[K] has one score a step and `step_ends` int32[K] the exclusive end of each step's span in the trajectory's
     tokens; both are empty where no process model scored. `extra` holds named scores.
 
-    Raises InvariantError: a score is not finite, or scores and ends do not pair.
+    Raises InvariantError: a score is not finite as a float32, scores and ends do not pair, or ends do not increase.
     """
 
     trajectory_id: str
@@ -252,7 +267,8 @@ class Labels:
     def __post_init__(self) -> None:
         values = np.asarray([self.reward, self.outcome, *self.extra.values()], dtype=np.float64)
         owner = self.trajectory_id
-        _require(bool(np.isfinite(values).all()), owner, f"a label is not finite: {values.tolist()}")
+        finite = bool((np.abs(values) <= _LARGEST).all())
+        _require(finite, owner, f"a label is not finite as a float32: {values.tolist()!r:.200}")
         _require(self.step_scores.dtype == np.float32, owner, "step scores must be float32")
         _require(bool(np.isfinite(self.step_scores).all()), owner, "a step score is not finite")
         _require(
@@ -260,6 +276,10 @@ class Labels:
             owner,
             f"{self.step_scores.shape} step scores do not pair with {self.step_ends.shape} ends",
         )
+        ends = self.step_ends.tolist()
+        _require(self.step_ends.ndim == 1, owner, f"step scores have the shape {self.step_scores.shape}, not [K]")
+        increasing = all(before < after for before, after in pairwise([0, *ends]))
+        _require(increasing, owner, f"step ends must be 1 or more and increase: {ends!r:.200}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -280,6 +300,7 @@ class BatchPlan:
 
     `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens),
     `sampled` (those of the policy) and `weights` (importance weights of the sampler, at most 1) run parallel to `ids`.
+    `skipped` is the reason why the step trains nothing, where somebody skipped the plan for good.
     """
 
     step: int
@@ -289,6 +310,7 @@ class BatchPlan:
     tokens: Sequence[int]
     sampled: Sequence[int]
     weights: Sequence[float]
+    skipped: str = ""
 
     def __post_init__(self) -> None:
         _require(

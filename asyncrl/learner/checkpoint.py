@@ -42,6 +42,7 @@ class Progress:
     tokens: int = 0
     updates_skipped: int = 0
     updates_empty: int = 0
+    steps_skipped: int = 0
     evaluations: dict[int, int] = field(default_factory=dict)
     algorithm: dict[str, float] = field(default_factory=dict)
 
@@ -52,6 +53,11 @@ class Progress:
         self.tokens += sum(plan.tokens)
         self.updates_skipped += skipped
         self.updates_empty += empty
+
+    def skip(self) -> None:
+        """One more step is finished that trained nothing."""
+        self.step += 1
+        self.steps_skipped += 1
 
 
 class Checkpoints:

@@ -7,20 +7,23 @@ handed the recorded plans again, repeats what the lost one did.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import torch
 
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import StoppedError
+from asyncrl.errors import InvariantError, StoppedError
 from asyncrl.learner.backbone import DTYPES
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.evaluation import Evaluations
+from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.packing import Passes, schedule
 from asyncrl.learner.ports import Publisher, Replay
@@ -28,13 +31,24 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.report import Phases, lag_counts, step_values
 from asyncrl.learner.share import Share, build_episodes, build_share
 from asyncrl.learner.trainer import Minibatch, Result, Trainer
-from asyncrl.observe.metrics import Metrics
+from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.published import own_tensors
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, Filled
 
+logger = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """What one rank has of a step that it trained."""
+
+    episodes: Episodes
+    share: Share
+    result: Result
 
 
 class Learner:
@@ -50,6 +64,7 @@ class Learner:
         publisher: Publisher | None,
         metrics: Metrics,
         stop: threading.Event,
+        failures: StepFailures,
     ) -> None:
         self._config = config
         self._ranks = ranks
@@ -59,6 +74,7 @@ class Learner:
         self._publisher = publisher
         self._metrics = metrics
         self._stop = stop
+        self._failures = failures
         self._progress = checkpoints.restore(trainer.parts) or Progress()
         if self._progress.algorithm:
             trainer.algorithm.restore(self._progress.algorithm)
@@ -79,23 +95,38 @@ class Learner:
             phases = Phases()
             with phases("wait"):
                 plan = self._together(self._plan, step)
-            minibatches = self._minibatches(plan)
-            with phases("fetch"):
-                episodes, share = self._together(self._fetch, plan, minibatches)
-            torch.manual_seed((self._config.run.seed << 32) + step)
-            with phases("proximal"):
-                share = self._trainer.prepare(share, episodes, minibatches)
-            with phases("train"):
-                result = self._trainer.learn(step, share, episodes, minibatches)
-            progress.add(plan, result.skipped, result.empty)
+            trained = None if self._is_skipped(plan) else self._learn(plan, phases)
+            if trained is None:
+                progress.skip()
+            else:
+                progress.add(plan, trained.result.skipped, trained.result.empty)
             with phases("publish"):
                 if self._version(step + 1) > self._version(step):
                     self._publish(self._version(step + 1))
             with phases("checkpoint"):
                 if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
                     self._checkpoint(step + 1)
-            self._report(plan, episodes, share, result, phases.values(sum(plan.tokens)))
+            self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
         self._together(self._evaluate, config.steps)
+
+    def _is_skipped(self, plan: BatchPlan) -> bool:
+        """Whether the step trains nothing: on all ranks, should the plan have been skipped while they asked for it."""
+        if plan.skipped:
+            logger.warning("step %d trains nothing: %s", plan.step, plan.skipped)
+        return bool(self._ranks.sum(torch.tensor(int(bool(plan.skipped)))).item())
+
+    def _learn(self, plan: BatchPlan, phases: Phases) -> Trained:
+        """Train one plan. Raises StepFailedError: its training fails again and again."""
+        with self._failures(plan.step):
+            minibatches = self._minibatches(plan)
+            with phases("fetch"):
+                episodes, share = self._together(self._fetch, plan, minibatches)
+            torch.manual_seed((self._config.run.seed << 32) + plan.step)
+            with phases("proximal"):
+                share = self._trainer.prepare(share, episodes, minibatches)
+            with phases("train"):
+                result = self._trainer.learn(plan.step, share, episodes, minibatches)
+        return Trained(episodes, share, result)
 
     def _together(self, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What other rooms answer to this rank. Raises StoppedError on every rank if one was stopped meanwhile."""
@@ -125,7 +156,10 @@ class Learner:
         members = sorted(member for each in minibatches for passed in each.passes for member in passed)
         labels = self._replay.labels(plan.ids)
         trajectories = self._replay.fetch([plan.ids[member] for member in members])
-        device = self._ranks.device
+        device, vocabulary = self._ranks.device, self._trainer.policy.module.vocabulary
+        for each in trajectories:
+            if int(each.tokens.max()) >= vocabulary:
+                raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
         return build_episodes(plan, labels, device, self._config.algorithm.greedy_sibling), build_share(
             members, trajectories, device
         )
@@ -163,12 +197,12 @@ class Learner:
             self._evaluations.ask(step, self._version(step))
         self._evaluations.collect(wait=step in ends)
 
-    def _report(
-        self, plan: BatchPlan, episodes: Episodes, share: Share, result: Result, seconds: Mapping[str, float]
-    ) -> None:
-        lags = self._ranks.sum(lag_counts(share.tokens, plan.version, self._config.replay.max_lag))
+    def _report(self, plan: BatchPlan, trained: Trained | None, seconds: Mapping[str, float]) -> None:
+        values: dict[str, Value] = {"steps_skipped": float(self._progress.steps_skipped)}
+        if trained is not None:
+            lags = self._ranks.sum(lag_counts(trained.share.tokens, plan.version, self._config.replay.max_lag))
+            values = step_values(plan, trained.episodes, lags, trained.result, self._progress)
         if self._ranks.rank == 0:
-            values = step_values(plan, episodes, lags, result, self._progress)
             pushed = self._publisher.measured if self._publisher is not None else {}
             values |= {f"weights/{name}": value for name, value in pushed.items()}
             self._metrics.log(plan.step, {**values, "lr": self._trainer.policy.learning_rate(plan.step), **seconds})

@@ -26,6 +26,11 @@ class Policy(nn.Module):
         self.published = Published(model)
         self._temperature = temperature
 
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids there are."""
+        return int(self.model.config.get_text_config().vocab_size)
+
     def forward(self, packed: Packed, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probs float32[N], each of a token given those before it in its sequence, and entropies float32[N] of
         the distributions they were drawn from, or None. Entries that are not wanted are 0."""
@@ -35,7 +40,7 @@ class Policy(nn.Module):
             states[rows - 1],
             packed.ids[rows],
             self.model.get_output_embeddings(),
-            self.model.config.get_text_config().vocab_size,
+            self.vocabulary,
             self._temperature,
             with_entropy,
         )

@@ -76,6 +76,7 @@ def step_values(
         "trajectories_trained": float(progress.trajectories),
         "updates_skipped": float(progress.updates_skipped),
         "updates_empty": float(progress.updates_empty),
+        "steps_skipped": float(progress.steps_skipped),
         **lag_values(lags),
         **episode_metrics(episodes),
         **result.summary,

@@ -18,6 +18,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.checkpoint import Checkpoints
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import described, export
+from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.policy import Policy, load_policy
@@ -141,7 +142,8 @@ def train(
     )
     folder = process.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop)
-    Learner(config, ranks, trainer, checkpoints, replay, publisher, metrics, stop).train()
+    failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
+    Learner(config, ranks, trainer, checkpoints, replay, publisher, metrics, stop, failures).train()
     if learner.export:
         export(policy, config.model, folder / "model", ranks, stop)
     logger.info("the learner is done after %d steps", learner.steps)

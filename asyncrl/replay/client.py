@@ -195,6 +195,10 @@ class ReplayClient:
         """Forget a dead letter with its episode. Raises RefusedError."""
         self._call("discard", ticket=ticket)
 
+    def skip_plan(self, step: int, reason: str) -> int:
+        """Have a recorded plan's step train nothing; how many trajectories died with it. Raises RefusedError."""
+        return int(self._call("skip-plan", step=step, reason=reason).body["dead"])
+
     def audit(self) -> dict[str, Any]:
         """Every accepted trajectory by state; what is lost or planned twice."""
         return dict(self._call("audit").body["audit"])

@@ -142,6 +142,7 @@ class Episodes:
             return "late"
         if [trajectory.group_id, trajectory.member] != entry[:2]:
             raise RefusedError(f"{trajectory.id} says member {trajectory.member} of {trajectory.group_id}, not {entry}")
+        self._check(tx, trajectory)
         if tx.table_bytes("data") > self._rules.full_bytes:
             raise BusyError("the store is full until the learner releases what it has trained; see replay.max_store_gb")
         facts = Facts(
@@ -160,6 +161,20 @@ class Episodes:
         self._groups.withdraw(tx, trajectory.id)
         self._given.pop(trajectory.id, None)
         return "stored"
+
+    def _check(self, tx: Transaction, trajectory: Trajectory) -> None:
+        """Raises RefusedError: the learner could not train it, and would fail on its plan for ever."""
+        rules, name, newest = self._rules, trajectory.id, int(trajectory.versions.max())
+        if len(trajectory) > rules.max_tokens:
+            raise RefusedError(f"{name} has {len(trajectory)} tokens; actor.max_tokens allows {rules.max_tokens:.0f}")
+        if rules.vocabulary is not None and (largest := int(trajectory.tokens.max())) >= rules.vocabulary:
+            raise RefusedError(
+                f"{name} has the token id {largest}, but the policy's embedding has {rules.vocabulary} rows: "
+                "the tokenizer of its actor is not the policy's"
+            )
+        # Engines serve a version before the learner has told the replay of it, and no more than that one.
+        if newest > tx.counter("version") + 1:
+            raise RefusedError(f"{name} was sampled by version {newest}, the newest is {tx.counter('version')}")
 
     def fail(self, tx: Transaction, ticket: str, reason: str) -> None:
         """An actor gives an episode up."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,6 +22,9 @@ from asyncrl.replay.samplers import Fifo, Freshest, Prioritised, Sampler
 from asyncrl.replay.store import Store
 from asyncrl.types import Task
 
+log = logging.getLogger(__name__)
+
+LANGUAGE_MODELS = ("text_config", "llm_config", "language_config")
 HIGH_WATER = 0.8
 FULL = 0.9
 
@@ -52,15 +57,43 @@ def rules(config: TrainConfig) -> Rules:
         max_letter_bytes=replay.max_store_gb * replay.dead_letter_share * 1e9,
         # The actor's own limit comes first; this one is for an actor whose limit does not work.
         longest_episode_s=config.actor.episode_timeout_s + 2 * replay.lease_s,
+        vocabulary=vocabulary(config.model.path),
+        max_tokens=config.actor.max_total_tokens if config.actor.agent else config.actor.max_tokens,
         seed=config.run.seed,
         shard=shard,
         shards=replay.shards,
     )
 
 
+def vocabulary(model: str) -> int | None:
+    """The rows of the policy's embedding, as `config.json` of its folder or on the hub says; a tokenizer may know
+    fewer ids. None, and a warning: it cannot be had here."""
+    try:
+        path = Path(model) / "config.json" if Path(model).is_dir() else _from_hub(model)
+        config = json.loads(path.read_text())
+        # That of a model with several modalities describes its language model within.
+        texts = [config[name] for name in LANGUAGE_MODELS if name in config]
+        return next(int(each["vocab_size"]) for each in (*texts, config) if "vocab_size" in each)
+    except (OSError, ValueError, TypeError, StopIteration) as error:
+        log.warning("token ids are not held against the vocabulary: config.json of model.path=%s: %r", model, error)
+        return None
+
+
+def _from_hub(model: str) -> Path:
+    # Only where it is needed: a replay must be up again in a moment.
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(model, "config.json"))
+
+
 def high_water_bytes(replay: ReplayConfig) -> int:
     """The size of one shard's store above which tickets stop."""
     return int(replay.max_store_gb * HIGH_WATER * 1e9)
+
+
+def max_bytes(replay: ReplayConfig) -> int:
+    """What one shard's store may have in all."""
+    return int(replay.max_store_gb * 1e9)
 
 
 def _feed(config: TrainConfig, tasks: Sequence[Task]) -> Feed:
@@ -90,5 +123,5 @@ def store_path(config: TrainConfig, shard: int) -> Path:
 
 def open_store(config: TrainConfig) -> Store:
     """The store of the shard that `replay.shard` names. Raises StoreError: it cannot be opened."""
-    max_bytes = int(config.replay.max_store_gb * 1e9)
-    return Store(store_path(config, config.replay.shard), max_bytes, durable=config.replay.durability == "fsync")
+    path = store_path(config, config.replay.shard)
+    return Store(path, max_bytes(config.replay), durable=config.replay.durability == "fsync")

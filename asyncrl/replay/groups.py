@@ -88,7 +88,7 @@ class Groups:
             return
         attempt, row = group.attempts[member], group.row if group.training else -1
         self._failing.failed(SCORINGS if scoring else EPISODES, reason)
-        self._bury(tx, group.ids(name)[member], Letter(reason, name, member, attempt, row, scoring))
+        self.bury(tx, group.ids(name)[member], Letter(reason, name, member, attempt, row, scoring))
         tx.add("failures")
         group.attempts[member] += 1
         group.save(tx, name)
@@ -98,7 +98,8 @@ class Groups:
         else:
             self._offer(tx, group.ids(name)[member], name, member, urgent=True)
 
-    def _bury(self, tx: Transaction, ticket: str, letter: Letter) -> None:
+    def bury(self, tx: Transaction, ticket: str, letter: Letter) -> None:
+        """Keep the letter, with the episode if it is there; the oldest letters go where there are too many."""
         letter.order = tx.append("burials", ticket)
         letter.size = len(letter.reason) + tx.size("data", ticket) + tx.size("labels", ticket)
         letter.save(tx, ticket)

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from asyncrl.errors import StoreError
+from asyncrl.errors import RefusedError, StoreError
 from asyncrl.replay.failing import SCORINGS, Failing
 from asyncrl.replay.groups import Groups
 from asyncrl.replay.records import Facts, Group, State
@@ -21,7 +21,7 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.types import Labels, Task
-from asyncrl.wire import Buffer
+from asyncrl.wire import Buffer, decode, split
 
 log = logging.getLogger(__name__)
 
@@ -120,13 +120,15 @@ class Labelling:
             self._take_back(tx, worker, died=True)
 
     def label(self, tx: Transaction, worker: str, labels: Labels, frames: bytes) -> bool:
-        """Take labels; `frames` is their joined encoding. False: they came too late, and were counted."""
+        """Take labels; `frames` is their joined encoding. False: they came too late, and were counted. Raises
+        RefusedError: their step scores are not of the trajectory's steps."""
         name = labels.trajectory_id
         held = tx.remove_member("leased", worker, name)
         facts = Facts.load(tx, name)
         if not held or facts is None or facts.state != State.LEASED:
             tx.add("late_labels")
             return False
+        _check_steps(tx, labels)
         self._scorers.worked(worker)
         self._failing.succeeded(SCORINGS)
         tx.put_bytes("labels", name, frames)
@@ -177,3 +179,16 @@ class Labelling:
         if Group.of(tx, facts.group).training:
             tx.add(State.DEAD)
         self._groups.fail_member(tx, facts.group, facts.member, f"scoring: {reason}", scoring=True)
+
+
+def _check_steps(tx: Transaction, labels: Labels) -> None:
+    if not len(labels.step_ends):
+        return
+    name = labels.trajectory_id
+    data = tx.present(tx.get_bytes("data", name), "data", name)
+    ends = {end for _, end in decode(split(data)).body["steps"]}
+    unknown = set(labels.step_ends.tolist()) - ends
+    if unknown:
+        raise RefusedError(
+            f"{name} has no steps that end at {sorted(unknown)!r:.200}; its steps end at {sorted(ends)!r:.200}"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncrl.errors import RefusedError
-from asyncrl.replay.groups import Groups
+from asyncrl.replay.groups import EVALUATION, Groups
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.records import Facts, Group, Letter, State
 from asyncrl.replay.store import Transaction
@@ -31,7 +31,9 @@ class Letters:
             self._groups.remove_letter(tx, ticket)
             return "scoring"
         if letter.row < 0:
-            raise RefusedError(f"{ticket} ran a held-out task, whose evaluation is over; discard it")
+            held_out = ticket.startswith(EVALUATION)
+            over = "ran a held-out task, whose evaluation" if held_out else "was in a plan that was skipped: its group"
+            raise RefusedError(f"{ticket} {over} is over; discard it")
         tx.append("again", letter.row)
         self.discard(tx, ticket)
         return "task"

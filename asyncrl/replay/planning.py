@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from asyncrl.errors import RefusedError
 from asyncrl.replay.groups import Groups
-from asyncrl.replay.records import Facts, Group, State
+from asyncrl.replay.records import Facts, Group, Letter, State
 from asyncrl.replay.rules import Rules
 from asyncrl.replay.samplers import Candidate, Choice
 from asyncrl.replay.store import Transaction
@@ -101,6 +102,50 @@ class Planning:
             tx.delete("ready", candidate.order)
             self._groups.close(tx, candidate.name, State.PLANNED)
 
+    def skip(self, tx: Transaction, step: int, reason: str) -> int:
+        """Have the step of a recorded plan train nothing, for good; returns how many trajectories are dead letters now.
+
+        Those that no other plan names are; no later plan takes them or their groups. A plan that is skipped already
+        stays as it is. Raises RefusedError: there is no such plan, or it was trained.
+        """
+        recorded = tx.get("plans", step)
+        if recorded is None:
+            raise RefusedError(f"step {step} has no recorded plan; {tx.count('plans')} steps are planned, from 0 on")
+        plan = read_plan(recorded)
+        if plan.skipped:
+            return 0
+        if step < tx.counter("released_steps") or self._rules.version_at(step) < tx.counter("version"):
+            raise RefusedError(f"step {step} was trained: weights that come after it are checkpointed or published")
+        tx.put("plans", step, plan_body(replace(plan, skipped=reason)))
+        tx.add("plans_skipped")
+        members = [(name, Facts.of(tx, name)) for name in plan.ids]
+        dead = sum(self._bury(tx, name, facts, f"plan {step} was skipped: {reason}") for name, facts in members)
+        self._end_groups(tx, set(plan.group_ids))
+        for name, facts in members:
+            if facts.state != State.DEAD:
+                self._groups.release(tx, name, Facts.of(tx, name))
+        return dead
+
+    def _bury(self, tx: Transaction, name: str, facts: Facts, reason: str) -> bool:
+        """Take a trajectory out of a plan; whether it is dead now, since no other names it."""
+        facts.plans -= 1
+        if not facts.plans:
+            facts.state = State.DEAD
+            tx.add(State.DEAD)
+            group = Group.load(tx, facts.group)
+            attempt = int(name.rsplit(".", 1)[1])
+            letter = Letter(reason, facts.group, facts.member, attempt, group.row if group else -1, False)
+            self._groups.bury(tx, name, letter)
+        facts.save(tx, name)
+        return not facts.plans
+
+    def _end_groups(self, tx: Transaction, names: set[str]) -> None:
+        """End those of the groups that could go into another plan."""
+        for order, (name, *_) in list(tx.ordered("ready")):
+            if name in names:
+                tx.delete("ready", order)
+                self._groups.close(tx, name, State.DROPPED)
+
     def checkpointed(self, tx: Transaction, steps: int, kept: int) -> None:
         """A checkpoint covers the first `steps` steps: what they trained is released, once. What every kept checkpoint
         covers, the first `kept` steps, is forgotten when it has been kept for long enough.
@@ -114,7 +159,8 @@ class Planning:
                 "restore the store that belongs to the checkpoints, or give the run another run.name"
             )
         for step in range(released, steps):
-            for name in tx.get("plans", step)["ids"]:
+            plan = read_plan(tx.get("plans", step))
+            for name in () if plan.skipped else plan.ids:
                 facts = Facts.of(tx, name)
                 facts.trained += 1
                 facts.save(tx, name)

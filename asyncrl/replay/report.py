@@ -28,6 +28,7 @@ COUNTERS = (
     "tickets_redelivered",
     "leases_redelivered",
     "groups_reissued",
+    "plans_skipped",
     "tasks_passed_over",
     "tokens_thrown_away",
     "damaged",
@@ -77,7 +78,7 @@ def evaluation(tx: Transaction, version: int) -> dict[str, Any] | None:
 def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     """Every trajectory ever accepted for training, by state; `lost` are live ones without readable data,
     `trained_twice` counts how often ids stand in more than `uses` plans, `largest_lag` is that of any planned
-    trajectory."""
+    trajectory. Plans that were skipped count as none."""
     states: Counter[str] = Counter()
     lost = 0
     for key, value in tx.items("facts"):
@@ -86,7 +87,7 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
             continue
         states[facts.state] += 1
         lost += facts.state in LIVE and not _readable(tx, key.decode())
-    plans = [plan for _, plan in tx.items("plans")]
+    plans = [plan for _, plan in tx.items("plans") if not plan.get("skipped")]
     planned = Counter(name for plan in plans for name in plan["ids"])
     lags = [plan["version"] - Facts.of(tx, name).oldest for plan in plans for name in plan["ids"]]
     return {

@@ -44,6 +44,7 @@ def _is_name(value: Any) -> bool:
 
 NAME = Field(f"an id of 1 to {MAX_KEY_BYTES} bytes", _is_name)
 TEXT = Field("text", lambda value: isinstance(value, str))
+REASON = Field("text that says why", lambda value: isinstance(value, str) and bool(value.strip()))
 FLAG = Field("true or false", lambda value: isinstance(value, bool))
 WHO = {"worker": NAME, "incarnation": NAME}
 
@@ -65,6 +66,7 @@ REQUESTS: dict[str, dict[str, Field]] = {
     "audit": {},
     "requeue": {"ticket": NAME},
     "discard": {"ticket": NAME},
+    "skip-plan": {"step": whole(), "reason": REASON},
 }
 
 

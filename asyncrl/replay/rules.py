@@ -29,6 +29,7 @@ class Rules:
     `keep_steps` is for how many trained steps trajectories are kept; infinity keeps them all. Above `full_bytes` of
     trajectories none is taken, so that labels, plans and releases still find room. An actor may hold a ticket for
     `longest_episode_s`. At most `max_letters` dead letters are kept, of at most `max_letter_bytes` with their episodes.
+    A trajectory may have `max_tokens`, whose ids are below `vocabulary`, if that is known.
     """
 
     admission: Admission
@@ -50,6 +51,8 @@ class Rules:
     longest_episode_s: float = math.inf
     max_letters: float = math.inf
     max_letter_bytes: float = math.inf
+    vocabulary: int | None = None
+    max_tokens: float = math.inf
     seed: int = 0
     shard: int = 0
     shards: int = 1

@@ -95,6 +95,7 @@ class Service:
             "audit": self._audit,
             "requeue": self._requeue,
             "discard": self._discard,
+            "skip-plan": self._skip_plan,
         }
 
     def start(self, tx: Transaction) -> None:
@@ -267,6 +268,10 @@ class Service:
     def _discard(self, tx: Transaction, request: Message) -> Message:
         self.letters.discard(tx, str(request.body["ticket"]))
         return _reply(request)
+
+    def _skip_plan(self, tx: Transaction, request: Message) -> Message:
+        dead = self.planning.skip(tx, int(request.body["step"]), str(request.body["reason"]))
+        return _reply(request, dead=dead)
 
 
 def _reply(request: Message, **body: Any) -> Message:

@@ -94,7 +94,7 @@ def _results(waits: Iterable[Callable[[], T]]) -> list[T]:
 
 
 def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
-    """One plan out of the shards' parts of a step, in the order of the shards."""
+    """One plan out of the shards' parts of a step, in the order of the shards; skipped where one part is."""
     return BatchPlan(
         step=plans[0].step,
         version=plans[0].version,
@@ -103,6 +103,7 @@ def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
         tokens=[count for plan in plans for count in plan.tokens],
         sampled=[count for plan in plans for count in plan.sampled],
         weights=[weight for plan in plans for weight in plan.weights],
+        skipped=next((plan.skipped for plan in plans if plan.skipped), ""),
     )
 
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import StoppedError
+from asyncrl.errors import InvariantError, StoppedError
+from asyncrl.learner.failures import StepFailedError, StepFailures
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
-from asyncrl.types import BatchPlan
-from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, make_config
+from asyncrl.types import BatchPlan, Trajectory
+from tests.learner.support import VOCABULARY, FakeMetrics, FakePublisher, FakeReplay, make_config
 
 
 class Run:
@@ -195,3 +197,69 @@ def test_the_exported_folder_holds_the_last_weights(model: Path, ranks: Ranks, t
 def test_the_learning_rate_warms_up(model: Path, ranks: Ranks, tmp_path: Path):
     run = Run(make_config(model, tmp_path, warmup_steps=2)).train(ranks)
     assert run.metrics.of("lr") == pytest.approx({0: 5e-4, 1: 1e-3, 2: 1e-3, 3: 1e-3})
+
+
+class SkippingReplay(FakeReplay):
+    """Has a plan of one step that somebody skipped; its data may be gone."""
+
+    def plan(self, step: int) -> BatchPlan | None:
+        plan = super().plan(step)
+        return replace(plan, skipped="poison") if plan is not None and step == 1 else plan
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        assert not any(each.startswith("1.") for each in ids)
+        return super().fetch(ids)
+
+
+def test_a_skipped_plan_trains_nothing_and_its_version_is_published_all_the_same(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    config = make_config(model, tmp_path)
+    run = Run(config, SkippingReplay(config)).train(ranks)
+    assert list(run.publisher.weights) == [0, 1, 2, 3, 4]
+    assert_weights_equal(run.publisher.weights[1], run.publisher.weights[2])
+    assert run.metrics.of("trajectories_trained") == {0: 8, 2: 16, 3: 24}
+    assert run.metrics.of("steps_skipped") == {0: 0, 1: 1, 2: 1, 3: 1}
+    assert [steps for kind, steps in run.replay.asked if kind == "checkpointed"] == [2, 4]
+
+
+class PoisonedReplay(FakeReplay):
+    """Has a trajectory of step 1 whose token id the policy does not know."""
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        found = super().fetch(ids)
+        if self.asked[-1] == ("plan", 1):
+            tokens = found[0].tokens.copy()
+            tokens[0] = VOCABULARY
+            found[0] = replace(found[0], tokens=tokens)
+        return found
+
+
+def test_a_step_that_fails_again_and_again_says_how_to_skip_its_plan(model: Path, ranks: Ranks, tmp_path: Path):
+    config = make_config(model, tmp_path)
+    for _ in range(2):
+        with pytest.raises(InvariantError, match=f"token id {VOCABULARY}; the policy has {VOCABULARY} ids"):
+            Run(config, PoisonedReplay(config)).train(ranks)
+    for times in (3, 4):
+        with pytest.raises(StepFailedError, match=rf"step 1 has failed {times} times(.|\n)*skip-plan 1 --reason"):
+            Run(config, PoisonedReplay(config)).train(ranks)
+    Run(config, SkippingReplay(config)).train(ranks)
+
+
+def test_failures_of_another_step_kind_or_after_a_success_are_counted_anew(tmp_path: Path):
+    def fail(step: int, error: Exception) -> None:
+        with pytest.raises(type(error)), StepFailures(tmp_path / "failures.json")(step):
+            raise error
+
+    for _ in range(2):
+        fail(3, ValueError("x"))
+    fail(4, ValueError("x"))
+    fail(4, KeyError("x"))
+    fail(4, KeyError("y"))
+    with StepFailures(tmp_path / "failures.json")(4):
+        pass
+    fail(4, KeyError("z"))
+    fail(4, StoppedError("not a failure"))
+    fail(4, KeyError("z"))
+    with pytest.raises(StepFailedError, match="step 4 has failed 3 times, at last with KeyError"):
+        fail(4, KeyError("z"))

@@ -88,6 +88,10 @@ class Core:
         with self.store.transaction() as tx:
             return self.service.planning.plan(tx, step)
 
+    def skip(self, step: int, reason: str = "poison") -> int:
+        with self.store.transaction() as tx:
+            return self.service.planning.skip(tx, step, reason)
+
     def publish(self, version: int) -> None:
         with self.store.transaction() as tx:
             self.service.planning.published(tx, version)

@@ -213,6 +213,7 @@ def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) ->
     for _ in range(2):
         with core.store.transaction() as tx:
             core.service._groups.open_evaluation(tx, 3)
+    core.publish(4)
     tickets = core.tickets(6)[:3]
     assert [(t.temperature, t.min_version, t.purpose) for t in tickets] == [(0.0, 3, "eval")] * 3
     for ticket, version in zip(tickets, (3, 3, 5), strict=True):

@@ -17,7 +17,7 @@ from rich.live import Live as LiveTable
 from rich.progress import MofNCompleteColumn, Progress
 
 from asyncrl.errors import ConfigError, RefusedError
-from asyncrl.replay.inspect import dead_letters, episode
+from asyncrl.replay.inspect import dead_letters, episode, skipping
 from asyncrl.replay.inspect.status import Look, describe, look
 from asyncrl.replay.inspect.table import status_table
 from asyncrl.replay.inspect.target import Live, Target, find
@@ -151,6 +151,14 @@ def change_letters(arguments: Namespace) -> int:
     for outcome in outcomes:
         (sys.stderr if outcome.refused else sys.stdout).write(f"{outcome.id} {outcome.told}\n")
     return int(any(outcome.refused for outcome in outcomes))
+
+
+def skip_plan(arguments: Namespace) -> int:
+    """Have a recorded plan train nothing."""
+    target = find(arguments.run, arguments.store, arguments.endpoint, arguments.keys)
+    dead = skipping.skip_plan(target, arguments.step, arguments.reason, CHANGE_WAIT_S)
+    sys.stdout.write(f"step {arguments.step} trains nothing; {dead} of its trajectories are dead letters now\n")
+    return 0
 
 
 def _print_json(values: Mapping[str, Any] | list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from asyncrl.replay.records import Facts, Letter
 from asyncrl.replay.stored import Record
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Step, ToolCall, Trajectory, Turn
 
-FORMAT = 1
+FORMAT = 2
 TRAJECTORIES_FILE, PLANS_FILE, LETTERS_FILE = "trajectories.parquet", "plans.parquet", "dead_letters.parquet"
 
 _NUMBERS = pa.map_(pa.string(), pa.float64())
@@ -66,6 +66,7 @@ PLANS = pa.schema(
         "tokens": pa.list_(pa.int32()),
         "sampled": pa.list_(pa.int32()),
         "weights": pa.list_(pa.float64()),
+        "skipped": pa.string(),
     }
 )
 LETTERS = pa.schema(

@@ -90,6 +90,12 @@ def _add_changing(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         which.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
         which.add_argument("--all", action="store_true", help="every dead letter")
         command.set_defaults(act=actions.change_letters, change=change)
+    skip = commands.add_parser(
+        "skip-plan", parents=[_run_options()], help="have a step train nothing whose plan fails again and again"
+    )
+    skip.add_argument("step", type=int, metavar="STEP", help="the step, as the learner's error names it")
+    skip.add_argument("--reason", required=True, metavar="TEXT", help="why; recorded with the plan")
+    skip.set_defaults(act=actions.skip_plan)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,21 +7,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncrl.errors import UnavailableError
+from asyncrl.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
+from asyncrl.data.writing import write_tasks
+from asyncrl.errors import RefusedError, UnavailableError
 from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.from_config import rules
 from asyncrl.replay.inspect import dead_letters
+from asyncrl.replay.inspect.skipping import skip_plan
 from asyncrl.replay.inspect.status import describe, look
 from asyncrl.replay.inspect.table import status_table
 from asyncrl.replay.inspect.target import Live, Target
 from asyncrl.replay.stored import StoredRun
-from tests.helpers import make_trajectory
+from tests.helpers import make_labels, make_task, make_trajectory
 from tests.replay.inspect.serve import OWN_RUN
 from tests.replay.inspect.support import make_run, printed
+from tests.replay.support import Core
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 5.0
@@ -173,3 +179,39 @@ def test_nothing_is_changed_where_no_replay_or_that_of_another_run_answers(at_wo
     at_work.wait_s = 0.1
     with pytest.raises(UnavailableError, match="no answer"):
         at_work.change(dead_letters.discard, name)
+
+
+def test_a_plan_is_skipped_through_the_replay_that_serves_it(at_work: AtWork) -> None:
+    for ticket in at_work.worker.tickets([], 4):
+        at_work.worker.put(make_trajectory(ticket))
+    leases = at_work.worker.lease(["rules"], 4, 1000)
+    at_work.worker.label([make_labels(lease.trajectory.id) for lease in leases])
+    plan = at_work.worker.plan(0)
+    assert plan is not None
+    assert skip_plan(at_work.target, 0, "poison", at_work.wait_s) == len(plan.ids)
+    again = at_work.worker.plan(0)
+    assert again is not None
+    assert again.skipped == "poison"
+    with pytest.raises(RefusedError, match="step 7 has no recorded plan"):
+        skip_plan(at_work.target, 7, "poison", at_work.wait_s)
+
+
+def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks.parquet", [make_task(index) for index in range(5)])
+    config = TrainConfig(
+        run=RunConfig(name="run", dir=str(tmp_path)),
+        model=ModelConfig(path=str(tmp_path)),
+        data=DataConfig(train=str(tmp_path / "tasks.parquet")),
+    )
+    config.learner.batch_size, config.learner.group_size = 4, 2
+    core = Core(tmp_path / "run" / "replay", rules(config))
+    core.run_episodes(4)
+    plan = core.plan(0)
+    assert plan is not None
+    core.store.close()
+    target = Target(tmp_path / "run" / "replay", config, ["tcp://127.0.0.1:9"])
+    assert skip_plan(target, 0, "poison", give_up_s=0.1) == 4
+    with closing(StoredRun(target.folder)) as stored:
+        recorded = stored.plan(0)
+        assert recorded == replace(plan, skipped="poison")
+        assert len(stored.letters()) == 4

@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[3]
 @st.composite
 def records(draw: st.DrawFn) -> Record:
     trajectory = draw(trajectories())
-    numbers = st.floats(allow_nan=False, allow_infinity=False)
+    numbers = st.floats(-1e38, 1e38)
     scores = np.array(draw(st.lists(st.floats(-1, 1, width=32), max_size=3)), np.float32)
     labels = Labels(
         trajectory.id,
@@ -52,7 +52,7 @@ def records(draw: st.DrawFn) -> Record:
         draw(numbers),
         draw(st.text(max_size=9)),
         scores,
-        np.arange(len(scores), dtype=np.int32),
+        np.arange(1, len(scores) + 1, dtype=np.int32),
         draw(st.dictionaries(st.text(), numbers, max_size=3)),
     )
     kept = draw(st.booleans())

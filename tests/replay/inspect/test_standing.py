@@ -9,7 +9,7 @@ from asyncrl.replay.admission import Admission
 from asyncrl.replay.inspect.standing import Standing, join, standing
 from asyncrl.replay.records import Facts
 from tests.helpers import make_trajectory
-from tests.replay.inspect.support import make_run, run_episodes
+from tests.replay.inspect.support import make_episode, make_run, run_episodes
 from tests.replay.support import Core
 
 
@@ -35,7 +35,7 @@ def test_states_are_those_of_all_facts_at_every_point_of_a_run(tmp_path: Path) -
 
     for turn in range(12):
         for ticket in core.tickets(4)[:3]:
-            core.put(make_trajectory(ticket, planned))
+            core.put(make_episode(ticket, planned))
         check()
         core.lease(1)
         check()
