@@ -66,10 +66,10 @@ def rules(config: TrainConfig) -> Rules:
 
 
 def vocabulary(model: str) -> int | None:
-    """The rows of the policy's embedding, as `config.json` of its folder or on the hub says; a tokenizer may know
-    fewer ids. None, and a warning: it cannot be had here."""
+    """The rows of the policy's embedding, as `config.json` in its folder or in the hub's cache says; a tokenizer
+    may know fewer ids. None, and a warning: it cannot be had here."""
     try:
-        path = Path(model) / "config.json" if Path(model).is_dir() else _from_hub(model)
+        path = Path(model) / "config.json" if Path(model).is_dir() else _cached(model)
         config = json.loads(path.read_text())
         # That of a model with several modalities describes its language model within.
         texts = [config[name] for name in LANGUAGE_MODELS if name in config]
@@ -79,11 +79,15 @@ def vocabulary(model: str) -> int | None:
         return None
 
 
-def _from_hub(model: str) -> Path:
+def _cached(model: str) -> Path:
+    """The file of a hub model that this machine has loaded before; nothing is asked of the hub. Raises OSError."""
     # Only where it is needed: a replay must be up again in a moment.
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import try_to_load_from_cache
 
-    return Path(hf_hub_download(model, "config.json"))
+    found = try_to_load_from_cache(model, "config.json")
+    if not isinstance(found, str):
+        raise FileNotFoundError("it is neither a folder nor a hub model that was loaded on this machine before")
+    return Path(found)
 
 
 def high_water_bytes(replay: ReplayConfig) -> int:
