@@ -10,15 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncrl.files import beside, sync
 from asyncrl.types import Task
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
     """Write tasks aside, then in place; returns how many. A task without an `index` gets its row's number."""
     rows = [_row(number, task) for number, task in enumerate(tasks)]
-    aside = path.with_name(f".{path.name}.partial")
+    aside = beside(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), aside, compression="zstd")
+    sync(aside)
     aside.rename(path)
     return len(rows)
 

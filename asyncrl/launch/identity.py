@@ -10,6 +10,7 @@ import yaml
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.files import write_whole
 
 FREE = {
     "learner.steps",
@@ -57,6 +58,5 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
                 f"{run_dir} holds a run with another configuration:\n{lines}\n"
                 "set these back to resume it, or give this run another run.name"
             )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(now, sort_keys=False))
+    write_whole(path, yaml.safe_dump(now, sort_keys=False))
     return resumed

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
+from asyncrl.files import write_whole
 from asyncrl.launch.child import kill_group, last_lines, start_child
 from asyncrl.launch.roles import Role
 from asyncrl.process import WORKER_VARIABLE
@@ -136,10 +137,8 @@ class Supervisor:
 
     def _write_processes(self) -> None:
         """Try to; what the disk has no room for is written later."""
-        aside = self._processes.with_suffix(".partial")
         try:
-            aside.write_text(json.dumps(self.pids))
-            aside.replace(self._processes)
+            write_whole(self._processes, json.dumps(self.pids))
         except OSError as error:
             if not self._unwritten:
                 log.warning("%s cannot be written, and will be as soon as it can: %s", self._processes, error)

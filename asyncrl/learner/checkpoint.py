@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from asyncrl.disk import when_there_is_room
 from asyncrl.errors import CheckpointError, StoppedError
+from asyncrl.files import sync, write_whole
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.seals import damage, seal
 from asyncrl.learner.state import Parts, read_state, write_state
@@ -84,14 +84,14 @@ class Checkpoints:
         extra = {"fingerprint": _fingerprint(parts), "ranks": self._ranks.size}
         text = json.dumps({**asdict(progress), **extra})
         self._written(final, lambda: _make_anew(aside), by_first=True)
-        self._written(final, lambda: _sync(write_state(parts, aside, self._ranks)))
-        self._written(final, lambda: _write_durably(aside / PROGRESS, text), by_first=True)
-        self._written(final, lambda: _sync(seal(aside, self._ranks)))
+        self._written(final, lambda: sync(write_state(parts, aside, self._ranks)))
+        self._written(final, lambda: write_whole(aside / PROGRESS, text), by_first=True)
+        self._written(final, lambda: sync(seal(aside, self._ranks)))
         if self._ranks.rank == 0:
-            _sync(aside)
+            sync(aside)
             shutil.rmtree(final, ignore_errors=True)
             aside.rename(final)
-        self._written(final, lambda: _write_durably(final / COMPLETE, ""), by_first=True)
+        self._written(final, lambda: write_whole(final / COMPLETE, ""), by_first=True)
         if self._ranks.rank == 0:
             self._clean()
         self._ranks.barrier()
@@ -180,19 +180,3 @@ def _fingerprint(parts: Parts) -> str:
 def _make_anew(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

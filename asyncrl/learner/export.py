@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 from asyncrl.config.schema import ModelConfig
 from asyncrl.disk import as_os_errors, when_there_is_room
 from asyncrl.errors import StoppedError
+from asyncrl.files import sync
 from asyncrl.learner.backbone import DTYPES, full_tensors
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
@@ -39,8 +40,11 @@ def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, f
         policy.model.save_pretrained(aside, state_dict=dict(tensors), save_original_format=False)
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
         tokenizer.save_pretrained(aside)
+    for each in (*aside.iterdir(), aside):
+        sync(each)
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
+    sync(folder.parent)
 
 
 def described(config: ModelConfig) -> Callable[[Path], None]:
