@@ -47,8 +47,8 @@ class SandboxError(AsyncrlError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds on the wall and of CPU time (rounded up), megabytes of memory a process, processes and threads at once,
-    and megabytes in each of the private folders /tmp and /dev/shm."""
+    """Seconds on the wall and of CPU time (rounded up), megabytes of memory (of a process and of all together),
+    processes and threads at once, and megabytes in each of the private folders /tmp and /dev/shm."""
 
     wall_s: float = 8.0
     cpu_s: float = 4.0

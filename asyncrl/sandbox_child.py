@@ -11,10 +11,12 @@ that neither pathlib nor typing.
 """
 
 import ctypes
+import errno
 import os
 import resource
 import select
 import signal
+import struct
 import sys
 import time
 from contextlib import suppress
@@ -27,24 +29,36 @@ MS_RELATIME, ST_RELATIME, SAME_FLAGS = 1 << 21, 4096, 0xC0F
 MNT_DETACH = 2
 CAPABILITY_VERSION = 0x20080522
 
-LOOK_S = 0.2
-"""Between two counts of the processes, where the kernel does not limit them."""
+LOOK_S = 0.1
+"""Between two looks at what the kernel does not limit: the memory of all processes together, and in places how many
+there are."""
 FIRST_SPARE_ID, FEW_IDS, SPARE_IDS = 0x60000000, 50_000, 10_000
 """Where users that nobody is begin: usually, and in a container that has but 65,536 of them; and how many are used."""
 
 SCRATCH = ("/jail/tmp", "/jail/dev/shm")
+
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, REFUSE = 0x7FFF0000, 0x50000 | errno.EPERM
+CALLS = {"x86_64": (0xC000003E, 41, 29), "aarch64": (0xC00000B7, 198, 194)}
+"""By machine: its number in a filter of system calls, and those of `socket` and `shmget`."""
+IO_URING_SETUP, X32_CALLS = 425, 0x40000000
+FAMILIES = (1, 2, 10, 16)
+"""Of sockets that namespaces keep apart: Unix, IPv4, IPv6, netlink."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Settings:
     """The arguments: the control socket, the file of the program, 1 for namespaces or 0, CPU seconds, bytes of memory,
-    of a file and of the private folders, processes, and the paths that stay visible."""
+    of a file and of the private folders, processes, and the paths that stay visible. `proc` is where the watcher finds
+    the processes."""
 
     def __init__(self, arguments: list[str]) -> None:
         numbers = map(int, arguments[:8])
         self.control, self.source, namespaces, self.cpu_s, self.memory, self.file, self.disk, self.processes = numbers
         self.namespaces = bool(namespaces)
+        self.proc = "/jail/proc" if namespaces else "/proc"
         self.visible = arguments[8:]
         self.user = spare_user()
         if not self.namespaces and self.user is not None and not readable_by(self.user):
@@ -248,21 +262,37 @@ def watch(settings: Settings) -> str:
 
 
 def wait(program: int, woken: int, settings: Settings) -> int:
-    """The status of `program`, as a shell would give it: that of a kill where the caller has gone, or where there are
-    too many processes."""
+    """The status of `program`, as a shell would give it: that of a kill where the caller has gone, or where its
+    processes are too many or take too much memory together."""
     poll = select.poll()
     poll.register(settings.control, select.POLLIN)
     poll.register(woken, select.POLLIN)
-    pause = None if settings.kernel_counts else LOOK_S * 1000
     while True:
         status = reap(program)
         if status is not None:
             return status
-        ready = [fd for fd, _ in poll.poll(pause)]
-        if settings.control in ready or (pause and len(descendants()) > settings.processes):
+        ready = [fd for fd, _ in poll.poll(LOOK_S * 1000)]
+        if settings.control in ready or takes_too_much(settings):
             return 128 + signal.SIGKILL
         if woken in ready:
             os.read(woken, 4096)
+
+
+def takes_too_much(settings: Settings) -> bool:
+    found = descendants(settings.proc)
+    if not settings.kernel_counts and len(found) > settings.processes:
+        return True
+    return sum(memory(f"{settings.proc}/{pid}") for pid in found) > settings.memory
+
+
+def memory(process: str) -> int:
+    """Bytes; what processes share is divided among them where the process lets itself be looked at."""
+    with suppress(OSError, ValueError):
+        with suppress(PermissionError), open(f"{process}/smaps_rollup", "rb") as rollup:
+            return int(rollup.read().partition(b"\nPss:")[2].split()[0]) << 10
+        with open(f"{process}/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    return 0
 
 
 def reap(program: int) -> "int | None":
@@ -286,7 +316,7 @@ def become_subreaper() -> None:
 def kill_descendants() -> None:
     """Until there is none: some may start others meanwhile."""
     while True:
-        for pid in descendants():
+        for pid in descendants("/proc"):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -297,10 +327,10 @@ def kill_descendants() -> None:
         time.sleep(0.001)
 
 
-def descendants() -> "set[int]":
+def descendants(proc: str) -> "set[int]":
     parents = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+    for name in filter(str.isdigit, os.listdir(proc)):
+        with suppress(OSError), open(f"{proc}/{name}/stat", "rb") as stat:
             parents[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
     found, known = {os.getpid()}, 0
     while len(found) > known:
@@ -345,6 +375,38 @@ def confine(settings: Settings, tell: int) -> None:
 def drop_rights() -> None:
     call("capset", (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    refuse_calls()
+
+
+def refuse_calls() -> None:
+    """Refuse what neither namespaces nor limits hold: sockets to the machine below this one (vsock), io_uring, which
+    makes sockets that no filter sees, and System V shared memory, which no process need hold and which outlives all."""
+    known = CALLS.get(os.uname().machine)
+    if known is None or sys.maxsize < 1 << 32:
+        return
+    machine, socket, shmget = known
+    families = len(FAMILIES)
+    steps = [
+        (LOAD, 0, 0, 4),
+        (EQUAL, 0, 6 + families, machine),
+        (LOAD, 0, 0, 0),
+        (AT_LEAST, 4 + families, 0, X32_CALLS),
+        (EQUAL, 3 + families, 0, shmget),
+        (EQUAL, 2 + families, 0, IO_URING_SETUP),
+        (EQUAL, 0, 2 + families, socket),
+        (LOAD, 0, 0, 16),
+        *((EQUAL, families - index, 0, family) for index, family in enumerate(FAMILIES)),
+        (RETURN, 0, 0, REFUSE),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
+    try:
+        call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
+    except OSError as error:
+        # A kernel without filters, as security.md says.
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
 
 
 def set_limits(settings: Settings) -> None:

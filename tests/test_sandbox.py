@@ -156,6 +156,20 @@ except BlockingIOError:
     assert alive(mark) == []
 
 
+def test_processes_have_the_memory_together(either: bool):
+    program = """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        kept = b"x" * (100 << 20)
+        break
+while True:
+    time.sleep(1)
+"""
+    limits = sandbox.Limits(wall_s=GENEROUS_S, cpu_s=GENEROUS_S, memory_mb=300)
+    assert asyncio.run(sandbox.run(program, limits, namespaces=either)).killed
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Path]:
     """A folder as a run on this machine has it: a key file, a run's folder, and sockets on which somebody listens."""
@@ -196,6 +210,10 @@ REACH = {
     "make endless small files": "for i in range(99999): open(f'/tmp/{{i}}', 'wb').close()",
     "get new rights in a user namespace": (
         "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) < 0: raise PermissionError"
+    ),
+    "reach the machine below by vsock": "import socket; socket.socket(40, socket.SOCK_STREAM)",
+    "take shared memory that no limit counts": (
+        "import ctypes\nif ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) < 0: raise MemoryError"
     ),
     "leave its root folder": "import os; os.chroot('/tmp')",
     "mount": "import ctypes\nif ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None): raise OSError",
