@@ -15,6 +15,7 @@ import logging
 import math
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What became of a program: what it printed, errors included, and its exit status, None where the time was over."""
+    """What became of a program: what it printed and its exit status, None where the time was over."""
 
     printed: str
     status: int | None
@@ -91,11 +92,18 @@ def lacking() -> str:
 
 
 async def run(
-    program: str, limits: Limits, *, stdin: bytes = b"", fds: Sequence[int] = (), namespaces: bool | None = None
+    program: str,
+    limits: Limits,
+    *,
+    stdin: bytes = b"",
+    fds: Sequence[int] = (),
+    errors: bool = True,
+    namespaces: bool | None = None,
 ) -> Ran:
     """Run `program`, which reads `stdin` and has the open files `fds`, in an empty folder that goes away with it.
 
-    `namespaces`: whether it gets its own; None: where this machine has them. Raises SandboxError.
+    `errors`: whether what it prints on standard error is kept. `namespaces`: whether it gets its own; None: where this
+    machine has them. Raises SandboxError.
     """
     if namespaces is None:
         namespaces = not await asyncio.to_thread(lacking)
@@ -105,7 +113,7 @@ async def run(
         if not namespaces:
             made = tempfile.TemporaryDirectory(prefix="asyncrl-python-", ignore_cleanup_errors=True)
             folder = stack.enter_context(made)
-        for file, content in ((source, program.encode()), (given, stdin)):
+        for file, content in ((source, program.encode(errors="replace")), (given, stdin)):
             file.write(content)
             file.seek(0)
         ours, theirs = (stack.enter_context(each) for each in socket.socketpair())
@@ -116,7 +124,7 @@ async def run(
             *map(str, (limits.processes, *(_visible() if namespaces else ()))),
             stdin=given,
             stdout=output,
-            stderr=output,
+            stderr=output if errors else subprocess.DEVNULL,
             cwd="/" if namespaces else folder,
             env=_environment(folder),
             pass_fds=[theirs.fileno(), source.fileno(), *fds],
@@ -139,7 +147,12 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
     finally:
         # The watcher ends with the connection. Closing it is not enough: a fork of this process may hold a copy.
         control.shutdown(socket.SHUT_RDWR)
-        await process.wait()
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            await ended
+            raise
 
 
 def _status(report: str | None, namespaces: bool) -> int | None:

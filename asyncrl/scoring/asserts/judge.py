@@ -125,6 +125,7 @@ class Remote:
         self._file = self._socket.makefile("rb")
         self._verdict = verdict
         self._one_at_a_time = threading.Lock()
+        self._objects: dict[Any, RemoteObject] = {}
         self._exceptions: dict[str, type[Exception]] = {}
         self._numbers: dict[type[Exception], Any] = {}
         self.used = self.lacks_all = False
@@ -168,7 +169,8 @@ class Remote:
             self._verdict.give(FAILED)
 
     def _decode(self, value: Any) -> Any:
-        return decode(value, lambda number: RemoteObject(self, number))
+        # One for each object, so that `is` holds between two that are the same there.
+        return decode(value, lambda number: self._objects.setdefault(number, RemoteObject(self, number)))
 
     def _number(self, value: Any) -> Any:
         if type(value) is RemoteObject:

@@ -24,10 +24,13 @@ def main(fd: int, source: str) -> None:
     _discard_output()
     sys.set_int_max_str_digits(0)
     objects: list[Any] = []
+    numbers: dict[int, int] = {}
 
     def number(value: Any) -> int:
-        objects.append(value)
-        return len(objects) - 1
+        known = numbers.setdefault(id(value), len(objects))
+        if known == len(objects):
+            objects.append(value)
+        return known
 
     module = ModuleType("program")
     sys.modules["program"] = module

@@ -37,6 +37,8 @@ def encode(value: Any, name: Callable[[Any], Any]) -> Any:
                 return [kind.__name__, value.hex() if isinstance(value, bytes | bytearray) else str(kind(value))]
         if type(value) is range:
             return ["range", [value.start, value.stop, value.step]]
+        if type(value) is slice:
+            return ["slice", [inner(value.start), inner(value.stop), inner(value.step)]]
         if isinstance(value, Real) and not isinstance(value, type):
             return int(value) if isinstance(value, Integral) else float(value)
         if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
@@ -56,6 +58,8 @@ def decode(value: Any, named: Callable[[Any], Any]) -> Any:
         return named(content)
     if kind == "range":
         return range(*content)
+    if kind == "slice":
+        return slice(*(decode(each, named) for each in content))
     for text_kind, read in _TEXTS.items():
         if kind == text_kind.__name__:
             return read(content)

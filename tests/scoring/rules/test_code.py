@@ -46,12 +46,19 @@ def test_a_program_that_does_not_is_wrong(program):
 def test_programs_may_read_and_print():
     assert judge("a, b = map(int, input().split())\nprint(a + b)", PAIRS)["score"] == 1.0
     assert judge("import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))", PAIRS)["score"] == 1.0
+    assert (
+        judge("import sys\nprint(sum(map(int, input().split())))\nprint('seen', file=sys.stderr)", PAIRS)["score"] == 1
+    )
     assert judge("print(3)", PAIRS) == {"score": 0.0, "passed": 0.5, "out_of_time": 0.0}
     assert judge("if __name__ == '__main__': print(10)", PAIRS, partial=True) == {
         "score": 0.5,
         "passed": 0.5,
         "out_of_time": 0.0,
     }
+
+
+def test_a_program_that_no_file_can_hold_is_wrong():
+    assert judge("print('\ud800')", PAIRS)["score"] == 0.0
 
 
 @pytest.mark.parametrize("truth", ["", "{}", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}', "{1"])

@@ -288,6 +288,14 @@ with ThreadPoolExecutor(4) as pool:
         "def depth(x): return 1 + max(map(depth, x), default=0)",
         "assert depth([[[]], []]) == 3",
     ),
+    "it answers with the same object": (
+        "class Node: pass\nROOT = Node()\nROOT.parent = ROOT\ndef root(): return ROOT",
+        "assert root() is root() and root().parent is root()",
+    ),
+    "its objects are sliced": (
+        "class Row:\n    def __getitem__(self, key): return list(range(9))[key]\ndef f(): return Row()",
+        "assert f()[:2] == [0, 1] and f()[1:8:3] == [1, 4, 7]",
+    ),
     "it is asynchronous": (
         """
 import asyncio
@@ -302,6 +310,10 @@ def f(): return asyncio.run(g())
 @pytest.mark.parametrize(("program", "tests"), HONEST.values(), ids=HONEST)
 def test_an_honest_program_is_right_if(program, tests):
     assert judge(program, tests)["score"] == 1.0
+
+
+def test_no_answer_makes_a_slice_a_failure_of_the_tests():
+    assert judge("class Row: pass\ndef f(): return Row()", "assert f()[:2] == [0, 1]")["score"] == 0.0
 
 
 @pytest.mark.parametrize(
