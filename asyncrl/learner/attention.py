@@ -39,7 +39,7 @@ def packed_attention(
         return _flash(query, key, value, lengths, scaling, sliding_window), None
     pieces = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     outputs = [_one(q, k, v, scaling, sliding_window) for q, k, v in pieces]
-    return torch.cat(outputs, 2).transpose(1, 2), None
+    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
 
 
 def _one(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:

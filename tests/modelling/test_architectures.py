@@ -115,6 +115,7 @@ CASES = [
     Case("ernie4_5", WIDE),
     Case("apertus"),
     Case("arcee"),
+    windowed("afmoe", **WIDE, **EXPERTS, num_dense_layers=1),
     windowed("mistral"),
     windowed("mixtral", **LOCAL),
     windowed("qwen2", use_sliding_window=True, max_window_layers=1),
