@@ -36,6 +36,7 @@ _MAX_DIGITS = 1000
 
 _STATEMENT = re.compile(r"(?i:\banswer\b[^.\n0-9]{0,80}?(?:\bis\b|:|=))([^\n]{1,300})")
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|\Z)")
+_MINUS_FIRST = re.compile(r"\A[ \t*$]{0,9}-[ \t]{1,9}(?=[.0-9])")
 _SUM = re.compile(r"(?:[\s0-9.,+*/x×÷()$€£^-]*=)*")
 """Sums, each with what it is equal to: `3 * 4 = 2 * 6 =`."""
 
@@ -96,7 +97,7 @@ def final_number(text: str) -> Fraction | None:
 
 def _first(text: str) -> Fraction | None:
     """The first number, or that right of the sum that the text begins with."""
-    plain = _plain(text, True)
+    plain = _MINUS_FIRST.sub("-", _plain(text, True))
     sums = _SUM.match(plain)
     return _parse(plain, _NUMBER.search(plain, sums.end() if sums else 0))
 
@@ -133,7 +134,9 @@ def _plain(text: str, closed: bool) -> str:
 def _ratio(match: re.Match[str]) -> str:
     top, bottom = match[1] or match[2], match[3] or match[4]
     before = match.string[: match.start()][-1:]
-    return f"{' ' if before.isdigit() else ''}{top.replace(',', '')}/{bottom.replace(',', '')}"
+    sign = "-" if top.startswith("-") != bottom.startswith("-") else ""
+    top, bottom = (each.lstrip("-").replace(",", "") for each in (top, bottom))
+    return f"{' ' if before.isdigit() else ''}{sign}{top}/{bottom}"
 
 
 def _product(match: re.Match[str]) -> str:

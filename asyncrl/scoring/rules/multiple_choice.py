@@ -31,7 +31,10 @@ _SPACES = re.compile(r"[ \t]+")
 _LETTER = r"(?:\( ?(?P<bracketed>[A-Za-z]) ?\)|\[ ?(?P<squared>[A-Z]) ?\]|(?P<bare>[A-Z])(?![A-Za-z0-9'’&+-]))"
 _KIND = r"(?:(?:the )?(?:letter|option|choice|answer|alternative)s? ?:? ?)?"
 _NOT_TWO = r"(?! ?(?:(?:or|and|/|&|,) ?(?:option )?\(?[A-Z](?![A-Za-z'’])\)?(?! (?:is|was|are|can|does)\b)|\?))"
-_SURE = r"(?:(?:therefore|thus|hence|clearly|indeed|definitely|probably|likely|most likely|then|simply|in fact),? )?"
+_SURE = (
+    r"(?:(?:therefore|thus|hence|clearly|indeed|definitely|probably|likely|most likely|then|simply|actually|really"
+    r"|in fact),? )?"
+)
 
 _CLAIM = (
     r"(?i:answer|solution|(?:correct|right|best|final|my) (?:option|choice|statement|response|letter|one))(?i:\(s\))?"

@@ -45,6 +45,7 @@ RIGHT = [
     "I'd go with C.",
     "#### C",
     "(A) is tempting but wrong. The answer is $C$.",
+    "At first I thought the answer is A. On reflection the answer is actually C.",
     "A is incorrect, B is incorrect, so C.",
     "(A) is wrong. (B) is wrong. (D) is wrong, too. That leaves C.",
     "A) Rome\nB) Berlin\nC) Paris\nD) Madrid\n\nThe answer is C) Paris.",

@@ -72,6 +72,8 @@ SAME = [
     (r"\frac12", "0.5"),
     (r"-\frac{1}{2}", "-0.5"),
     (r"\frac{-1}{2}", "-0.5"),
+    (r"\frac{1}{-2}", "-0.5"),
+    (r"\frac{-1}{-2}", "0.5"),
     (r"1\frac{1}{2}", "1.5"),
     (r"1 \frac{1}{2}", "1.5"),
     (r"1\,\frac{1}{2}", "1.5"),
@@ -184,7 +186,14 @@ def test_exact_number_reads_numbers_as_models_write_them():
 
 
 def test_gsm8k_reads_them_behind_the_mark():
-    marked = [*SAME, ("1 234", "1234"), (r"1\,234", "1234"), ("1,00,000", "100000"), ("3 * 4 = 12", "12")]
+    marked = [
+        *SAME,
+        ("1 234", "1234"),
+        (r"1\,234", "1234"),
+        ("1,00,000", "100000"),
+        ("3 * 4 = 12", "12"),
+        ("- 5", "-5"),
+    ]
     more = [("**#### 72**", "72"), ("####72", "72"), ("#### 5\n#### 72", "72"), ("#### 72\n\nAll 3 boxes.", "72")]
     step = ("#### Step 1: 5\n\n#### 72\n\n#### Step 2: check 7 * 9", "72")
     right = [(f"8 and 9.\n#### {answer}", truth) for answer, truth in marked] + more + [step]
