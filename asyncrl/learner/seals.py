@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -39,6 +40,14 @@ def _damage(folder: Path, ranks: Ranks) -> str | None:
     seals = sorted(folder.glob(f"{PREFIX}*.json"))
     if not seals:
         return None
+    try:
+        return _difference(folder, seals, ranks)
+    except OSError as error:
+        return f"it cannot be read: {error}"
+
+
+def _difference(folder: Path, seals: Sequence[Path], ranks: Ranks) -> str | None:
+    """Raises OSError: a disk fails, so that a file is there and does not come back."""
     try:
         read = [json.loads(path.read_text()) for path in seals]
         digests = {name: digest for each in read for name, digest in each["files"].items()}

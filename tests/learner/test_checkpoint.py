@@ -118,11 +118,18 @@ def truncate(folder: Path) -> None:
         file.truncate(100)
 
 
+def fail_to_read(file: Path) -> None:
+    """Have reads fail as on a broken disk, for whoever reads."""
+    file.unlink()
+    file.mkdir()
+
+
 DAMAGE = {
     "a flipped bit": flip_a_bit,
     "a truncated file": truncate,
     "a file that is gone": lambda folder: largest_file(folder).unlink(),
     "progress that is no JSON": lambda folder: (folder / PROGRESS).write_text("{"),
+    "a seal that the disk does not give back": lambda folder: fail_to_read(next(folder.glob("seal-*"))),
     "a seal that is no JSON": lambda folder: next(folder.glob("seal-*")).write_text("{"),
     "a seal that is no seal": lambda folder: next(folder.glob("seal-*")).write_text("[1]"),
 }
