@@ -44,6 +44,8 @@ its run, for which the replay refuses it."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
 """For headers that carry many tasks with their prompts, from a side that is known."""
+TASKS_BYTES = 64 << 20
+"""Of the tasks in one reply: what is beyond them comes with the next, since a ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
 """The `reason` in a body tells people why something failed. It may come from an exception of any length."""
 MAX_ARRAYS = 4096
@@ -286,6 +288,11 @@ def task_body(task: Task) -> dict[str, Any]:
         "tools_kwargs": dict(task.tools_kwargs),
         "extra_info": dict(task.extra_info),
     }
+
+
+def task_bytes(task: Task) -> int:
+    """How long a task is in a header."""
+    return len(msgpack.packb(task_body(task), unicode_errors="replace"))
 
 
 def read_task(body: Mapping[str, Any]) -> Task:

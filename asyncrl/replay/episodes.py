@@ -14,7 +14,7 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.types import Purpose, Ticket, Trajectory
-from asyncrl.wire import Buffer
+from asyncrl.wire import TASKS_BYTES, Buffer, task_bytes
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +52,17 @@ class Episodes:
 
         The call renews the actor's lease. What the store says it holds but it does not (a lost reply) comes first, then
         evaluations; but half of its places are for training, as long as there is any to do. While everything fails,
-        new ones are few.
+        new ones are few. Where tasks are so large that a reply has no room for all, the rest comes with the next.
         """
         if self._actors.seen(tx, worker, incarnation):
             self._take_back(tx, worker)
         lost = sorted(set(tx.members("held", worker)).difference(holding))
-        issued = [self._ticket(tx, name) for name in lost[: max(want, 0)]]
+        issued: list[Ticket] = []
+        room = TASKS_BYTES
+        for name in lost[: max(want, 0)]:
+            issued.append(self._ticket(tx, name))
+            if (room := room - task_bytes(issued[-1].task)) <= 0:
+                return issued
         at_work = [*holding, *(ticket.id for ticket in issued)]
         places, evaluations = len(holding) + want, sum(pending_queue(name) == EVALUATION for name in at_work)
         again, allowed = len(issued), self._failing.allowed(max(0, want - len(issued)))
@@ -67,6 +72,8 @@ class Episodes:
                 break
             issued.append(ticket)
             evaluations += ticket.purpose is Purpose.EVAL
+            if (room := room - task_bytes(ticket.task)) <= 0:
+                break
         if len(issued) > again:
             self._failing.issued()
         return issued

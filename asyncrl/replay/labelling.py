@@ -21,7 +21,7 @@ from asyncrl.replay.rules import Rules
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.workers import Workers
 from asyncrl.types import Labels, Task
-from asyncrl.wire import Buffer, decode, split
+from asyncrl.wire import TASKS_BYTES, Buffer, decode, split, task_bytes
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ class Labelling:
     def lease(
         self, tx: Transaction, worker: str, incarnation: str, serves: Sequence[str], trajectories: int, tokens: int
     ) -> list[Leased]:
-        """Trajectories to score, bounded by number and tokens (but at least one, if any waits).
+        """Trajectories to score, bounded by number, tokens and the size of their tasks (but at least one,
+        if any waits).
 
         A scorer has finished or failed all that it leased before; what it still holds (a lost reply, an older
         incarnation) is given out again. What was leased before in vain comes alone, so that an episode that kills its
@@ -68,6 +69,7 @@ class Labelling:
         died = self._scorers.seen(tx, worker, incarnation)
         self._take_back(tx, worker, died)
         leased: list[Leased] = []
+        room = TASKS_BYTES
         # Later kinds first: what is begun is finished before something new is begun.
         for kind in reversed(serves):
             while len(leased) < trajectories and (first := tx.first("waiting", kind)):
@@ -77,9 +79,11 @@ class Labelling:
                     tokens -= facts.tokens
                     if leased and (tokens < 0 or facts.attempts):
                         return leased
-                    leased += self._hand_out(tx, worker, name, facts, serves)
+                    given = self._hand_out(tx, worker, name, facts, serves)
+                    leased += given
+                    room -= sum(task_bytes(each.task) for each in given)
                 tx.delete("waiting", order)
-                if leased and facts is not None and facts.attempts > 1:
+                if leased and facts is not None and (facts.attempts > 1 or room <= 0):
                     return leased
         return leased
 

@@ -8,7 +8,8 @@ import pytest
 
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.replay.admission import Admission
-from tests.helpers import make_trajectory
+from asyncrl.replay.feed import Feed
+from tests.helpers import make_task, make_trajectory
 from tests.replay.support import Core, make_rules
 
 
@@ -40,6 +41,29 @@ def test_tickets_stop_at_the_capacity_and_go_on_after_a_publish(core: Core) -> N
 def core_holding(core: Core, worker: str = "a") -> list[str]:
     with core.store.transaction(write=False) as tx:
         return tx.members("held", worker)
+
+
+def test_tasks_that_are_too_large_for_one_reply_come_in_several(tmp_path: Path) -> None:
+    """A ground truth of megabytes, as of programs with their tests: one reply with all would be refused for ever."""
+    truth = "x" * (10 << 20)
+    feed = Feed([make_task(index, ground_truth=truth) for index in range(2)], seed=0, shuffle=False)
+    core = Core(tmp_path, make_rules(feed=feed, admission=Admission(max_lag=1, per_version=8), batch_size=8))
+    first = core.tickets(16)
+    assert 0 < len(first) < 16
+    assert core.tickets(16, holding=[]) == first, "a lost reply comes again in the same measure"
+    tickets = list(first)
+    while more := core.tickets(16 - len(tickets), holding=[ticket.id for ticket in tickets]):
+        tickets += more
+    assert len({ticket.id for ticket in tickets}) == 16
+    for ticket in tickets:
+        core.put(make_trajectory(ticket))
+    scored = []
+    while leased := core.lease():
+        assert len(leased) < 16
+        scored += leased
+        for trajectory in leased:
+            core.label(trajectory.id)
+    assert len(scored) == 16
 
 
 def test_a_trajectory_sent_twice_is_stored_once(core: Core) -> None:
