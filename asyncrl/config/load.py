@@ -23,6 +23,8 @@ from asyncrl.text import cut
 
 EXIT_USAGE = 2
 EXIT_FAILURE = 1
+EXIT_STOPPED = 130
+"""Of a role that was asked to stop before it was done."""
 MAX_LOG_CHARS = 16_000
 
 
@@ -70,7 +72,7 @@ def role_main(role: Callable[[TrainConfig], None]) -> None:
         try:
             role(to_config(composed))
         except StoppedError:
-            sys.exit(0)
+            sys.exit(EXIT_STOPPED)
         except AsyncrlError as error:
             sys.stderr.write(f"asyncrl: {error}\n")
             sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE)

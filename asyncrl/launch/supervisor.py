@@ -1,9 +1,10 @@
 """One machine: start every role, restart what dies, end cleanly.
 
-A role that ends with status 0 is done, with status 2 cannot be configured (the run ends with its last lines), otherwise
-it failed and is started again, after a pause that doubles with each failure up to a bound. More than `max_restarts`
-failures end the run; they are forgotten once a role has run for `WELL_S`. Whatever happens to this process, its
-children are asked to stop. `processes.json` in the run folder has the process id of each role.
+The run is done when the role named `until` ends with status 0. A role that ends with status 2 cannot be configured (the
+run ends with its last lines). Any other end is a failure, also that of a role which a stranger asked to stop: it is
+started again, after a pause that doubles with each failure up to a bound. More than `max_restarts` failures end the
+run; they are forgotten once a role has run for `WELL_S`. Whatever happens to this process, its children are asked to
+stop. `processes.json` in the run folder has the process id of each role.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ STOP_S = 12.0
 """More than an actor takes to part with servers that do not answer; a clean stop takes a second or two."""
 CANNOT_BE_CONFIGURED = 2
 FIRST_PAUSE_S = 0.25
+MOST_DOUBLINGS = 64
+"""Longer than any run lasts; a power of a thousand failures would be more than a float holds."""
 WELL_S = 300.0
 """A role that has run for so long has not failed for the reason for which it failed before."""
 
@@ -112,7 +115,7 @@ class Supervisor:
         status, now = child.process.poll(), self._clock()
         if status is None or child.done:
             return
-        if status == 0:
+        if status == 0 and child.role.name == self._until:
             child.done = True
         elif child.due is None:
             self._fail(child, status, now)
@@ -130,7 +133,7 @@ class Supervisor:
         child.failures = 1 if now - child.started >= WELL_S else child.failures + 1
         if child.failures > self._max_restarts:
             raise RunFailedError(f"{name} ended {child.failures} times, at last with status {status}:\n{last}")
-        pause = min(self._longest_pause_s, FIRST_PAUSE_S * 2.0 ** (child.failures - 1))
+        pause = min(self._longest_pause_s, FIRST_PAUSE_S * 2.0 ** min(child.failures - 1, MOST_DOUBLINGS))
         child.due = now + pause
         log.warning("%s ended with status %d; starting it again in %.2g s", name, status, pause)
         self._write_processes()

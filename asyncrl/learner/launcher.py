@@ -21,8 +21,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.config.load import EXIT_USAGE
-from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.config.load import EXIT_STOPPED, EXIT_USAGE
+from asyncrl.errors import AsyncrlError, ConfigError, StoppedError
 from asyncrl.launch.child import ending_with_parent
 from asyncrl.process import WORKER_VARIABLE
 
@@ -139,10 +139,11 @@ class _Rank:
 
 
 def run_ranks(command: Sequence[str], size: int, stop: threading.Event, patience: Patience | None = None) -> None:
-    """Run `command` as `size` ranks until all have ended well, or `stop` is set and they have stopped.
+    """Run `command` as `size` ranks until all have ended well.
 
-    Raises RanksError: one died, hung, or did not stop in time. Raises ConfigError: one cannot be configured. All have
-    ended when this returns or raises; and should this process be killed, they are killed with it.
+    Raises StoppedError: `stop` was set before all had done their work. Raises RanksError: one died, hung, was asked to
+    stop alone, or did not stop in time. Raises ConfigError: one cannot be configured. All have ended when this returns
+    or raises; and should this process be killed, they are killed with it.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as folder, ExitStack() as stack:
         meeting = Path(folder) / "rendezvous"
@@ -153,12 +154,15 @@ def run_ranks(command: Sequence[str], size: int, stop: threading.Event, patience
 def _watch(ranks: Sequence[_Rank], stop: threading.Event, patience: Patience) -> None:
     stopping: float | None = None
     while True:
-        failed = next((rank for rank in ranks if rank.status), None)
+        well = (None, 0) if stopping is None else (None, 0, EXIT_STOPPED)
+        failed = next((rank for rank in ranks if rank.status not in well), None)
         if failed is not None and stopping is None:
             raise _failure(failed, ranks, patience)
+        if all(rank.status == 0 for rank in ranks):
+            return
         # Once one failed while all were stopping, the others wait for it in vain, and there is nothing left to lose.
         if failed is not None or all(rank.status is not None for rank in ranks):
-            return
+            raise StoppedError("the ranks were asked to stop before they were done")
         if stopping is None and stop.is_set():
             stopping = 0.0
             for rank in ranks:
@@ -184,5 +188,7 @@ def _failure(first: _Rank, ranks: Sequence[_Rank], patience: Patience) -> Asyncr
         if rank.status == EXIT_USAGE:
             return ConfigError(f"{rank.name} cannot run; its message is above")
     status = first.status or 0
+    if status == EXIT_STOPPED:
+        return RanksError(f"{first.name} was asked to stop, alone; all ranks were ended")
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     return RanksError(f"{first.name} {how}; all ranks were ended")

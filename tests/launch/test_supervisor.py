@@ -55,6 +55,34 @@ sys.exit(0 if file.read_text().count("\\n") == 3 else 1)
     assert (tmp_path / "starts").read_text() == "learneryes\n" * 3
 
 
+def test_only_the_learner_can_end_a_run_well(tmp_path: Path) -> None:
+    """Whoever asks another role to stop has it started again: without an actor the learner would wait for ever."""
+    code = f"""
+import pathlib, sys
+file = pathlib.Path({str(tmp_path)!r}, "starts")
+with file.open("a") as starts: starts.write("x")
+"""
+    waits = f"""
+import pathlib, time
+file = pathlib.Path({str(tmp_path)!r}, "starts")
+while not file.exists() or len(file.read_text()) < 2: time.sleep(0.01)
+"""
+    supervisor = supervise(tmp_path, script("actor-0", code), script("learner", waits))
+    assert supervisor.run(lambda: False, lambda: None, 0.01)
+
+
+def test_a_role_that_fails_a_thousand_times_is_started_again_all_the_same(tmp_path: Path) -> None:
+    clock = Clock()
+    failing = Role("learner", ["/bin/false"])
+    supervisor = Supervisor([failing], tmp_path, {}, 100_000, "learner", longest_pause_s=60.0, clock=clock)
+
+    def progress() -> None:
+        if not supervisor.pids:
+            clock.now += 60.0
+
+    assert not supervisor.run(lambda: supervisor.restarts["learner"] > 1030, progress, 0.0)
+
+
 def test_a_role_that_keeps_dying_ends_the_run_with_its_last_lines(tmp_path: Path) -> None:
     dying = script("actor-0", "raise ValueError('no engine here')")
     supervisor = supervise(tmp_path, dying, script("learner", FOREVER), max_restarts=1)

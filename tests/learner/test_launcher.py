@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from asyncrl.errors import ConfigError
+from asyncrl.config.load import EXIT_STOPPED
+from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.learner.launcher import Patience, RanksError, run_ranks
 from tests.helpers import until
 
@@ -114,11 +115,19 @@ def test_a_rank_that_waits_for_long_does_not_hang(tmp_path: Path) -> None:
     run_ranks(ranks_of(tmp_path, waits), 2, threading.Event(), Patience(silence=5.0))
 
 
+STOPS = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({EXIT_STOPPED}))\n{FOREVER}"
+
+
 def test_a_stop_goes_to_every_rank_and_is_no_failure(tmp_path: Path) -> None:
     stop = threading.Event()
-    body = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{FOREVER}"
-    with once_running(tmp_path, lambda _: stop.set()) as found:
-        run_ranks(ranks_of(tmp_path, body), 2, stop, HURRIED)
+    with once_running(tmp_path, lambda _: stop.set()) as found, pytest.raises(StoppedError):
+        run_ranks(ranks_of(tmp_path, STOPS), 2, stop, HURRIED)
+    assert all(gone(pid) for pid in found)
+
+
+def test_a_rank_that_a_stranger_asks_to_stop_does_not_end_the_training_as_if_it_were_done(tmp_path: Path) -> None:
+    with once_running(tmp_path, lambda found: os.kill(found[1], signal.SIGTERM)) as found:
+        assert "rank 1 of 2 was asked to stop, alone" in failure_of(tmp_path, STOPS)
     assert all(gone(pid) for pid in found)
 
 
