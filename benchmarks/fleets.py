@@ -28,6 +28,7 @@ from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.types import RunIdentity
 
 DRAIN_S = 60.0
 BUCKET_BYTES = 512 << 20
@@ -127,7 +128,7 @@ async def fleet_over(
         expected={name: tuple(each.shape) for name, each in policy.tensors.items()},
         vocabulary=policy.vocabulary,
         rules=Rules(salted=salted),
-        folders=Folders(folder, policy.write_config),
+        folders=Folders(folder, policy.write_config, RunIdentity("benchmark")),
         staging=torch.device(push.staging),
     )
     opened = OpenFleet(fleet)

@@ -16,6 +16,7 @@ import torch
 import zmq
 import zmq.asyncio
 
+from asyncrl.types import RunIdentity
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.buckets import Bucket, Entry, Filled, plan_buckets
 from asyncrl.weights.folders import FolderWriter
@@ -28,6 +29,7 @@ from benchmarks.copies import broadcast_seconds, pour
 from benchmarks.shapes import make_model
 
 TIMEOUT_S = 60.0
+OWN_RUN = RunIdentity("benchmark")
 
 
 def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[Filled]:
@@ -78,7 +80,7 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
     plan = plan_buckets(entries, bucket_bytes)
     publisher = Publisher("127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1))
     broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device(device), TIMEOUT_S)
-    folders = FolderWriter(folder, lambda aside: None)
+    folders = FolderWriter(folder, lambda aside: None, OWN_RUN)
     cast = Push(shapes, publisher, broadcaster)
     ways = {
         "zmq": Push(shapes, publisher),

@@ -36,7 +36,7 @@ from asyncrl.weights.group import join_store
 from asyncrl.weights.manifest import new_bytes, take_snapshot
 from asyncrl.weights.receiver import Channel, Receiver
 from benchmarks.copies import broadcast_seconds, socket_seconds, touch
-from benchmarks.pushing import TIMEOUT_S, Learner, bare_gloo, until_called
+from benchmarks.pushing import OWN_RUN, TIMEOUT_S, Learner, bare_gloo, until_called
 from benchmarks.record import write_result
 from benchmarks.shapes import make_model
 from benchmarks.weight_push_gpu import on_gpus
@@ -72,7 +72,7 @@ async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str,
     context = zmq.asyncio.Context()
     whole = ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False)
     cast = DistributedChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), torch.device("cpu"), TIMEOUT_S)
-    disk = DiskChannel(directory)
+    disk = DiskChannel(directory, OWN_RUN)
     ways = ("socket", "gloo", "zmq", "distributed", "gathered", "disk", "disk_write")
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     learner.push(0, "gloo")

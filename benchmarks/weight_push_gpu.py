@@ -20,7 +20,7 @@ from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.receiver import Channel
 from asyncrl.weights.staging import staged
 from benchmarks.copies import tensor_copy_rate
-from benchmarks.pushing import TIMEOUT_S, Learner, until_called
+from benchmarks.pushing import OWN_RUN, TIMEOUT_S, Learner, until_called
 
 
 async def on_gpus(rounds: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, dir
         "distributed": cast,
         "zmq": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False),
         "delta": ZmqChannel(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S)),
-        "disk": DiskChannel(directory),
+        "disk": DiskChannel(directory, OWN_RUN),
     }
     version, rows = 0, {}
     for way, link in links.items():

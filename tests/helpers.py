@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.types import Finish, Labels, Role, Step, Task, Ticket, Trajectory, Turn
+from asyncrl.types import Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn
 
 GENEROUS_S = 240
 """How long a test waits for what must come: below pytest's own limit, and far above what a slow, busy machine needs."""
+OWN_RUN = RunIdentity("run", "its id")
 
 
 def make_task(index: int = 0, **changes: Any) -> Task:

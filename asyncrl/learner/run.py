@@ -94,7 +94,7 @@ def _replay(
 
 
 def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
-    network, weights = config.network, config.weights
+    network, weights, run = config.network, config.weights, process.run_identity(config.run, make=True)
     expected, ways = model_shapes(config.model).tensors, (weights.channel, weights.fallback)
     with ExitStack() as stack:
         publisher = WeightPublisher(
@@ -110,7 +110,7 @@ def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
         if "distributed" in ways:
             broadcaster = Broadcaster(publisher, network.host, ranks.device, weights.timeout_s)
         if "disk" in ways:
-            folders = FolderWriter(weights_dir(config), described(config.model))
+            folders = FolderWriter(weights_dir(config), described(config.model), run)
         stack.pop_all()
     return Push(expected, publisher, broadcaster, folders)
 

@@ -1,6 +1,8 @@
 """Versions as ordinary Hugging Face folders: `vNNNNNNNN` under one directory, which appear and go whole or not at all.
 
-A folder has `model.safetensors`, what `write_config` puts there, and `weights.json`: the manifest with its checksums.
+A folder has `model.safetensors`, what `write_config` puts there, `weights.json`: the manifest with its checksums, and
+`run.json`: the mark of its run. The names of folders that are being written or removed carry that mark too. What does
+not carry the own run's mark is never read, removed or replaced.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -20,10 +23,12 @@ from safetensors.torch import load_file
 
 from asyncrl.disk import save_tensors
 from asyncrl.errors import UnavailableError, WeightsError
+from asyncrl.types import RunIdentity
 from asyncrl.weights.manifest import Manifest, bytes_of, checksum, read_manifest, take_snapshot
 
 TENSORS = "model.safetensors"
 MANIFEST = "weights.json"
+MARK = "run.json"
 KEPT = 2
 """The newest, and the one before it, from which a slow engine may still be reading."""
 
@@ -89,38 +94,52 @@ def read_folder(path: Path, version: int) -> Folder:
     return Folder(path, manifest)
 
 
-def versions_in(directory: Path) -> dict[int, Path]:
-    """The whole folders by version. Raises OSError: the directory cannot be read."""
-    return {
-        int(path.name[1:]): path for path in directory.iterdir() if path.name[:1] == "v" and path.name[1:].isdigit()
-    }
+def owners_in(directory: Path) -> Iterator[tuple[int, Path, RunIdentity]]:
+    """The version, path and run of every folder that carries a run's mark. Raises OSError: it cannot be read."""
+    for path in directory.iterdir():
+        if path.name[:1] == "v" and (mark := _mark_of(path)) is not None:
+            yield mark[0], path, mark[1]
 
 
-def remove_all(directory: Path, spared: Collection[Path] = ()) -> None:
-    """Remove the versions of an earlier life, which may not be what they were, but those spared, and what it left of
-    others. Raises OSError."""
+def versions_in(directory: Path, run: RunIdentity) -> dict[int, Path]:
+    """The whole folders of `run` by version. Raises OSError: the directory cannot be read."""
+    return {version: path for version, path, owner in owners_in(directory) if owner.may_be(run)}
+
+
+def remove_all(directory: Path, run: RunIdentity, spared: Collection[Path] = ()) -> None:
+    """Remove the versions of the run's earlier life, which may not be what they were, but those spared, and what it
+    left of others. Raises OSError."""
     if directory.exists():
-        for stale in versions_in(directory).values():
+        for stale in versions_in(directory, run).values():
             if stale not in spared:
-                remove_folder(stale)
-        for pattern in (".v*.partial", ".v*.removed"):
-            for left in directory.glob(pattern):
-                shutil.rmtree(left, ignore_errors=True)
+                remove_folder(stale, run)
+        # Whoever knows its run's id now may have known only the name in its earlier life.
+        for tag in {_tag(run), _tag(RunIdentity(run.name))}:
+            for end in ("partial", "removed"):
+                for left in directory.glob(f".v*.{tag}.{end}"):
+                    shutil.rmtree(left, ignore_errors=True)
 
 
-def remove_older(directory: Path, spared: Collection[Path] = (), apart: Collection[Path] = ()) -> None:
-    """Remove all versions but the `KEPT` newest and those spared; what is `apart` stays, and is none of them. Raises
-    OSError: the directory cannot be read."""
-    ours = sorted((version, path) for version, path in versions_in(directory).items() if path not in apart)
+def remove_older(
+    directory: Path, run: RunIdentity, spared: Collection[Path] = (), apart: Collection[Path] = ()
+) -> None:
+    """Remove all versions of `run` but the `KEPT` newest and those spared; what is `apart` stays, and is none of them.
+    Raises OSError: the directory cannot be read."""
+    ours = sorted((version, path) for version, path in versions_in(directory, run).items() if path not in apart)
     for _, old in ours[:-KEPT]:
         if old not in spared:
-            remove_folder(old)
+            remove_folder(old, run)
 
 
 def write_folder(
-    directory: Path, version: int, tensors: Mapping[str, torch.Tensor], write_config: Callable[[Path], object]
+    directory: Path,
+    version: int,
+    tensors: Mapping[str, torch.Tensor],
+    write_config: Callable[[Path], object],
+    run: RunIdentity,
 ) -> Path:
-    """The folder of `version`, written aside and renamed. Raises OSError."""
+    """The folder of `version` with the mark of `run`, written aside and renamed. Raises OSError; FileExistsError: what
+    is not the run's is in the way."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     manifest = take_snapshot(version, whole, 1).manifest
 
@@ -130,17 +149,17 @@ def write_folder(
         save_tensors(whole, aside / TENSORS, {"format": "pt"})
         (aside / MANIFEST).write_text(json.dumps(manifest.body()))
 
-    return _make(directory / folder_name(version), write)
+    return _make(directory, version, run, write)
 
 
-def link_folder(folder: Folder, directory: Path) -> Folder:
-    """The same version under `directory`, where it stays when `folder` is removed: hard links to its files, or copies
-    where the file system has none. Raises OSError."""
+def link_folder(folder: Folder, directory: Path, run: RunIdentity) -> Folder:
+    """The same version under `directory`, where it stays when `folder` is removed, with a mark of its own: hard links
+    to its files, or copies where the file system has none. Raises as `write_folder` does."""
 
     def link(aside: Path) -> None:
-        shutil.copytree(folder.path, aside, copy_function=_link)
+        shutil.copytree(folder.path, aside, ignore=shutil.ignore_patterns(MARK), copy_function=_link)
 
-    return Folder(_make(directory / folder_name(folder.manifest.version), link), folder.manifest)
+    return Folder(_make(directory, folder.manifest.version, run, link), folder.manifest)
 
 
 def _link(source: str, target: str) -> None:
@@ -155,44 +174,85 @@ def folder_name(version: int) -> str:
     return f"v{version:08d}"
 
 
-def _make(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """`folder`, filled aside and then renamed."""
-    aside = folder.with_name(f".{folder.name}.partial")
+def _make(directory: Path, version: int, run: RunIdentity, fill: Callable[[Path], None]) -> Path:
+    """The folder of `version`, filled and marked aside and then renamed."""
+    folder = directory / folder_name(version)
+    aside = _aside(folder, run, "partial")
+    _check_ours(folder, run)
     shutil.rmtree(aside, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     try:
         fill(aside)
+        (aside / MARK).write_text(json.dumps({"run": run.name, "id": run.id, "version": version}))
+        remove_folder(folder, run)
+        aside.rename(folder)
     except OSError:
         # On a full disk nothing must be left in the way of others.
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    remove_folder(folder)
-    aside.rename(folder)
     return folder
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a folder. It is renamed first: nobody takes what is left of it for a whole one. Raises OSError."""
-    aside = folder.with_name(f".{folder.name}.removed")
+def remove_folder(folder: Path, run: RunIdentity) -> None:
+    """Remove a folder of `run`. It is renamed first: nobody takes what is left of it for a whole one. Raises OSError;
+    FileExistsError: it is not the run's."""
+    _check_ours(folder, run)
+    aside = _aside(folder, run, "removed")
     shutil.rmtree(aside, ignore_errors=True)
     if folder.exists():
         folder.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def _check_ours(folder: Path, run: RunIdentity) -> None:
+    """Raises FileExistsError: there is something that does not carry the run's mark."""
+    if not os.path.lexists(folder):
+        return
+    mark = _mark_of(folder)
+    if mark is None or not mark[1].may_be(run):
+        owner = "carries no run's mark" if mark is None else f"belongs to run {mark[1]}"
+        raise FileExistsError(
+            f"{folder} {owner}, so run {run} leaves it as it is: move it away, or set weights.dir to another directory"
+        )
+
+
+def _mark_of(folder: Path) -> tuple[int, RunIdentity] | None:
+    """The version and run in a folder's mark; None where it has none, or is a copy under another name."""
+    try:
+        mark = json.loads((folder / MARK).read_bytes())
+    except (OSError, ValueError):
+        # What cannot be read is not ours.
+        return None
+    match mark:
+        case {"run": str(name), "id": str(number), "version": int(version)} if folder.name == folder_name(version):
+            return version, RunIdentity(name, number)
+    return None
+
+
+def _aside(folder: Path, run: RunIdentity, end: str) -> Path:
+    return folder.with_name(f".{folder.name}.{_tag(run)}.{end}")
+
+
+def _tag(run: RunIdentity) -> str:
+    """A run's mark in a name, whatever characters its own has."""
+    return blake2b(json.dumps([run.name, run.id]).encode(), digest_size=8).hexdigest()
+
+
 class FolderWriter:
-    """The learner's: writes versions in a thread of its own; one that a newer version overtakes is left out.
+    """The learner's: writes versions of `run` in a thread of its own; one that a newer version overtakes is left out,
+    and one that cannot be written is logged and counted.
 
     Raises OSError: the directory cannot be written.
     """
 
-    def __init__(self, directory: Path, write_config: Callable[[Path], object]) -> None:
+    def __init__(self, directory: Path, write_config: Callable[[Path], object], run: RunIdentity) -> None:
         self._directory = directory
         self._write_config = write_config
+        self._run = run
         self._newest = -1
         self.failures = 0
         directory.mkdir(parents=True, exist_ok=True)
-        remove_all(directory)
+        remove_all(directory, run)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -208,8 +268,8 @@ class FolderWriter:
         if version != self._newest:
             return
         try:
-            write_folder(self._directory, version, tensors, self._write_config)
-            remove_older(self._directory)
+            write_folder(self._directory, version, tensors, self._write_config, self._run)
+            remove_older(self._directory, self._run)
         except OSError as error:
             self.failures += 1
             logger.error("version %d was not written to %s: %s", version, self._directory, error)

@@ -20,6 +20,9 @@ from asyncrl.errors import UnavailableError, WeightsError, WireError
 from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
 
+AWAY_S = 1.0
+"""The wait after a learner that the last channel does not find; a directory that is not there answers at once."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -59,7 +62,8 @@ class Taker(Protocol):
 class Receiver:
     """Follows the first of `channels` that works, for an engine whose tensors have the names and shapes in `expected`.
 
-    `retry_s` is the wait after a version that the last channel could not bring.
+    `retry_s` is the wait after a version that the last channel could not bring; a learner that is not there is looked
+    for at least once a second.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class Receiver:
         except UnavailableError as error:
             last.reset()
             logger.warning("waiting for the learner: %s", error)
+            await asyncio.sleep(min(AWAY_S, self._retry_s))
         except (WeightsError, WireError) as error:
             last.reset()
             self.refused += 1

@@ -25,7 +25,7 @@ from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.observe.sinks import open_metrics, read_lines
 from asyncrl.weights.folders import FolderWriter
 from tests.chaos.full_disk import fill
-from tests.helpers import until
+from tests.helpers import OWN_RUN, until
 from tests.learner.support import write_model
 
 
@@ -121,7 +121,7 @@ def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
     waits(folder, lambda: export(policy, ModelConfig(str(model)), folder / "out", ranks, threading.Event()), seen)
     assert load_file(folder / "out" / "model.safetensors").keys() == policy.published.shapes.keys()
 
-    writer = FolderWriter(folder / "pushed", lambda _: None)
+    writer = FolderWriter(folder / "pushed", lambda _: None, OWN_RUN)
 
     def fail() -> None:
         writer.write(1, {"w": torch.zeros(5000)})

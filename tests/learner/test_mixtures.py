@@ -26,6 +26,7 @@ from asyncrl.model_shapes import model_shapes
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import write_folder
 from tests.actor.engine.support import assert_exact
+from tests.helpers import OWN_RUN
 from tests.learner.support import VOCABULARY, FakeMetrics, FakePublisher, FakeReplay, make_config
 from tests.mixtures import BIASED, MIXTURES, save_mixture
 
@@ -85,7 +86,7 @@ def test_a_pushed_folder_holds_what_was_trained_buffers_included(folder: Path, r
     config, policy = ModelConfig(str(folder)), changed(folder, ranks)
     tensors = full_tensors(policy.model, policy.published, torch.float32, ranks)
     assert {name: tuple(each.shape) for name, each in tensors.items()} == model_shapes(config).tensors
-    assert_loads_as(policy, write_folder(tmp_path, 1, tensors, described(config)))
+    assert_loads_as(policy, write_folder(tmp_path, 1, tensors, described(config), OWN_RUN))
 
 
 @pytest.mark.parametrize("folder", EMBEDDED, indirect=True)

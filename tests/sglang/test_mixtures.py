@@ -24,6 +24,7 @@ from asyncrl.weights.folders import Weights, read_folder, write_folder
 from tests.actor.engine.real import fleet_over, prompts, run
 from tests.actor.engine.support import parameters, plain_logprobs
 from tests.actor.fakes import make_tokenizer
+from tests.helpers import OWN_RUN
 from tests.mixtures import mixture
 from tests.sglang.support import RealServer
 
@@ -67,14 +68,14 @@ def serve(server: RealServer, folder: Path, model: Any, version: int, way: str, 
     transport = way
     if way == "the learner's folder":
         transport, write_config = "disk", described(ModelConfig(str(folder)))
-        weights = read_folder(write_folder(space / "pushed", version, weights, write_config), version)
+        weights = read_folder(write_folder(space / "pushed", version, weights, write_config, OWN_RUN), version)
 
     def open_server(url: str) -> SglangServer:
         return SglangServer(url, context=512, transports=[transport], silence_s=300, bucket_bytes=64 << 10)
 
     async def scenario() -> list[Generation]:
         await server.ready()
-        held = Folders(space / "held", model.config.save_pretrained)
+        held = Folders(space / "held", model.config.save_pretrained, OWN_RUN)
         async with fleet_over([server.url], open_server, model, folders=held) as fleet:
             await fleet.update_weights(version, weights)
             shutil.rmtree(space / "pushed", ignore_errors=True)

@@ -28,6 +28,7 @@ from tests.actor.engine.real import (
     some,
 )
 from tests.actor.engine.support import assert_exact, parameters, until
+from tests.helpers import OWN_RUN
 from tests.sglang.support import RealServer, fleet_of
 
 PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "50"))
@@ -41,7 +42,9 @@ def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(serve
     transport = way
     if way == "the learner's folder":
         transport = "disk"
-        weights = read_folder(write_folder(tmp_path / "pushed", 7, weights, policy(7).config.save_pretrained), 7)
+        weights = read_folder(
+            write_folder(tmp_path / "pushed", 7, weights, policy(7).config.save_pretrained, OWN_RUN), 7
+        )
 
     async def scenario() -> list[Generation]:
         await server.ready()

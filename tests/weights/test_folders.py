@@ -1,7 +1,10 @@
 """The disk channel: folders that appear whole, and who reads them."""
 
 import asyncio
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.learner.export import described
+from asyncrl.types import RunIdentity
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.folders import (
     KEPT,
@@ -24,6 +28,8 @@ from asyncrl.weights.folders import (
     write_folder,
 )
 from asyncrl.weights.receiver import Receiver
+from tests.helpers import OWN_RUN
+from tests.helpers import until as wait
 from tests.learner.support import write_model
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors, until
 
@@ -35,31 +41,138 @@ def nothing(folder):
 def test_versions_written_in_the_background_are_followed_bit_for_bit_and_old_ones_go(tmp_path):
     async def run():
         engine = HoldingEngine()
-        writer = FolderWriter(tmp_path / "weights", nothing)
-        async with following(DiskChannel(tmp_path / "weights"), engine, shapes(some_tensors())):
+        writer = FolderWriter(tmp_path / "weights", nothing, OWN_RUN)
+        async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
             for version in range(4):
                 writer.write(version, some_tensors(version))
                 await until(lambda version=version: engine.version == version)
                 assert same_bits(engine.tensors, some_tensors(version))
         writer.close()
-        assert sorted(versions_in(tmp_path / "weights")) == list(range(4))[-KEPT:]
+        assert sorted(versions_in(tmp_path / "weights", OWN_RUN)) == list(range(4))[-KEPT:]
         assert writer.failures == 0
 
     asyncio.run(run())
 
 
-def test_a_new_learner_removes_what_an_earlier_one_left(tmp_path):
-    write_folder(tmp_path, 9, some_tensors(), nothing)
-    (tmp_path / "notes").write_text("somebody else's")
-    FolderWriter(tmp_path, nothing).close()
-    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+OTHERS = [RunIdentity("other", OWN_RUN.id), RunIdentity(OWN_RUN.name, "another")]
+WRITING = """
+import sys, time
+from pathlib import Path
+from asyncrl.types import RunIdentity
+from asyncrl.weights.folders import FolderWriter
+from tests.weights.fakes import some_tensors
+
+def slowly(folder):
+    print("writing", flush=True)
+    time.sleep(1000)
+
+FolderWriter(Path(sys.argv[1]), slowly, RunIdentity(*sys.argv[2:])).write(3, some_tensors())
+"""
+
+
+def contents(directory):
+    """Every file and empty folder, with its bytes and time."""
+    paths = (each for each in directory.rglob("*") if each.is_file() or not any(each.iterdir()))
+    return {each: (each.stat().st_mtime_ns, each.read_bytes() if each.is_file() else None) for each in sorted(paths)}
+
+
+def killed_while_writing(directory, run):
+    """What is left of a learner that is killed in the middle of a write."""
+    before = set(directory.iterdir()) if directory.exists() else set()
+    command = [sys.executable, "-c", WRITING, directory, run.name, run.id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        process.kill()
+    [left] = set(directory.iterdir()) - before
+    return left
+
+
+def test_only_its_own_folders_are_a_learners_to_remove(tmp_path):
+    for other in OTHERS:
+        killed_while_writing(tmp_path, other)
+    write_folder(tmp_path, 2, some_tensors(2), nothing, OTHERS[0])
+    write_folder(tmp_path, 90, some_tensors(9), nothing, OTHERS[1])
+    for name in ("v3/notes", "v00000001.txt", "v00000050/model.safetensors", ".v00000003.partial/notes", "notes"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a person's")
+    (tmp_path / "v00000060").mkdir()
+    theirs = contents(tmp_path)
+    write_folder(tmp_path, 8, some_tensors(), nothing, OWN_RUN)
+    shutil.copytree(write_folder(tmp_path, 9, some_tensors(), nothing, OWN_RUN), tmp_path / "v9")
+    theirs |= contents(tmp_path / "v9")
+
+    writer = FolderWriter(tmp_path, nothing, OWN_RUN)
+    assert contents(tmp_path) == theirs
+    for version in (3, 4, 5, 6):
+        writer.write(version, some_tensors())
+        wait(lambda version=version: version in versions_in(tmp_path, OWN_RUN))
+    writer.close()
+    assert sorted(versions_in(tmp_path, OWN_RUN)) == [5, 6]
+    FolderWriter(tmp_path, nothing, OWN_RUN).close()
+    assert contents(tmp_path) == theirs
+
+
+@pytest.mark.parametrize("whose", [*OTHERS, "a person's", "a person's empty", "a person's file"], ids=str)
+def test_what_is_in_the_way_of_a_version_and_is_not_the_learners_stays_and_is_named(tmp_path, whose, caplog):
+    if isinstance(whose, RunIdentity):
+        write_folder(tmp_path, 2, some_tensors(2), nothing, whose)
+    elif "file" in whose:
+        (tmp_path / "v00000002").write_text("mine")
+    else:
+        (tmp_path / "v00000002").mkdir()
+        if "empty" not in whose:
+            (tmp_path / "v00000002" / "notes").write_text("mine")
+    theirs = contents(tmp_path)
+    writer = FolderWriter(tmp_path, nothing, OWN_RUN)
+    writer.write(2, some_tensors(5))
+    writer.close()
+    assert writer.failures == 1
+    owner = f"belongs to run {whose}" if isinstance(whose, RunIdentity) else "carries no run's mark"
+    assert f"{tmp_path / 'v00000002'} {owner}, so run {OWN_RUN} leaves it as it is" in caplog.text
+    assert "weights.dir" in caplog.text
+    assert contents(tmp_path) == theirs
+
+
+def test_what_a_learner_left_that_was_killed_in_the_middle_of_a_write_goes_when_its_run_starts_again(tmp_path):
+    left = killed_while_writing(tmp_path, OWN_RUN)
+    for other in OTHERS:
+        FolderWriter(tmp_path, nothing, other).close()
+        assert left.exists(), "it is another run's"
+    FolderWriter(tmp_path, nothing, OWN_RUN).close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_takes_its_own_runs_folders_only_and_says_whose_the_others_are(tmp_path):
+    async def scenario():
+        write_folder(tmp_path, 90, some_tensors(9), nothing, OTHERS[0])
+        link = DiskChannel(tmp_path, OWN_RUN)
+        with pytest.raises(UnavailableError, match=re.escape(f"has weights of run {OTHERS[0]}, and none of {OWN_RUN}")):
+            await link.newer_than(-1)
+        (tmp_path / "v99").mkdir()
+        write_folder(tmp_path, 2, some_tensors(2), nothing, OWN_RUN)
+        for run in (OWN_RUN, RunIdentity(OWN_RUN.name)):
+            link = DiskChannel(tmp_path, run)
+            assert same_bits(await link.fetch(await link.newer_than(-1)), some_tensors(2))
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_whose_directory_is_not_there_waits_for_it_and_does_other_work_meanwhile(tmp_path):
+    async def scenario():
+        engine = HoldingEngine()
+        async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
+            await asyncio.sleep(0)
+            write_folder(tmp_path / "weights", 1, some_tensors(1), nothing, OWN_RUN)
+            await until(lambda: engine.version == 1)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "manifest", "gone", "no directory"])
 def test_what_is_damaged_or_gone_is_an_error_of_its_kind(tmp_path, fault):
     async def run():
-        folder = write_folder(tmp_path, 1, some_tensors(), nothing)
-        link = DiskChannel(tmp_path)
+        folder = write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
+        link = DiskChannel(tmp_path, OWN_RUN)
         manifest = await link.newer_than(0)
         data = bytearray((folder / TENSORS).read_bytes())
         match fault:
@@ -81,12 +194,12 @@ def test_what_is_damaged_or_gone_is_an_error_of_its_kind(tmp_path, fault):
 
 
 def test_nothing_newer_is_none(tmp_path):
-    write_folder(tmp_path, 1, some_tensors(), nothing)
-    assert asyncio.run(DiskChannel(tmp_path).newer_than(1)) is None
+    write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
+    assert asyncio.run(DiskChannel(tmp_path, OWN_RUN).newer_than(1)) is None
 
 
 def test_a_directory_that_cannot_be_written_is_counted_and_ends_nothing(tmp_path):
-    writer = FolderWriter(tmp_path / "weights", nothing)
+    writer = FolderWriter(tmp_path / "weights", nothing, OWN_RUN)
     shutil.rmtree(tmp_path / "weights")
     (tmp_path / "weights").write_text("in the way")
     writer.write(0, some_tensors())
@@ -101,7 +214,7 @@ def test_a_folder_is_one_that_transformers_loads_tied_embeddings_and_all(tmp_pat
         name: torch.randn(each.shape).to(torch.bfloat16)
         for name, each in AutoModelForCausalLM.from_pretrained(model).named_parameters()
     }
-    folder = write_folder(tmp_path, 3, tensors, described(config))
+    folder = write_folder(tmp_path, 3, tensors, described(config), OWN_RUN)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert same_bits(dict(loaded.named_parameters()), tensors)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
@@ -112,13 +225,13 @@ def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_counted(tm
         engine = HoldingEngine()
         with publisher(context) as source:
             async with channel(source.endpoint) as link:
-                receiver = Receiver([DiskChannel(tmp_path / "nowhere"), link], shapes(some_tensors()))
+                receiver = Receiver([DiskChannel(tmp_path / "nowhere", OWN_RUN), link], shapes(some_tensors()))
                 following = asyncio.create_task(receiver.run(engine))
                 source.publish(0, some_tensors(0))
                 await until(lambda: engine.version == 0)
                 assert receiver.fallbacks >= 1
                 (tmp_path / "nowhere").mkdir()
-                write_folder(tmp_path / "nowhere", 1, some_tensors(1), nothing)
+                write_folder(tmp_path / "nowhere", 1, some_tensors(1), nothing, OWN_RUN)
                 await until(lambda: engine.version == 1)
                 assert receiver.counters()["weights_updates"] == 2
                 assert receiver.counters()["weights_bytes"] == 2 * sum(each.nbytes for each in some_tensors().values())
@@ -130,8 +243,8 @@ def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_counted(tm
 
 def test_a_channel_for_servers_gives_the_folder_unread_once_its_header_is_that_of_the_manifest(tmp_path):
     async def run():
-        path = write_folder(tmp_path, 1, some_tensors(), nothing)
-        link = DiskChannel(tmp_path, read=False)
+        path = write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
+        link = DiskChannel(tmp_path, OWN_RUN, read=False)
         manifest = await link.newer_than(0)
         folder = await link.fetch(manifest)
         assert isinstance(folder, Folder)
@@ -141,7 +254,7 @@ def test_a_channel_for_servers_gives_the_folder_unread_once_its_header_is_that_o
         (path / TENSORS).write_bytes(whole[:-5])
         with pytest.raises(WeightsError, match="damaged"):
             await link.fetch(manifest)
-        write_folder(tmp_path, 1, {**some_tensors(), "scale": torch.zeros(2)}, nothing)
+        write_folder(tmp_path, 1, {**some_tensors(), "scale": torch.zeros(2)}, nothing, OWN_RUN)
         with pytest.raises(WeightsError, match="other tensors"):
             await link.fetch(manifest)
         shutil.rmtree(path)
@@ -160,8 +273,8 @@ def test_a_folder_under_another_name_stays_when_the_first_goes_and_is_copied_onl
 
     if not links:
         monkeypatch.setattr("os.link", refuse)
-    path = write_folder(tmp_path / "pushed", 4, some_tensors(4), nothing)
-    held = link_folder(read_folder(path, 4), tmp_path / "held")
+    path = write_folder(tmp_path / "pushed", 4, some_tensors(4), nothing, OWN_RUN)
+    held = link_folder(read_folder(path, 4), tmp_path / "held", OWN_RUN)
     assert held.path == tmp_path / "held" / path.name
     assert (held.path / TENSORS).samefile(path / TENSORS) is links
     shutil.rmtree(path)
@@ -170,6 +283,6 @@ def test_a_folder_under_another_name_stays_when_the_first_goes_and_is_copied_onl
 
 
 def test_the_newest_versions_and_those_that_are_spared_are_never_removed(tmp_path):
-    paths = [write_folder(tmp_path, version, some_tensors(), nothing) for version in range(5)]
-    remove_older(tmp_path, [paths[1]])
-    assert sorted(versions_in(tmp_path)) == [1, 3, 4]
+    paths = [write_folder(tmp_path, version, some_tensors(), nothing, OWN_RUN) for version in range(5)]
+    remove_older(tmp_path, OWN_RUN, [paths[1]])
+    assert sorted(versions_in(tmp_path, OWN_RUN)) == [1, 3, 4]

@@ -10,6 +10,7 @@ import pytest
 from asyncrl.config.schema import TrainConfig
 from asyncrl.weights.channels.opening import open_channels
 from asyncrl.weights.folders import Folder, write_folder
+from tests.helpers import OWN_RUN
 from tests.weights.fakes import same_bits, some_tensors
 
 
@@ -28,8 +29,9 @@ def test_folders_go_unread_to_servers_that_load_folders_first(
 ) -> None:
     config = TrainConfig()
     config.engine.kind, config.weights.transports = kind, transports
+    config.run.name, config.run.dir = OWN_RUN.name, str(tmp_path)
     config.weights.channel, config.weights.dir = "disk", str(tmp_path)
-    write_folder(tmp_path, 1, some_tensors(), lambda folder: None)
+    write_folder(tmp_path, 1, some_tensors(), lambda folder: None, OWN_RUN)
 
     async def scenario() -> None:
         [channel] = open_channels(config, None)

@@ -25,6 +25,7 @@ from asyncrl.weights.folders import read_folder, write_folder
 from asyncrl.weights.threads import in_own_thread
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, serving, tensors
 from tests.actor.engine.support import parameters, tiny_model
+from tests.helpers import OWN_RUN
 from tests.weights.fakes import channel, publisher, same_bits, some_tensors, until
 
 LIMIT_S = 20.0
@@ -79,8 +80,8 @@ def test_a_fleet_is_updated_and_closed(transports: tuple[str], given: str, tmp_p
     async def scenario() -> Any:
         weights: Any = tensors(3)
         if given == "folder":
-            weights = read_folder(write_folder(tmp_path / "pushed", 3, weights, lambda folder: None), 3)
-        options = {"transports": transports, "folders": Folders(tmp_path / "held", lambda folder: None)}
+            weights = read_folder(write_folder(tmp_path / "pushed", 3, weights, lambda folder: None, OWN_RUN), 3)
+        options = {"transports": transports, "folders": Folders(tmp_path / "held", lambda folder: None, OWN_RUN)}
         async with serving(server), blocked_tools(), fleet_over(server, **options) as fleet:
             await fleet.update_weights(3, weights)
             return await fleet.generate(ids(), Sampling(1.0, 5), (), "s")
@@ -121,10 +122,10 @@ def test_deltas_are_applied() -> None:
 
 @pytest.mark.parametrize("read", [True, False])
 def test_folders_are_read_and_checked(read: bool, tmp_path: Path) -> None:
-    write_folder(tmp_path, 2, some_tensors(2), lambda folder: None)
+    write_folder(tmp_path, 2, some_tensors(2), lambda folder: None, OWN_RUN)
 
     async def scenario() -> Any:
-        link = DiskChannel(tmp_path, read=read)
+        link = DiskChannel(tmp_path, OWN_RUN, read=read)
         async with blocked_tools():
             manifest = await link.newer_than(1)
             assert manifest is not None

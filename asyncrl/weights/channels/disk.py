@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 from asyncrl.errors import UnavailableError
-from asyncrl.weights.folders import Folder, Weights, read_folder, versions_in
+from asyncrl.types import RunIdentity
+from asyncrl.weights.folders import Folder, Weights, owners_in, read_folder
 from asyncrl.weights.manifest import Manifest
 from asyncrl.weights.threads import in_own_thread
 
@@ -15,14 +16,17 @@ POLLS = 10
 
 
 class DiskChannel:
-    """The newest folder in `directory` (see weights/folders.py); with `read` its tensors, else the folder itself.
+    """The newest folder of `run` in `directory` (see weights/folders.py); with `read` its tensors, else the folder
+    itself.
 
-    Every method raises UnavailableError where there is no such directory, or a folder went away meanwhile.
+    Every method raises UnavailableError where there is no such directory, it has folders of other runs only, or a
+    folder went away meanwhile.
     """
 
-    def __init__(self, directory: Path, *, read: bool = True) -> None:
+    def __init__(self, directory: Path, run: RunIdentity, *, read: bool = True) -> None:
         self.endpoint = str(directory)
         self._directory = directory
+        self._run = run
         self._reads = read
         self.received = 0
 
@@ -53,6 +57,13 @@ class DiskChannel:
 
     def _folders(self) -> dict[int, Path]:
         try:
-            return versions_in(self._directory)
+            found = list(owners_in(self._directory))
         except OSError as error:
             raise UnavailableError(f"the learner's weights cannot be read here: {error}") from error
+        own = {version: path for version, path, owner in found if owner.may_be(self._run)}
+        if found and not own:
+            raise UnavailableError(
+                f"{self._directory} has weights of run {found[0][2]}, and none of {self._run}: if they do not come "
+                "soon, look at weights.dir, run.name and run.dir"
+            )
+        return own

@@ -22,7 +22,7 @@ from asyncrl.weights.staging import CPU, staging_device
 
 def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]:
     """`weights.channel`, and after it `weights.fallback`."""
-    weights = config.weights
+    weights, run = config.weights, process.run_identity(config.run)
     keep_to_loopback(config, actor=True)
 
     def requests() -> Requests:
@@ -31,7 +31,7 @@ def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]
 
     ways: dict[str, Callable[[], Channel]] = {
         "zmq": lambda: ZmqChannel(requests(), deltas=weights.history > 0),
-        "disk": lambda: DiskChannel(weights_dir(config), read=not _servers_read(config)),
+        "disk": lambda: DiskChannel(weights_dir(config), run, read=not _servers_read(config)),
         "distributed": lambda: DistributedChannel(requests(), _device(config), weights.timeout_s),
     }
     return [ways[name]() for name in (weights.channel, weights.fallback) if name != "none"]

@@ -31,6 +31,7 @@ from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import kept
 from tests.actor.engine.support import VOCABULARY, assert_exact, parameters, tiny_model
 from tests.actor.fakes import make_tokenizer
+from tests.helpers import OWN_RUN
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def prompts(count: int, seed: int = 0) -> list[NDArray[np.int32]]:
 
 
 def folders(directory: Path, **options: Any) -> Folders:
-    return Folders(directory, policy(0, **options).config.save_pretrained)
+    return Folders(directory, policy(0, **options).config.save_pretrained, OWN_RUN)
 
 
 @asynccontextmanager

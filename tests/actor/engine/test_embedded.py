@@ -27,7 +27,7 @@ from tests.actor.engine.support import (
     tiny_model,
     until,
 )
-from tests.helpers import GENEROUS_S
+from tests.helpers import GENEROUS_S, OWN_RUN
 
 LONG = Sampling(1.0, 400)
 
@@ -304,7 +304,7 @@ def test_nothing_is_generated_before_the_first_weights():
 
 def test_weights_in_a_folder_are_read_by_the_engine_itself(tmp_path):
     start, model = prompt(np.random.default_rng(0), 4), tiny_model(seed=5)
-    folder = read_folder(write_folder(tmp_path, 2, parameters(model), model.config.save_pretrained), 2)
+    folder = read_folder(write_folder(tmp_path, 2, parameters(model), model.config.save_pretrained, OWN_RUN), 2)
 
     async def scenario(engine: EmbeddedEngine) -> None:
         await engine.update_weights(2, folder)

@@ -13,6 +13,7 @@ import torch
 
 from asyncrl.actor.engine.fleet.claims import Claim, remove_abandoned, unused_s
 from asyncrl.errors import ConfigError, UnavailableError, WeightsError
+from asyncrl.types import RunIdentity
 from asyncrl.weights.folders import (
     Folder,
     folder_name,
@@ -29,25 +30,26 @@ PREDECESSOR_S = 15.0
 
 
 class Folders:
-    """Versions under `directory`, which is this actor's alone, with the configuration that `write_config` writes.
+    """Versions of `run` under `directory`, which is this actor's alone, with what `write_config` writes.
 
     Those of the learner are held under `held`, by default there as well: on the learner's file system it takes no
     second copy. What servers are reading is never removed. Of the others the newest are kept, as weights/folders.py
     says; so a late joiner always finds the newest. A directory is made when it is needed: an empty one where the
     learner's should be would look as if there were no weights yet.
 
-    What an earlier life of this actor, or other actors of this machine, left when they were killed is removed too, once
-    no server that they had load it can be at it any more: a server is given `load_s` (see claims.py). `clock` gives
-    seconds.
+    What an earlier life of this actor, or other actors of this run and machine, left when they were killed is removed
+    too, once no server that they had load it can be at it any more: a server is given `load_s` (see claims.py). `clock`
+    gives seconds.
 
-    Raises ConfigError: another process, which lives, has such a directory. OSError: what an earlier life left cannot be
-    removed.
+    Raises ConfigError: another process, which lives, or another run has such a directory. OSError: what an earlier life
+    left cannot be removed.
     """
 
     def __init__(
         self,
         directory: Path,
         write_config: Callable[[Path], object],
+        run: RunIdentity,
         held: Path | None = None,
         load_s: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
@@ -55,17 +57,18 @@ class Folders:
         self._directory = directory
         self._held = held or directory
         self._write_config = write_config
+        self._run = run
         self._load_s = load_s
         self._readers: Counter[Path] = Counter()
         self._clock = clock
         self._lock = Lock()
         self._closed = False
-        self._claims = {each: Claim(each) for each in (self._directory, self._held)}
+        self._claims = {each: Claim(each, run) for each in (self._directory, self._held)}
         self._inherited: dict[Path, float] = {}
         """Versions of an earlier life, and when they may go."""
         for each in self._claims:
             self._take_over(each)
-            remove_abandoned(each.parent, load_s)
+            remove_abandoned(each.parent, run, load_s)
 
     def path(self, version: int) -> Path:
         """Where `write` puts a version."""
@@ -75,7 +78,7 @@ class Folders:
         """The folder of `version`, written now. Raises WeightsError."""
         with self._adding_to(self._directory):
             try:
-                folder = write_folder(self._directory, version, tensors, self._write_config)
+                folder = write_folder(self._directory, version, tensors, self._write_config, self._run)
                 self._prune(folder)
             except OSError as error:
                 raise WeightsError(f"version {version} could not be written to disk: {error}") from error
@@ -88,7 +91,7 @@ class Folders:
         """
         with self._adding_to(self._held):
             try:
-                held = link_folder(folder, self._held)
+                held = link_folder(folder, self._held, self._run)
                 self._prune(held.path)
             except OSError as error:
                 if not folder.path.exists():
@@ -121,16 +124,10 @@ class Folders:
         if not directory.exists():
             return
         until = self._clock() + self._load_s - unused_s(directory)
-        try:
-            self._claims[directory].make(PREDECESSOR_S)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"{directory} belongs to another actor of this name, which runs; "
-                "stop it, or choose another run.name and weights.dir"
-            ) from error
+        self._claims[directory].make(PREDECESSOR_S)
         if self._clock() <= until:
-            self._inherited |= dict.fromkeys(versions_in(directory).values(), until)
-        remove_all(directory, self._inherited)
+            self._inherited |= dict.fromkeys(versions_in(directory, self._run).values(), until)
+        remove_all(directory, self._run, self._inherited)
 
     @contextmanager
     def _adding_to(self, directory: Path) -> Iterator[None]:
@@ -140,14 +137,15 @@ class Folders:
                 raise WeightsError("the fleet has been closed, its folders are gone")
             try:
                 self._claims[directory].make()
-            except BlockingIOError as error:
-                raise WeightsError(f"{directory} belongs to another actor of this name, which runs; stop it") from error
+            except ConfigError as error:
+                raise WeightsError(str(error)) from error
             yield
 
     def _prune(self, newest: Path) -> None:
         self._inherited.pop(newest, None)
         for path in [path for path, until in self._inherited.items() if self._clock() > until]:
-            remove_folder(path)
+            remove_folder(path, self._run)
             del self._inherited[path]
-        remove_older(newest.parent, [path for path, readers in list(self._readers.items()) if readers], self._inherited)
-        remove_abandoned(newest.parent.parent, self._load_s)
+        read = [path for path, readers in list(self._readers.items()) if readers]
+        remove_older(newest.parent, self._run, read, self._inherited)
+        remove_abandoned(newest.parent.parent, self._run, self._load_s)

@@ -66,7 +66,8 @@ def _folders(config: TrainConfig) -> Folders:
     written = process.run_dir(config.run) / "weights" / actor
     held = weights_dir(config) / "held" / actor
     try:
-        return Folders(written.absolute(), policy.save_pretrained, held.absolute(), config.weights.load_s)
+        run = process.run_identity(config.run)
+        return Folders(written.absolute(), policy.save_pretrained, run, held.absolute(), config.weights.load_s)
     except OSError as error:
         raise ConfigError(f"what is left in {written} or {held} cannot be removed: {error}; remove it") from error
 

@@ -20,7 +20,7 @@ from asyncrl.types import Sampling
 from asyncrl.weights.folders import versions_in
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
 from tests.actor.engine.support import until
-from tests.helpers import GENEROUS_S
+from tests.helpers import GENEROUS_S, OWN_RUN
 
 LONG = Sampling(1.0, 300)
 
@@ -287,7 +287,7 @@ def test_weights_that_cannot_be_written_are_a_fault_and_written_again(tmp_path: 
             raise OSError("no space left")
 
     async def scenario():
-        options = {"transports": ("disk",), "folders": Folders(tmp_path, write_config)}
+        options = {"transports": ("disk",), "folders": Folders(tmp_path, write_config, OWN_RUN)}
         async with serving(server), fleet_over(server, **options) as fleet:
             await fleet.update_weights(3, tensors(3))
             assert counter(fleet, "server_faults") == 1
@@ -299,14 +299,14 @@ def test_weights_that_cannot_be_written_are_a_fault_and_written_again(tmp_path: 
 def test_weights_go_by_disk_to_a_server_that_takes_no_tensors(tmp_path: Path):
     server = FakeSglang()
     server.refuses.add("update_weights_from_tensor")
-    folders = Folders(tmp_path, lambda folder: (folder / "config.json").write_text("{}"))
+    folders = Folders(tmp_path, lambda folder: (folder / "config.json").write_text("{}"), OWN_RUN)
 
     async def scenario():
         options = {"transports": ("tensor", "disk"), "folders": folders}
         async with serving(server), fleet_over(server, **options) as fleet:
             for version in range(4):
                 await fleet.update_weights(version, tensors(version))
-            assert sorted(versions_in(tmp_path)) == [2, 3]
+            assert sorted(versions_in(tmp_path, OWN_RUN)) == [2, 3]
             assert (tmp_path / "v00000003" / "config.json").exists()
             return await fleet.generate(ids(), Sampling(1.0, 5), (), "s")
 
@@ -480,7 +480,7 @@ def test_a_server_that_will_not_be_parted_from_holds_up_neither_the_end_nor_the_
         closed.append(self.url)
 
     monkeypatch.setattr(SglangServer, "close", hang_or_close)
-    held = Folders(tmp_path / "held", lambda folder: None)
+    held = Folders(tmp_path / "held", lambda folder: None, OWN_RUN)
 
     async def scenario():
         async with serving(good, stuck), fleet_over(stuck, good, transports=("disk",), folders=held) as fleet:
@@ -528,7 +528,7 @@ def test_a_fleet_that_is_closed_while_it_writes_a_version_leaves_nothing(monkeyp
 
     async def scenario():
         async with serving(server):
-            folders = Folders(tmp_path / "held", slowly)
+            folders = Folders(tmp_path / "held", slowly, OWN_RUN)
             async with fleet_over(server, transports=("disk",), folders=folders) as fleet:
                 updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
                 await until(begun.is_set)

@@ -20,6 +20,7 @@ from asyncrl.types import Sampling
 from asyncrl.weights.folders import TENSORS, Folder, read_folder, write_folder
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
 from tests.actor.engine.support import until
+from tests.helpers import OWN_RUN
 from tests.weights.fakes import same_bits, some_tensors
 
 SHORT = Sampling(1.0, 5)
@@ -31,7 +32,7 @@ def nothing(folder: Path) -> None:
 
 def pushed(directory: Path, version: int, weights: Any = None) -> Folder:
     """As the learner writes it."""
-    return read_folder(write_folder(directory, version, weights or tensors(version), nothing), version)
+    return read_folder(write_folder(directory, version, weights or tensors(version), nothing, OWN_RUN), version)
 
 
 def names(directory: Path) -> list[str]:
@@ -41,7 +42,7 @@ def names(directory: Path) -> list[str]:
 
 def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path):
     async def scenario():
-        folders = Folders(tmp_path / "held", nothing)
+        folders = Folders(tmp_path / "held", nothing, OWN_RUN)
         slow = Update(0, "0-me", some_tensors(0), folders)
         async with slow.folder() as path:
             for version in range(1, 5):
@@ -59,7 +60,7 @@ def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path
 
 def test_a_version_that_a_server_comes_to_late_is_there_though_newer_ones_were_written(tmp_path: Path):
     async def scenario():
-        folders = Folders(tmp_path / "held", nothing)
+        folders = Folders(tmp_path / "held", nothing, OWN_RUN)
         written = Update(0, "0-me", some_tensors(0), folders)
         held = Update(9, "9-me", folders.hold(pushed(tmp_path / "pushed", 9, some_tensors(9))), folders)
         async with written.folder():
@@ -77,11 +78,9 @@ def test_a_version_that_a_server_comes_to_late_is_there_though_newer_ones_were_w
 
 
 def test_what_an_earlier_life_left_is_removed(tmp_path: Path):
-    Folders(tmp_path, nothing).write(100, some_tensors())
+    Folders(tmp_path, nothing, OWN_RUN).write(100, some_tensors())
     os.utime(tmp_path / CLAIM, (0, 0))
-    for cut_off in (".v00000101.partial", ".v00000099.removed"):
-        (tmp_path / cut_off).mkdir()
-    folders = Folders(tmp_path, nothing)
+    folders = Folders(tmp_path, nothing, OWN_RUN)
     folders.write(3, some_tensors())
     assert names(tmp_path) == ["v00000003"]
 
@@ -92,7 +91,7 @@ def test_a_folder_is_read_and_tensors_are_written_once_for_all_servers(tmp_path:
     monkeypatch.setattr(Folder, "read", lambda self: reads.append(self.path) or read(self))
 
     async def scenario():
-        folders = Folders(tmp_path / "held", nothing)
+        folders = Folders(tmp_path / "held", nothing, OWN_RUN)
         update = Update(2, "2-me", folders.hold(pushed(tmp_path / "pushed", 2, some_tensors(2))), folders)
         assert not reads
         shutil.rmtree(tmp_path / "pushed")
@@ -107,7 +106,7 @@ def test_a_folder_is_read_and_tensors_are_written_once_for_all_servers(tmp_path:
 
 
 def test_a_folder_that_went_before_it_could_be_held_is_unavailable_and_one_that_went_later_is_an_error(tmp_path: Path):
-    folders = Folders(tmp_path / "held", nothing)
+    folders = Folders(tmp_path / "held", nothing, OWN_RUN)
     folder = pushed(tmp_path / "pushed", 2)
     shutil.rmtree(folder.path)
     with pytest.raises(UnavailableError, match="a newer one will follow"):
@@ -117,7 +116,7 @@ def test_a_folder_that_went_before_it_could_be_held_is_unavailable_and_one_that_
 
 
 def test_nothing_is_made_where_the_learners_folders_are_before_one_is_held(tmp_path: Path):
-    folders = Folders(tmp_path / "written", nothing, tmp_path / "pushed" / "held")
+    folders = Folders(tmp_path / "written", nothing, OWN_RUN, tmp_path / "pushed" / "held")
     folders.write(1, some_tensors())
     assert [each.name for each in tmp_path.iterdir()] == ["written"]
     held = folders.hold(pushed(tmp_path / "pushed", 2))
@@ -127,7 +126,7 @@ def test_nothing_is_made_where_the_learners_folders_are_before_one_is_held(tmp_p
 
 
 def test_a_directory_that_cannot_hold_folders_is_named(tmp_path: Path):
-    folders = Folders(tmp_path / "held", nothing)
+    folders = Folders(tmp_path / "held", nothing, OWN_RUN)
     (tmp_path / "held").write_text("in the way")
     with pytest.raises(WeightsError, match="must be writable here"):
         folders.hold(pushed(tmp_path / "pushed", 2))
@@ -141,7 +140,11 @@ def test_servers_load_the_learners_folder_which_may_go_at_once_and_a_late_joiner
         return [server.url for server in servers]
 
     async def scenario():
-        options = {"transports": ("disk",), "folders": Folders(tmp_path / "held", nothing), "discover": discover}
+        options = {
+            "transports": ("disk",),
+            "folders": Folders(tmp_path / "held", nothing, OWN_RUN),
+            "discover": discover,
+        }
         async with serving(first, late), fleet_over(**options) as fleet:
             for version in range(4):
                 folder = pushed(tmp_path / "pushed", version)
@@ -163,7 +166,7 @@ def test_a_folder_of_another_model_is_refused_before_any_server_hears_of_it(tmp_
     server = FakeSglang()
 
     async def scenario():
-        folders = Folders(tmp_path / "held", nothing)
+        folders = Folders(tmp_path / "held", nothing, OWN_RUN)
         async with serving(server), fleet_over(server, transports=("disk",), folders=folders) as fleet:
             with pytest.raises(WeightsError, match="unknown"):
                 await fleet.update_weights(1, pushed(tmp_path / "pushed", 1, some_tensors()))
@@ -177,7 +180,7 @@ def test_a_server_that_cannot_read_the_folder_gets_its_tensors(tmp_path: Path):
     server.refuses.add("update_weights_from_disk")
 
     async def scenario():
-        options = {"transports": ("disk", "tensor"), "folders": Folders(tmp_path / "held", nothing)}
+        options = {"transports": ("disk", "tensor"), "folders": Folders(tmp_path / "held", nothing, OWN_RUN)}
         async with serving(server), fleet_over(server, **options) as fleet:
             await fleet.update_weights(3, pushed(tmp_path / "pushed", 3))
             return await fleet.generate(ids(), SHORT, (), "s")
@@ -197,7 +200,7 @@ def test_servers_are_given_what_is_staged_on_the_configured_device(tmp_path: Pat
 
     async def scenario():
         weights = tensors(1) if given == "tensors" else pushed(tmp_path / "pushed", 1)
-        options = {"folders": Folders(tmp_path / "held", nothing), "staging": torch.device("meta")}
+        options = {"folders": Folders(tmp_path / "held", nothing, OWN_RUN), "staging": torch.device("meta")}
         async with serving(server), fleet_over(server, **options) as fleet:
             await fleet.update_weights(1, weights)
 
