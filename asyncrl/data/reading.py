@@ -96,6 +96,8 @@ class TaskFile(Sequence[Task]):
         kind = tools.type
         if _is_list(kind):
             tools, kind = pc.list_flatten(tools), kind.value_type
+            if tools.null_count:
+                self._read_all()
         if _is_text(kind):
             try:
                 for text in pc.unique(tools.drop_null()).to_pylist():
@@ -103,6 +105,13 @@ class TaskFile(Sequence[Task]):
             except ValueError:
                 self._read_all()
         elif pa.types.is_struct(kind):
+            schema = kind.field("function").type if "function" in _fields(kind) else kind
+            types = {name: schema.field(name).type for name in _fields(schema)}
+            parameters = types.get("parameters", pa.null())
+            if not _is_text(types.get("name", pa.string())) or not (
+                pa.types.is_struct(parameters) or pa.types.is_null(parameters)
+            ):
+                self._read_all()
             names = tools
             for name in ("function", "name") if "function" in _fields(kind) else ("name",):
                 names = pc.struct_field(names, name) if name in _fields(names.type) else None

@@ -233,3 +233,19 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
 def test_reading_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, asyncrl.data.reading; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        ['{"name": "add"}', None],
+        [{"name": "add", "parameters": "none"}],
+        [{"type": "function", "function": {"name": "add", "parameters": 4}}],
+        [{"name": 4, "parameters": {"x": "y"}}],
+    ],
+)
+def test_schemas_that_no_row_could_be_read_with_are_refused_when_the_file_is_opened(tmp_path: Path, tools: Any) -> None:
+    row = {"prompt": [{"role": "user", "content": "a"}], "data_source": "s", "reward_model": {"ground_truth": "1"}}
+    pq.write_table(pa.Table.from_pylist([{**row, "tools": tools}]), tmp_path / "tasks.parquet")
+    with pytest.raises(DataError, match="row 0, column tools"):
+        read_tasks(tmp_path / "tasks.parquet")
