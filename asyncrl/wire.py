@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.errors import InvariantError, WireError
+from asyncrl.errors import InvariantError, RefusedError, WireError
 from asyncrl.text import cut
 from asyncrl.types import (
     NO_VERSION,
@@ -28,6 +28,7 @@ from asyncrl.types import (
     Labels,
     Purpose,
     Role,
+    RunIdentity,
     Step,
     Task,
     Ticket,
@@ -40,7 +41,7 @@ from asyncrl.unpacking import unpack
 PROTOCOL = 3
 READABLE = (2, PROTOCOL)
 """Stores hold messages as they came, and those of 2 have the same trajectories and labels. A request of 2 does not say
-its run, for which the replay refuses it."""
+its run, for which replay and learner refuse it."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
 """For headers that carry many tasks with their prompts, from a side that is known."""
@@ -91,6 +92,27 @@ def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[B
             f"{max_header_bytes}; its texts are too long"
         )
     return [header, *(array.data.cast("B") if array.size else b"" for array in arrays)]
+
+
+def run_field(run: RunIdentity | None) -> dict[str, Any]:
+    """What a request's body says of the run that asks; nothing where there is none."""
+    return {} if run is None else {"run": [run.name, run.id]}
+
+
+def check_run(request: Message, own: RunIdentity, server: str, port: str) -> None:
+    """Raises RefusedError: the request is of another run than the server's `own`, or does not say its run. `port` is
+    the setting of the server's."""
+    match request.body.get("run"):
+        case [str(name), str(number)]:
+            theirs = RunIdentity(name, number)
+        case _:
+            raise RefusedError(
+                f"this is the {server} of run {own}; {request.kind!r:.50} does not say which run's it is"
+            )
+    if not theirs.may_be(own):
+        raise RefusedError(
+            f"this is the {server} of run {own}, not of {theirs}: look at network.host, {port}, run.name and run.dir"
+        )
 
 
 def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -> Message:

@@ -103,6 +103,7 @@ def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
             context,
             keys=server_keys(network),
             insecure=network.insecure,
+            run=run,
             history=weights.history,
         )
         stack.callback(publisher.close)

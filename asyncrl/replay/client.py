@@ -34,6 +34,7 @@ from asyncrl.wire import (
     read_task,
     read_ticket,
     read_trajectory,
+    run_field,
     split,
     trajectory_message,
 )
@@ -85,7 +86,7 @@ class ReplayClient:
         self._give_up_s = give_up_s
         self._context = context or zmq.Context.instance()
         self._keys = keys
-        self._own_run = {} if run is None else {"run": [run.name, run.id]}
+        self._own_run = run_field(run)
         self._sequence = 0
         self._break_s = BREAK_S
         self._connect()

@@ -30,6 +30,7 @@ from asyncrl.types import RunIdentity
 from asyncrl.wire import (
     Buffer,
     Message,
+    check_run,
     encode,
     join,
     plan_body,
@@ -164,18 +165,7 @@ class Service:
     def _require_own_run(self, request: Message) -> None:
         if self._run is None or (request.kind in QUESTIONS and "run" not in request.body):
             return
-        match request.body.get("run"):
-            case [str(name), str(number)]:
-                theirs = RunIdentity(name, number)
-            case _:
-                raise RefusedError(
-                    f"this is the replay of run {self._run}; {request.kind!r} does not say which run's it is"
-                )
-        if not theirs.may_be(self._run):
-            raise RefusedError(
-                f"this is the replay of run {self._run}, not of {theirs}: look at network.host, network.replay_port, "
-                "run.name and run.dir"
-            )
+        check_run(request, self._run, "replay", "network.replay_port")
 
     def _tickets(self, tx: Transaction, request: Message) -> Message | None:
         body = request.body

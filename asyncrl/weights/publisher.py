@@ -2,7 +2,7 @@
 
 Receivers pull (the protocol is in `offers.py`), each with a bounded number of chunks outstanding, so a slow receiver
 delays nobody but itself, and training waits for none. Chunks are sent from the tensors' own memory, without a copy. A
-malformed request is answered `refused` with the reason, and counted.
+malformed request, or one of another run, is answered `refused` with the reason, and counted.
 
 Each version is compared with the one before it, once, and the last `history` deltas are kept for receivers that hold
 one of their bases. The host memory held is one version, its deltas, and what is in transfer; a second version while the
@@ -27,14 +27,15 @@ import torch
 import zmq
 
 from asyncrl.config.checks import check_bind
-from asyncrl.errors import WeightsError, WireError
+from asyncrl.errors import RefusedError, WeightsError, WireError
 from asyncrl.network.keys import ServerKeys
 from asyncrl.network.sockets import listen
 from asyncrl.network.throttle import Throttled
+from asyncrl.types import RunIdentity
 from asyncrl.weights.delta import Delta, diff, same_layout
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES, Snapshot, dtype_name, take_snapshot
 from asyncrl.weights.offers import Offers
-from asyncrl.wire import Message, decode, encode
+from asyncrl.wire import Message, check_run, decode, encode
 
 MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
@@ -54,7 +55,8 @@ class _Present:
 
 
 class Publisher:
-    """Serves weights on tcp://host:port, to the clients that `keys` lets in; port 0 takes a free one.
+    """Serves weights on tcp://host:port, to the clients that `keys` lets in and that are of `run`, where it is given;
+    port 0 takes a free one.
 
     Raises ConfigError: others can reach the address, and there are neither `keys` nor `insecure`; UnavailableError: it
     is taken.
@@ -68,6 +70,7 @@ class Publisher:
         *,
         keys: ServerKeys | None = None,
         insecure: bool = False,
+        run: RunIdentity | None = None,
         chunk_bytes: int = 2 << 20,
         forget_s: float = 30.0,
         history: int = 4,
@@ -80,6 +83,7 @@ class Publisher:
         self._router = self._listener.socket
         self.endpoint = self._listener.endpoint
         self.refused = 0
+        self._run = run
         self._refusals = Throttled(logger, "refused a request for weights")
         self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
         self._chunk_bytes = chunk_bytes
@@ -208,13 +212,16 @@ class Publisher:
 
     def _answer(self, receiver: bytes, *frames: bytes) -> None:
         try:
-            reply = self._offers.handle(receiver, decode(frames), time.monotonic())
-        except WireError as error:
+            request = decode(frames)
+            if self._run is not None:
+                check_run(request, self._run, "weight publisher", "network.weights_port")
+            reply = self._offers.handle(receiver, request, time.monotonic())
+        except (WireError, RefusedError) as error:
             reply = self._refused(0, error)
         if reply:
             self._send(receiver, reply)
 
-    def _refused(self, sequence: int, error: WireError) -> Message:
+    def _refused(self, sequence: int, error: WireError | RefusedError) -> Message:
         self.refused += 1
         self._refusals.say(error)
         return Message("refused", sequence, {"reason": str(error)})

@@ -105,7 +105,7 @@ def receive(endpoint: str) -> Honest:
 
     async def run(stopping: threading.Event, count: Callable[[], None]) -> None:
         with zmq.asyncio.Context() as context:
-            channel = ZmqChannel(Requests(endpoint, context, timeout_s=ANSWER_S))
+            channel = ZmqChannel(Requests(endpoint, context, timeout_s=ANSWER_S, run=published.RUN))
             try:
                 while not stopping.wait(PAUSE_S):
                     manifest = await channel.newer_than(-1)

@@ -56,12 +56,15 @@ _REQUESTS = [
     Message("requeue", 18, {"ticket": "nobody"}),
     Message("discard", 19, {"ticket": "nobody"}),
 ]
-REPLAY_REQUESTS = [replace(each, body={**each.body, "run": ["train", ""]}) for each in _REQUESTS]
-WEIGHT_REQUESTS = [
+_WEIGHT_REQUESTS = [
     Message("manifest", 1, {"holds": 5, "base": ""}),
     Message("join", 1, {"holds": 5, "backend": "gloo"}),
     Message("chunks", 2, {"version": 1, "chunks": [[0, 0, 2048], [0, 2048, 4096]]}),
 ]
+REPLAY_REQUESTS, WEIGHT_REQUESTS = (
+    [replace(each, body={**each.body, "run": ["train", ""]}) for each in requests]
+    for requests in (_REQUESTS, _WEIGHT_REQUESTS)
+)
 ORDERS = {
     "tickets": "want",
     "lease": "trajectories",

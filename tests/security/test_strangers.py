@@ -84,8 +84,10 @@ def test_a_stranger_gets_no_weights_while_a_receiver_is_served(
 ) -> None:
     async def run() -> None:
         context = zmq.asyncio.Context()
-        receiver = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=client_of(keys)))
-        stranger = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=1.0))
+        receiver = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=client_of(keys), run=published.RUN))
+        stranger = ZmqChannel(
+            Requests(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=1.0, run=published.RUN)
+        )
         with pytest.raises(UnavailableError, match="allowed" if everyone[who] else "silent"):
             await stranger.newer_than(-1)
         manifest = await receiver.newer_than(-1)

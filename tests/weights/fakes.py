@@ -11,6 +11,7 @@ import zmq
 import zmq.asyncio
 
 from asyncrl.errors import WeightsError
+from asyncrl.types import RunIdentity
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.publisher import Publisher
@@ -83,10 +84,10 @@ def publisher(context: zmq.Context, port: int = 0, **options: Any) -> Iterator[P
 
 @contextlib.asynccontextmanager
 async def channel(
-    endpoint: str, timeout_s: float = 10.0, keys: Any = None, **options: Any
+    endpoint: str, timeout_s: float = 10.0, run: RunIdentity | None = None, **options: Any
 ) -> AsyncIterator[ZmqChannel]:
     context = zmq.asyncio.Context()
-    link = ZmqChannel(Requests(endpoint, context, timeout_s=timeout_s), **options)
+    link = ZmqChannel(Requests(endpoint, context, timeout_s=timeout_s, run=run), **options)
     try:
         yield link
     finally:

@@ -27,7 +27,7 @@ def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]
 
     def requests() -> Requests:
         endpoint, context = process.weights_endpoint(config.network), zmq.asyncio.Context.instance()
-        return Requests(endpoint, context, timeout_s=weights.timeout_s, keys=keys)
+        return Requests(endpoint, context, timeout_s=weights.timeout_s, keys=keys, run=run)
 
     ways: dict[str, Callable[[], Channel]] = {
         "zmq": lambda: ZmqChannel(requests(), deltas=weights.history > 0),

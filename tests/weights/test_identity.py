@@ -1,0 +1,131 @@
+"""Whose weights they are: every request for weights says its run, and a publisher of another run refuses it by name."""
+
+import asyncio
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import zmq
+import zmq.asyncio
+
+from asyncrl import process
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import StoppedError, WireError
+from asyncrl.launch.ports import free_ports
+from asyncrl.learner.run import run as learn
+from asyncrl.types import RunIdentity
+from asyncrl.weights.channels.distributed import DistributedChannel
+from asyncrl.weights.channels.opening import open_channels
+from asyncrl.weights.channels.requests import Requests
+from tests.helpers import OWN_RUN
+from tests.learner.support import make_config, write_model
+from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors, until
+
+EXPECTED = shapes(some_tensors())
+OTHERS = [RunIdentity("other", OWN_RUN.id), RunIdentity("other"), RunIdentity(OWN_RUN.name, "another")]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_an_engine_of_another_run_gets_no_weights_and_reads_both_names_while_the_own_ones_are_served(
+    context, other, caplog
+):
+    async def scenario():
+        own, away, stranger = HoldingEngine(), HoldingEngine(), HoldingEngine()
+        with publisher(context, run=OWN_RUN) as source:
+            source.publish(0, some_tensors(0))
+            async with (
+                channel(source.endpoint, run=other) as wrong,
+                channel(source.endpoint, run=OWN_RUN) as right,
+                channel(source.endpoint, run=RunIdentity(OWN_RUN.name)) as by_name,
+                following(wrong, stranger, EXPECTED) as refused,
+                following(right, own, EXPECTED),
+                following(by_name, away, EXPECTED),
+            ):
+                await until(lambda: own.version == away.version == 0 and refused.refused >= 2)
+                source.publish(1, some_tensors(1))
+                await until(lambda: own.version == away.version == 1 and refused.refused >= 4)
+            assert source.refused >= 4
+        assert same_bits(own.tensors, some_tensors(1))
+        assert (stranger.version, stranger.served) == (-1, [])
+
+    asyncio.run(scenario())
+    told = f"this is the weight publisher of run {OWN_RUN}, not of {other}: look at network.host, network.weights_port"
+    assert any(told in each.getMessage() for each in caplog.records if each.name.endswith("receiver"))
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_an_engine_of_another_run_is_called_to_no_broadcast(context, other):
+    async def scenario():
+        with publisher(context, run=OWN_RUN) as source:
+            requests = Requests(source.endpoint, zmq.asyncio.Context.shadow(context), run=other)
+            link = DistributedChannel(requests, torch.device("cpu"), 20.0)
+            with pytest.raises(WireError, match=re.escape(f"of run {OWN_RUN}, not of {other}")):
+                await link.newer_than(-1)
+            assert source.summon("gloo", lambda receivers: {}, 0.0) == ()
+            link.reset()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("manifest", {"holds": -1, "base": ""}),
+        ("join", {"holds": -1, "backend": "gloo"}),
+        ("chunks", {"version": 0, "chunks": [[0, 0, 8]]}),
+    ],
+)
+@pytest.mark.parametrize("said", [{}, {"run": "run"}, {"run": ["run"]}, {"run": ["run", 1]}, {"run": None}], ids=str)
+def test_a_request_for_weights_that_does_not_say_its_run_is_refused(context, kind, body, said):
+    async def scenario():
+        with publisher(context, run=OWN_RUN) as source:
+            requests = Requests(source.endpoint, zmq.asyncio.Context.shadow(context))
+            with pytest.raises(WireError, match=f"'{kind}' does not say which run's it is"):
+                await requests.ask(kind, {**body, **said})
+            requests.reset()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("mistake", ["another name", "another folder", "none"])
+def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_path, mistake):
+    """Through the configuration at both ends: a learner as it runs, and an actor's channels."""
+    config = make_config(write_model(tmp_path / "model", layers=1), tmp_path)
+    config.network.replay_port, config.network.weights_port = free_ports(1), free_ports(1)
+    theirs = TrainConfig(network=config.network, run=config.run)
+    if mistake != "none":
+        theirs.run = type(config.run)(
+            name="mine" if mistake == "another name" else config.run.name,
+            dir=str(tmp_path / "mine") if mistake == "another folder" else config.run.dir,
+        )
+        process.run_identity(theirs.run, make=True)
+    process.run_identity(config.run, make=True)
+    stop = threading.Event()
+
+    async def ask():
+        [link, *_] = open_channels(theirs, None)
+        try:
+            while (manifest := await link.newer_than(-1)) is None:
+                pass
+            return manifest
+        finally:
+            link.reset()
+
+    def actor():
+        try:
+            return asyncio.run(ask())
+        finally:
+            stop.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(actor)
+        with pytest.raises(StoppedError):
+            learn(config, stop)
+        if mistake == "none":
+            assert asked.result().version == 0
+        else:
+            ours, other = process.run_identity(config.run), process.run_identity(theirs.run)
+            with pytest.raises(WireError, match=re.escape(f"of run {ours}, not of {other}")):
+                asked.result()
