@@ -12,7 +12,11 @@ them as JSON or as Python literals; a stand-in survives all of that, and one tha
 from __future__ import annotations
 
 import copy
+import json
 import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -34,11 +38,15 @@ class Contents:
 
     Special tokens are the tokenizer's, and added tokens that the template's `source` names; `OWN_MARKS` are not hidden.
     `reserved` is hidden as well. A template whose marks are words to its tokenizer cannot be protected so.
+
+    Raises ConfigError: the tokenizer reads another text, such as `<|IM_END|>`, as one of these tokens.
     """
 
     def __init__(self, tokenizer: Any, source: str, reserved: str) -> None:
         self._tokenizer = tokenizer
-        self._hidden = [*_turn_marks(tokenizer, source), reserved, _OPEN, _CLOSE, *_ESCAPED]
+        marks = _turn_marks(tokenizer, source)
+        _check_normalizer(tokenizer, [mark.content for mark in marks if mark.normalized])
+        self._hidden = [*(mark.content for mark in marks), reserved, _OPEN, _CLOSE, *_ESCAPED]
         self._numbers = {text: number for number, text in enumerate(self._hidden)}
         self._pattern = re.compile("|".join(map(re.escape, sorted(self._hidden, key=len, reverse=True))))
         self._letters = lru_cache(maxsize=None)(self._encode_letters)
@@ -102,11 +110,11 @@ class Contents:
         )
 
 
-def _turn_marks(tokenizer: Any, source: str) -> list[str]:
-    """The texts of tokens with which a template can begin or end what somebody says."""
+def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
+    """The tokens with which a template can begin or end what somebody says."""
     tokens = tokenizer.added_tokens_decoder.values()
     return [
-        token.content
+        token
         for token in tokens
         if token.content.strip() and token.content not in OWN_MARKS
         if token.special or (token.content in source and _is_mark(token.content))
@@ -116,6 +124,48 @@ def _turn_marks(tokenizer: Any, source: str) -> list[str]:
 def _is_mark(text: str) -> bool:
     """Whether an added token is no word: tokenizers have some for frequent words and for blanks."""
     return not text[0].isalnum() and not text[-1].isalnum()
+
+
+def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
+    """`marks` are those that the tokenizer looks for in normalised text. Raises ConfigError: another text can normalise
+    to one of them."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not marks or backend is None or backend.normalizer is None:
+        return
+    normalize = backend.normalizer.normalize_str
+    changes = _changes(normalize, json.loads(backend.to_str())["normalizer"])
+    for mark in marks:
+        plain, decomposed = _inside(normalize, mark), unicodedata.normalize("NFD", mark)
+        if changes & {"", *plain} or (decomposed != mark and _inside(normalize, decomposed) == plain):
+            raise ConfigError(
+                f"the tokenizer of model.path looks for {mark!r} in normalised text, so that messages could forge it "
+                "by other characters; save the tokenizer with normalized=False for this token"
+            )
+
+
+def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
+    """The characters that a normalizer, given as JSON too, makes of others, with an empty text for those it deletes."""
+    made = {letter for content in _replacements(normalizer) for letter in content or [""]}
+    for character in map(chr, range(sys.maxunicode + 1)):
+        if unicodedata.category(character) in ("Cn", "Co", "Cs"):
+            continue
+        if (inside := _inside(normalize, character)) != character:
+            made.update(inside or [""])
+    return made
+
+
+def _inside(normalize: Callable[[str], str], text: str) -> str:
+    """What becomes of `text` inside of a text: between digits, which no normalizer changes. Some put something before a
+    text, or strip its ends."""
+    return normalize(f"0{text}0").partition("0")[2].rpartition("0")[0]
+
+
+def _replacements(normalizer: Any) -> Iterator[str]:
+    """What the patterns of a normalizer, which may be longer than a character, are replaced by."""
+    if normalizer["type"] == "Replace":
+        yield normalizer["content"]
+    for each in normalizer.get("normalizers", ()):
+        yield from _replacements(each)
 
 
 def _behind_newline(tokenizer: Any, text: str, **options: Any) -> list[int]:
