@@ -29,9 +29,16 @@ class SlotCache:
     """The tensors: for each layer, keys and values [slots, key-value heads, length, D].
 
     They start as zeros: what a mask hides still enters a product, with weight 0, and so must be finite.
+
+    Raises ConfigError: the model's configuration names no attention heads, as that of a recurrent model.
     """
 
     def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
+        if not getattr(config, "num_attention_heads", None):
+            raise ConfigError(
+                f"the embedded engine cannot serve this model: its configuration ({config.model_type}) names no "
+                "attention heads, whose keys and values the engine keeps; use another engine"
+            )
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         # Families without heads that share keys and values have no such number.
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -168,7 +168,7 @@ class EmbeddedEngine:
                 f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, at least 1 must be given "
                 "and 1 must be left to sample"
             )
-        vocabulary = int(self._model.config.vocab_size)
+        vocabulary = int(self._model.config.get_text_config().vocab_size)
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise EngineError(f"token ids must be from 0 to {vocabulary - 1}; got {tokens.min()} to {tokens.max()}")
 

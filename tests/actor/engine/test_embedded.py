@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, MambaConfig, RwkvConfig
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.embedded import EmbeddedEngine
@@ -429,6 +430,13 @@ def test_stats_count_tokens_and_the_time_without_requests():
 def test_a_model_whose_attention_does_not_fit_is_refused(extra, message):
     with pytest.raises(ConfigError, match=message):
         EmbeddedEngine(tiny_model(family="qwen2", **extra), EngineConfig(slots=2, max_length=256))
+
+
+@pytest.mark.parametrize("family", [RwkvConfig, MambaConfig])
+def test_a_model_without_attention_heads_is_refused(family):
+    model = AutoModelForCausalLM.from_config(family(vocab_size=61, hidden_size=32, num_hidden_layers=2))
+    with pytest.raises(ConfigError, match=r"names no attention heads, .*; use another engine"):
+        EmbeddedEngine(model, EngineConfig(slots=2, max_length=64))
 
 
 def test_a_model_is_loaded_from_its_folder(tmp_path):
