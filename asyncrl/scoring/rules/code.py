@@ -2,7 +2,8 @@
 
 The ground truth is either JSON `{"inputs": [...], "outputs": [...]}` of what the program reads and prints, or Python
 that tests what the program defines (`assert add(1, 2) == 3`). Neither the outputs nor the asserts are in the sandbox
-that runs the program. The program is the answer's last fenced block, or the whole answer.
+that runs the program. The program is a fenced block with what it uses of earlier ones, or the whole answer: see
+`program`.
 """
 
 from __future__ import annotations
