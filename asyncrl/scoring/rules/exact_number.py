@@ -9,7 +9,8 @@ Read are signs (`-5`, `-$5`, "minus 5"), thousands separators (`1,234`, `1{,}234
 `\frac{3}{4}`, `¾`) and mixed numbers (`1 1/2`, `1\frac{1}{2}`, `1½`), with any currency before and any unit behind:
 `50%` is 50, `3 million` is 3, `72 m²` is 72. A minus behind a digit, letter or closing bracket is an operator or a
 hyphen. Digits behind a letter (`x_2`, `H2O`) are no number, nor is what goes on as no number does (`1,2345`, `3:30`,
-`1e3000`), nor is a number in words.
+`1e3000`), nor is a number in words. What a mark, tag, box or statement gives as the answer is no number where it is an
+expression (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`, `log(2)`); running text may hold such.
 """
 
 from __future__ import annotations
@@ -31,11 +32,27 @@ _NUMBER = re.compile(
     rf"(?:(?<![0-9)\]A-Za-z])[-+])?(?<![A-Za-z0-9_^])(?:{_UNSIGNED})(?:[eE][-+]?[0-9]{{1,3}}(?![0-9]))?(?:/[0-9]+)?"
 )
 _GOES_ON = re.compile(r"[.,/:-]?[0-9]|[eE][-+]?[0-9]|[¼-¾⅐-⅞]|\^|\*\*[0-9]")
+_NAMES = r"sqrt|cbrt|root|log|ln|lg|exp|sin|cos|tan|factorial|floor|ceil"
+_OPENS = re.compile(
+    rf"(?:[√∛∜±∓≤≥≠≮≯]|\\(?:pm|mp|geq?|leq?|neq?|gt|lt)|(?<![A-Za-z\"/=-])[<>]=?|\b(?:{_NAMES})\s?\(?|\\[cdt]?frac[^\n]*"
+    r"|(?:π|\\pi|(?<![A-Za-z'’])[a-z]|[0-9)])\s?[-+*/^])\s?\$?\(?\Z"
+)
+"""What makes an expression of the number that it stands before."""
+_CLOSES = re.compile(
+    rf"!|\s?(?:[xyzπ√∛∜∞](?![A-Za-z])|[+/^-]\s?\$?[.0-9(]|[+-]\s?[a-zπ√](?![A-Za-z'’])|\\(?:pi|sqrt|pm|mp|infty|theta"
+    rf"|[cdt]?frac|{_NAMES})(?![a-z]))|\*[0-9(]|\s\*\s[0-9(]|[abeijnθφτ](?![A-Za-z0-9])|\([-+]?[0-9]|\([a-z][-+*/^)]"
+)
+"""What makes an expression of the number that it stands behind."""
 _MAX_DIGITS = 1000
 """No true answer is longer, and reading a number takes time quadratic in its length."""
 
+_NEAR = 40
+"""How far before a number what belongs to it is looked for."""
+
+_DIGIT = re.compile("[0-9]")
 _STATEMENT = re.compile(r"(?i:\banswer\b[^.\n0-9]{0,80}?(?:\bis\b|:|=))([^\n]{1,300})")
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|\Z)")
+_REMARK = re.compile(r"(?<=[0-9%*$]) \([^()\n]{1,100}\)")
 _MINUS_FIRST = re.compile(r"\A[ \t*$]{0,9}-[ \t]{1,9}(?=[.0-9])")
 _SUM = re.compile(r"(?:[\s0-9.,+*/x×÷()$€£^-]*=)*")
 """Sums, each with what it is equal to: `3 * 4 = 2 * 6 =`."""
@@ -92,30 +109,41 @@ def final_number(text: str) -> Fraction | None:
     if found := boxes(inside):
         return _first(found[-1].content.rpartition("=")[2])
     stated = _stated(inside)
-    return _last(inside, inside is not text) if stated is None else stated
+    return _last(inside, inside is not text) if stated is None else _alone(stated)
 
 
 def _first(text: str) -> Fraction | None:
-    """The first number, or that right of the sum that the text begins with."""
-    plain = _MINUS_FIRST.sub("-", _plain(text, True))
-    sums = _SUM.match(plain)
-    return _parse(plain, _NUMBER.search(plain, sums.end() if sums else 0))
+    """The first number of the first line that has digits, or that right of the sum that the line begins with."""
+    plain = _MINUS_FIRST.sub("-", _plain(text.lstrip(), True))
+    line = next((line for line in plain.split("\n") if _DIGIT.search(line)), "")
+    sums = _SUM.match(line)
+    # `12 (= 3 * 4)` has its result on the left.
+    start = sums.end() if sums and sums[0].count("(") <= sums[0].count(")") else 0
+    found = _NUMBER.search(line, start)
+    return _alone(found) if found else None
 
 
-def _stated(text: str) -> Fraction | None:
+def _stated(text: str) -> re.Match[str] | None:
     """The number of the last sentence that says what the answer is, where it names one number."""
     statements = _STATEMENT.findall(text)
     if not statements:
         return None
-    sentence = _plain(_SENTENCE_END.split(statements[-1], maxsplit=1)[0], False)
+    sentence = _plain(_REMARK.sub("", _SENTENCE_END.split(statements[-1], maxsplit=1)[0]), True)
     numbers = list(_NUMBER.finditer(sentence))
-    return _parse(sentence, numbers[0]) if len(numbers) == 1 else None
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def _last(text: str, closed: bool) -> Fraction | None:
-    plain = _plain(text, closed)
-    numbers = list(_NUMBER.finditer(plain))
-    return _parse(plain, numbers[-1]) if numbers else None
+    numbers = list(_NUMBER.finditer(_plain(text, closed)))
+    if not numbers:
+        return None
+    return _alone(numbers[-1]) if closed else _parse(numbers[-1])
+
+
+def _alone(found: re.Match[str]) -> Fraction | None:
+    """The number, unless it is a part of an expression."""
+    before, plain = found.string[max(0, found.start() - _NEAR) : found.start()], found.string
+    return None if _OPENS.search(before) or _CLOSES.match(plain, found.end()) else _parse(found)
 
 
 def _plain(text: str, closed: bool) -> str:
@@ -156,8 +184,8 @@ def _improper(match: re.Match[str]) -> str:
     return f"{whole * bottom + top}/{bottom}"
 
 
-def _parse(text: str, found: re.Match[str] | None) -> Fraction | None:
-    if found is None or _GOES_ON.match(text, found.end()) or len(found[0]) > _MAX_DIGITS:
+def _parse(found: re.Match[str]) -> Fraction | None:
+    if _GOES_ON.match(found.string, found.end()) or len(found[0]) > _MAX_DIGITS:
         return None
     top, _, bottom = found[0].replace(",", "").partition("/")
     return None if bottom and not int(bottom) else Fraction(Decimal(top)) / int(bottom or 1)

@@ -154,7 +154,41 @@ OTHER = [
     ("9^" + "9" * 50, "9"),
     ("9^999", "9"),
 ]
+EXPRESSIONS = [
+    ("√2", "2"),
+    ("3√2", "3"),
+    (r"\sqrt{2}", "2"),
+    (r"2\sqrt{3}", "2"),
+    ("sqrt(2)", "2"),
+    ("log(2)", "2"),
+    ("2π", "2"),
+    ("π/2", "2"),
+    (r"2\pi", "2"),
+    (r"\frac{\pi}{2}", "2"),
+    ("2x", "2"),
+    ("2x + 1", "2"),
+    ("x + 1", "1"),
+    ("3i", "3"),
+    ("2e", "2"),
+    ("2(x+1)", "2"),
+    ("5!", "5"),
+    ("±3", "3"),
+    (r"\pm 3", "3"),
+    ("> 3", "3"),
+    ("x ≥ 3", "3"),
+    (r"x \geq 3", "3"),
+    ("5 + 3", "5"),
+    ("5 + 3", "3"),
+    ("72 - 3", "72"),
+    ("72*2", "72"),
+    (r"72 \times 2", "72"),
+]
+"""An answer that is one of these is no plain number."""
 RUNNING = [
+    ("The answer is 1 000.", "1000"),
+    ("The answer is 72!", "72"),
+    ("The answer is 72 (= 3*24).", "72"),
+    ("She has 72 apples! That is 24 + 48, so 72", "72"),
     ("She has 72 apples.", "72"),
     ("She needs 3 boxes of 24, which is 72 in all.", "72"),
     ("The answer is 72.", "72"),
@@ -181,8 +215,12 @@ STRAY = [
 ]
 
 
+FRAMES = ("#### {}", r"So \boxed{{{}}}", "<answer>{}</answer>", "<answer>{} in all</answer>")
+
+
 def test_exact_number_reads_numbers_as_models_write_them():
-    assert_judged("exact_number", SAME + RUNNING, OTHER + STRAY)
+    framed = [(frame.format(each), truth) for each, truth in EXPRESSIONS for frame in FRAMES]
+    assert_judged("exact_number", SAME + RUNNING, OTHER + STRAY + framed)
 
 
 def test_gsm8k_reads_them_behind_the_mark():
@@ -193,11 +231,20 @@ def test_gsm8k_reads_them_behind_the_mark():
         ("1,00,000", "100000"),
         ("3 * 4 = 12", "12"),
         ("- 5", "-5"),
+        ("12 (= 3*4)", "12"),
+        ("12 (3*4)", "12"),
+        ("**12** apples", "12"),
+        ("=> 12", "12"),
+        ("12/hour", "12"),
+        ("12 - as asked", "12"),
+        ("Total - 12", "12"),
+        ("Final Answer\n\n12", "12"),
+        ("<b>12</b>", "12"),
     ]
     more = [("**#### 72**", "72"), ("####72", "72"), ("#### 5\n#### 72", "72"), ("#### 72\n\nAll 3 boxes.", "72")]
     step = ("#### Step 1: 5\n\n#### 72\n\n#### Step 2: check 7 * 9", "72")
     right = [(f"8 and 9.\n#### {answer}", truth) for answer, truth in marked] + more + [step]
-    wrong = [(f"8 and 9.\n#### {answer}", truth) for answer, truth in OTHER] + STRAY
+    wrong = [(f"8 and 9.\n#### {answer}", truth) for answer, truth in OTHER + EXPRESSIONS] + STRAY
     assert_judged("gsm8k", right, [*wrong, ("72", "72"), (r"\boxed{72}", "72"), ("#### Step 72", "72")])
 
 
