@@ -50,7 +50,7 @@ def episode_client(engine: Engine, shape: Shape) -> Client:
         name = f"episode-{next(numbers)}"
         question = {"role": "user", "content": "".join(LETTERS[prompt % len(LETTERS)])}
         ticket = Ticket(name, Task(name, [question], "15", "benchmark"), name, 0, Purpose.TRAIN, 1.0, 0)
-        trajectory = await run_episode(ticket, engine, chat, tools, limits)
+        trajectory = await run_episode(ticket, lambda: None, engine, chat, tools, limits)
         if int(trajectory.loss_mask.sum()) != count:
             raise ValueError(f"asked for {count} tokens in {shape.turns} turns, got {int(trajectory.loss_mask.sum())}")
 

@@ -91,7 +91,9 @@ class Soak:
 
     def round(self) -> int:
         """One learner step, from tickets to release; returns its trajectories."""
-        bodies = self._ask(Message("tickets", 1, {**WHO, "holding": [], "want": BATCH}))[0].body["tickets"]
+        bodies = self._ask(Message("tickets", 1, {**WHO, "holding": [], "waiting": [], "want": BATCH}))[0].body[
+            "tickets"
+        ]
         made = make_trajectory(TOKENS, version=self._step)
         self._ask(*(_delivery(made, read_ticket(body), number) for number, body in enumerate(bodies, 1)))
         lease = {**WHO, "serves": ["rules"], "trajectories": BATCH, "tokens": 1 << 20}

@@ -67,7 +67,7 @@ def ask(sockets: list[zmq.Socket[bytes]], count: int) -> dict[str, list[float]]:
                 waits[kind].append(time.perf_counter() - when)
         if asked < count and time.perf_counter() >= due and (actor := asked % len(sockets)) not in sent:
             want = 1 - asked // len(sockets) % 2
-            body = {"worker": f"actor-{actor}", "incarnation": "1", "holding": held[actor], "want": want}
+            body = {"worker": f"actor-{actor}", "incarnation": "1", "holding": held[actor], "waiting": [], "want": want}
             body["run"] = [OWN_RUN.name, OWN_RUN.id]
             sockets[actor].send_multipart(encode(Message("tickets", asked, body)))
             sent[actor] = (time.perf_counter(), "ticket" if want else "renewal")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +16,15 @@ from asyncrl.actor.rendered_rollout import run_rendered_episode
 from asyncrl.actor.rollout import run_episode
 from asyncrl.actor.steps import find_split
 from asyncrl.actor.toolbox import Toolbox
+from asyncrl.actor.worker import RunEpisode
 from asyncrl.config.schema import TrainConfig
-from asyncrl.types import Ticket, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
     """`run` plays the episode of a ticket; see `run_episode`."""
 
-    run: Callable[[Ticket], Awaitable[Trajectory]]
+    run: RunEpisode
     door_counts: DoorCounts | None = None
 
 

@@ -26,6 +26,7 @@ from asyncrl.types import Sampling, Ticket, ToolCall, Trajectory
 
 async def run_rendered_episode(
     ticket: Ticket,
+    begin: Callable[[], None],
     engine: Engine,
     chat: Chat,
     toolbox: Toolbox,
@@ -41,6 +42,7 @@ async def run_rendered_episode(
     try:
         with watch("wait"):
             await engine.wait_for_version(ticket.min_version, pin=ticket.pin)
+        begin()
         async with toolbox.open(ticket) as tools:
             truncated = await _converse(conversation, ticket, engine, chat, tools, limits.max_turns, watch)
             rewards = await tools.rewards()

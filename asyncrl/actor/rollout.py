@@ -36,6 +36,7 @@ class Stopwatch:
 
 async def run_episode(
     ticket: Ticket,
+    begin: Callable[[], None],
     engine: Engine,
     chat: Chat,
     toolbox: Toolbox,
@@ -43,8 +44,9 @@ async def run_episode(
     step_split: Split = "turn",
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
-    """Run the episode that `ticket` permits. The engine's session is the ticket's id; it and the tools are released
-    however the episode ends. `timings` hold seconds of wait (for the version), generate and tools.
+    """Run the episode that `ticket` permits, and call `begin` once the engine serves its version. The engine's session
+    is the ticket's id; it and the tools are released however the episode ends. `timings` hold seconds of wait (for the
+    version), generate and tools.
 
     Raises EpisodeFailed: the episode has no trajectory, because a tool, the engine or the template failed.
     """
@@ -52,6 +54,7 @@ async def run_episode(
     try:
         with watch("wait"):
             await engine.wait_for_version(ticket.min_version, pin=ticket.pin)
+        begin()
         async with toolbox.open(ticket) as tools:
             episode.start(chat.prompt(ticket.task.messages, tools.shown))
             await _converse(episode, ticket, engine, chat, tools, watch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,10 +32,10 @@ T = TypeVar("T")
 class TicketSource(Protocol):
     """Where tickets come from; called from one thread."""
 
-    def tickets(self, holding: Sequence[str], want: int) -> list[Ticket]:
+    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
         """Up to `want` tickets, waiting about a second for the first; with `want` 0 it answers at once. The call
-        renews the leases of `holding`; any other ticket that was given to this actor is given again. It retries by
-        itself."""
+        renews the leases of `holding`; any other ticket that was given to this actor is given again. The time of those
+        in `waiting`, a part of `holding`, is not counted as their episodes'. It retries by itself."""
         ...
 
 
@@ -59,13 +59,19 @@ class Failure:
     reason: str
 
 
+class RunEpisode(Protocol):
+    """Plays a ticket's episode. It calls `begin` once the engine serves its version, and may raise anything."""
+
+    async def __call__(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory: ...
+
+
 class Worker:
     """Keeps up to `concurrency` episodes running. `run_episode` is awaited once a ticket, for `limit_s` seconds at
-    most, and may raise anything."""
+    most after its `begin`: a version that the engine has yet to get is not waited for on the episode's time."""
 
     def __init__(
         self,
-        run_episode: Callable[[Ticket], Awaitable[Trajectory]],
+        run_episode: RunEpisode,
         source: TicketSource,
         sink: ResultSink,
         concurrency: int,
@@ -80,6 +86,7 @@ class Worker:
         self._report = report
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._holding: set[str] = set()
+        self._begun: set[str] = set()
         self._active = 0
         self._freed = asyncio.Event()
         self._ready: asyncio.PriorityQueue[tuple[bool, int, Ticket]] = asyncio.PriorityQueue()
@@ -115,7 +122,8 @@ class Worker:
         while True:
             self._freed.clear()
             want = max(0, self._concurrency - self._active)
-            for ticket in await self._in_thread(self._source.tickets, tuple(self._holding), want):
+            waiting = tuple(self._holding - self._begun)
+            for ticket in await self._in_thread(self._source.tickets, tuple(self._holding), want, waiting):
                 if ticket.id not in self._holding:
                     self._holding.add(ticket.id)
                     self._active += 1
@@ -134,10 +142,16 @@ class Worker:
             self._freed.set()
 
     async def _outcome(self, ticket: Ticket) -> Trajectory | Failure:
-        limit = asyncio.timeout(None if math.isinf(self._limit_s) else self._limit_s)
+        limit = asyncio.timeout(None)
+
+        def begin() -> None:
+            self._begun.add(ticket.id)
+            if not math.isinf(self._limit_s):
+                limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
+
         try:
             async with limit:
-                return await self._run_episode(ticket)
+                return await self._run_episode(ticket, begin)
         except EpisodeFailed as failure:
             log.warning("episode %s %s: %s", ticket.id, failure.state, failure)
             return Failure(ticket.id, str(failure))
@@ -147,6 +161,8 @@ class Worker:
                 return Failure(ticket.id, f"it took more than actor.episode_timeout_s={self._limit_s:g}")
             log.exception("episode %s failed", ticket.id)
             return Failure(ticket.id, reason_of(error))
+        finally:
+            self._begun.discard(ticket.id)
 
     async def _deliver(self) -> None:
         while True:

@@ -99,9 +99,10 @@ class ReplayClient:
         self._watch.close()
         self._socket.close()
 
-    def tickets(self, holding: Sequence[str], want: int) -> list[Ticket]:
-        """Up to `want` tickets; waits about a second for the first. `holding` are those still worked on."""
-        reply = self._call("tickets", **self._who(), holding=list(holding), want=want)
+    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
+        """Up to `want` tickets; waits about a second for the first. `holding` are those that this client has, `waiting`
+        those of them whose episodes do not run: they wait for a version, or for their delivery."""
+        reply = self._call("tickets", **self._who(), holding=list(holding), waiting=list(waiting), want=want)
         return [read_ticket(body) for body in reply.body.get("tickets", [])]
 
     def put(self, trajectory: Trajectory) -> str:

@@ -45,6 +45,10 @@ class Episodes:
         now = self._clock()
         self._given = {name: now for worker in tx.keys("held") for name in tx.members("held", worker)}
 
+    def not_begun(self, names: Sequence[str]) -> None:
+        """Tickets whose episodes do not run now: their time begins anew."""
+        self._given |= {name: self._clock() for name in names if name in self._given}
+
     def tickets(
         self, tx: Transaction, worker: str, incarnation: str, holding: Sequence[str], want: int
     ) -> list[Ticket]:

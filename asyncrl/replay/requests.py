@@ -49,7 +49,7 @@ FLAG = Field("true or false", lambda value: isinstance(value, bool))
 WHO = {"worker": NAME, "incarnation": NAME}
 
 REQUESTS: dict[str, dict[str, Field]] = {
-    "tickets": {**WHO, "holding": names(MAX_HOLDING), "want": whole()},
+    "tickets": {**WHO, "holding": names(MAX_HOLDING), "waiting": names(MAX_HOLDING), "want": whole()},
     "trajectory": {"id": NAME, "group": NAME},
     "failed": {"ticket": NAME, "reason": TEXT},
     "lease": {**WHO, "serves": names(MAX_KINDS), "trajectories": whole(), "tokens": whole()},

@@ -171,6 +171,7 @@ class Service:
         body = request.body
         worker, incarnation, holding = str(body["worker"]), str(body["incarnation"]), list(body["holding"])
         want = min(int(body["want"]), TICKETS_A_REPLY)
+        self.episodes.not_begun(body["waiting"])
         tickets = self.episodes.tickets(tx, worker, incarnation, holding, want)
         if not tickets and want > 0:
             return None

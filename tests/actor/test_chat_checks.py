@@ -49,7 +49,7 @@ def test_two_calls_in_a_turn_are_answered_with_one_at_a_time_where_the_template_
     engine = ScriptedEngine(made, [call("1") + call("2"), call("3"), "done"], end=end)
     toolbox = Toolbox({"echo": tool}, ToolLimits())
     limits = Limits(8, 400, 8000)
-    trajectory = asyncio.run(run_episode(make_ticket(), engine, Chat(made), toolbox, limits))
+    trajectory = asyncio.run(run_episode(make_ticket(), lambda: None, engine, Chat(made), toolbox, limits))
     assert trajectory.finish is Finish.COMPLETED
     assert "one tool call at a time; none of these 2 was made" in made.decode(trajectory.tokens.tolist())
     assert log.executed == ["3"]

@@ -34,7 +34,7 @@ def run(
 ) -> tuple[Trajectory, InOrder]:
     engine, chat = InOrder(tokenizer, script), Chat(tokenizer)
     toolbox = Toolbox({"echo": tool or make_tool()[0]}, ToolLimits(retries=0))
-    trajectory = asyncio.run(run_rendered_episode(make_ticket(), engine, chat, toolbox, limits))
+    trajectory = asyncio.run(run_rendered_episode(make_ticket(), lambda: None, engine, chat, toolbox, limits))
     assert {request[3] for request in engine.requests} <= set(engine.released)
     sampled = np.concatenate([each.tokens for each in engine.sampled])
     np.testing.assert_array_equal(trajectory.tokens[trajectory.loss_mask], sampled)

@@ -49,7 +49,7 @@ async def episode(
     **options: Any,
 ) -> Trajectory:
     toolbox = Toolbox({"echo": tool or make_tool()[0]}, TOOL_LIMITS)
-    return await run_episode(ticket or make_ticket(), engine, CHATS[template], toolbox, limits, **options)
+    return await run_episode(ticket or make_ticket(), lambda: None, engine, CHATS[template], toolbox, limits, **options)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=12)

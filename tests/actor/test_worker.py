@@ -13,14 +13,14 @@ import pytest
 from asyncrl.actor.episode import EpisodeFailed, State
 from asyncrl.actor.report import Report
 from asyncrl.actor.toolbox import ToolCounts
-from asyncrl.actor.worker import Worker
+from asyncrl.actor.worker import RunEpisode, Worker
 from asyncrl.errors import RefusedError, StoppedError
 from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
 from asyncrl.wire import encode, trajectory_message
 from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer
 from tests.helpers import GENEROUS_S, make_trajectory
 
-Run = Callable[[Ticket], Awaitable[Trajectory]]
+Begin = Callable[[], None]
 
 
 class Replay:
@@ -30,6 +30,7 @@ class Replay:
         self.fresh = list(tickets)
         self.leased: dict[str, Ticket] = {}
         self.asked: list[tuple[tuple[str, ...], int]] = []
+        self.waited: list[tuple[str, ...]] = []
         self.stored: list[str] = []
         self.failed: dict[str, str] = {}
         self.may_store = threading.Event()
@@ -37,9 +38,10 @@ class Replay:
         self.refuses: set[str] = set()
         self._changed = threading.Condition()
 
-    def tickets(self, holding: Sequence[str], want: int) -> list[Ticket]:
+    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
         with self._changed:
             self.asked.append((tuple(holding), want))
+            self.waited.append(tuple(waiting))
             if want and not self.fresh:
                 self._changed.wait(0.02)
             lost = [self.leased[name] for name in self.leased if name not in holding]
@@ -87,7 +89,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 async def at_work(
     replay: Replay,
-    run: Run,
+    run: RunEpisode,
     act: Callable[[], Awaitable[None]],
     concurrency: int = 4,
     interval_s: float = 60.0,
@@ -114,7 +116,7 @@ async def at_work(
     return metrics
 
 
-async def well(ticket: Ticket) -> Trajectory:
+async def well(ticket: Ticket, begin: Begin) -> Trajectory:
     return make_trajectory(ticket)
 
 
@@ -122,7 +124,7 @@ def test_every_ticket_becomes_one_trajectory_and_no_more_run_than_allowed():
     async def main() -> None:
         replay, running, most = Replay(tickets(30)), 0, 0
 
-        async def run(ticket: Ticket) -> Trajectory:
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             nonlocal running, most
             running += 1
             most = max(most, running)
@@ -163,7 +165,7 @@ def test_a_full_worker_goes_on_renewing_its_leases(monkeypatch: pytest.MonkeyPat
     async def main() -> None:
         replay, may_end = Replay(tickets(2)), asyncio.Event()
 
-        async def run(ticket: Ticket) -> Trajectory:
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             await may_end.wait()
             return make_trajectory(ticket)
 
@@ -191,7 +193,7 @@ def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_on():
     async def main() -> None:
         replay = Replay(tickets(4))
 
-        async def run(ticket: Ticket) -> Trajectory:
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             if ticket.id == "t0":
                 raise EpisodeFailed(State.FAILED, "a tool broke")
             if ticket.id == "t1":
@@ -210,8 +212,9 @@ def test_an_episode_that_takes_too_long_is_given_up_with_the_key_that_says_so():
     async def main() -> None:
         replay = Replay(tickets(2))
 
-        async def run(ticket: Ticket) -> Trajectory:
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             if ticket.id == "t0":
+                begin()
                 await asyncio.Event().wait()
             return make_trajectory(ticket)
 
@@ -219,6 +222,32 @@ def test_an_episode_that_takes_too_long_is_given_up_with_the_key_that_says_so():
         assert list(replay.failed) == ["t0"]
         assert "actor.episode_timeout_s" in replay.failed["t0"]
         assert list(replay.stored) == ["t1"]
+
+    asyncio.run(main())
+
+
+def test_waiting_for_a_version_is_no_part_of_an_episodes_time():
+    async def main() -> None:
+        replay, arrived, ended = Replay(tickets(2)), asyncio.Event(), asyncio.Event()
+
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+            if ticket.id == "t0":
+                await arrived.wait()
+            begin()
+            if ticket.id == "t1":
+                await ended.wait()
+            return make_trajectory(ticket)
+
+        async def act() -> None:
+            # The limit passes for the episode that runs, while the other one waits.
+            await until(lambda: replay.failed)
+            assert list(replay.failed) == ["t1"]
+            await until(lambda: replay.waited[-1] == ("t0",))
+            arrived.set()
+            await until(lambda: replay.done == 2)
+
+        await at_work(replay, run, act, limit_s=0.05)
+        assert (list(replay.stored), list(replay.failed)) == (["t0"], ["t1"])
 
     asyncio.run(main())
 
@@ -243,7 +272,7 @@ def test_a_failure_that_cannot_even_tell_its_reason_ends_no_worker():
     async def main() -> None:
         replay = Replay(tickets(2))
 
-        async def run(ticket: Ticket) -> Trajectory:
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             if ticket.id == "t0":
                 raise Silent
             return make_trajectory(ticket)
@@ -259,7 +288,7 @@ def test_a_trajectory_that_cannot_be_sent_is_counted_and_its_ticket_given_back_a
     async def main() -> None:
         replay = Replay(tickets(2))
 
-        async def run(ticket: Ticket) -> Trajectory:
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             large = (ToolCall("add", {"x": 2**70 if ticket.id == "t0" else 1}),)
             turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", large))
             return make_trajectory(ticket, turns=turns)
@@ -276,7 +305,7 @@ def test_a_ticket_that_comes_twice_runs_once():
     async def main() -> None:
         replay, ran = Replay([make_ticket("t0"), make_ticket("t0"), make_ticket("t1")]), []
 
-        async def run(ticket: Ticket) -> Trajectory:
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             ran.append(ticket.id)
             await until(lambda: len(ran) == 2)
             return make_trajectory(ticket)
@@ -292,13 +321,13 @@ def test_evaluation_runs_first_where_both_wait():
         class Generous(Replay):
             """Gives more than was asked for, as after a lost reply."""
 
-            def tickets(self, holding: Sequence[str], want: int) -> list[Ticket]:
-                return super().tickets(holding, 10 if want else 0)
+            def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
+                return super().tickets(holding, 10 if want else 0, waiting)
 
         mixed = [make_ticket(f"t{i}", Purpose.EVAL if i >= 3 else Purpose.TRAIN) for i in range(5)]
         replay, ran = Generous(mixed), []
 
-        async def run(ticket: Ticket) -> Trajectory:
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             ran.append(ticket.id)
             return make_trajectory(ticket)
 
@@ -312,7 +341,7 @@ def test_a_stop_cancels_what_runs_and_reports_nothing_of_it():
     async def main() -> None:
         replay, released, running = Replay(tickets(3)), [], []
 
-        async def run(ticket: Ticket) -> Trajectory:
+        async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             running.append(ticket.id)
             try:
                 await asyncio.Event().wait()
@@ -350,7 +379,7 @@ def test_no_client_call_is_at_work_after_a_stop():
 
 def test_a_client_that_was_told_to_stop_stops_the_worker():
     class Stopped(Replay):
-        def tickets(self, holding: Sequence[str], want: int) -> list[Ticket]:
+        def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
             raise StoppedError("stopped")
 
     asyncio.run(at_work(Stopped([]), well, asyncio.Event().wait))  # type: ignore[arg-type]
@@ -358,7 +387,7 @@ def test_a_client_that_was_told_to_stop_stops_the_worker():
 
 def test_a_source_that_refuses_ends_the_worker_with_its_reason():
     class Refusing(Replay):
-        def tickets(self, holding: Sequence[str], want: int) -> list[Ticket]:
+        def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
             raise RefusedError("another protocol")
 
     with pytest.raises(RefusedError, match="another protocol"):

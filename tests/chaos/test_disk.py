@@ -21,7 +21,13 @@ from tests.chaos.support import ReplayProcess, flip, read_or_refuse, wait_for_lo
 from tests.helpers import GENEROUS_S, make_labels, make_trajectory, until
 
 LENGTH = 8192
-SIZES = ("learner.batch_size=8", "learner.group_size=2", "replay.durability=os")
+SIZES = (
+    "learner.batch_size=8",
+    "learner.group_size=2",
+    "replay.durability=os",
+    f"actor.max_tokens={LENGTH}",
+    f"engine.max_length={LENGTH}",
+)
 
 Start = Callable[..., ReplayProcess]
 

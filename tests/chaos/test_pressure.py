@@ -18,6 +18,7 @@ from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.replay.support import Core, make_rules
 
 LENGTH = 8192
+LONG = (f"actor.max_tokens={LENGTH}", f"engine.max_length={LENGTH}")
 LEASE_S = 10.0
 MEMORY_BYTES = 96 << 20
 """What a replay may need beyond what it has at rest, while one peer asks for a gigabyte and takes nothing."""
@@ -25,7 +26,7 @@ MEMORY_BYTES = 96 << 20
 
 @pytest.fixture
 def replay(tmp_path: Path) -> Iterator[ReplayProcess]:
-    replay = ReplayProcess(tmp_path, "learner.batch_size=16", "learner.group_size=2", "replay.durability=os")
+    replay = ReplayProcess(tmp_path, "learner.batch_size=16", "learner.group_size=2", "replay.durability=os", *LONG)
     replay.start()
     yield replay
     replay.kill()
@@ -156,6 +157,20 @@ def test_an_actor_that_holds_tickets_for_ever_is_replaced(tmp_path: Path) -> Non
     assert core.plan(0) is not None
     assert core.plan(1) is not None
     assert core.audit()["lost"] == 0
+
+
+def test_the_time_of_an_episode_that_waits_for_its_version_does_not_run(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_rules(longest_episode_s=30.0), LEASE_S)
+    held = [ticket.id for ticket in core.tickets(2)]
+    for _ in range(10):
+        core.tickets(0, holding=held, waiting=held[:1])
+        core.tick(8.0)
+    assert core.status()["failures"] == 1
+    core.tickets(0, holding=held[:1])
+    for _ in range(5):
+        core.tick(8.0)
+        core.tickets(0, holding=held[:1])
+    assert core.status()["failures"] == 2
 
 
 def test_a_restarted_replay_gives_every_ticket_its_full_time_again(tmp_path: Path) -> None:

@@ -51,8 +51,16 @@ class Core:
         self.store.close()
         self._open()
 
-    def tickets(self, want: int, worker: str = "a", holding: list[str] | None = None, life: str = "1") -> list[Ticket]:
+    def tickets(
+        self,
+        want: int,
+        worker: str = "a",
+        holding: list[str] | None = None,
+        life: str = "1",
+        waiting: list[str] | None = None,
+    ) -> list[Ticket]:
         with self.store.transaction() as tx:
+            self.service.episodes.not_begun(waiting or [])
             return self.service.episodes.tickets(tx, worker, life, holding or [], want)
 
     def put(self, trajectory: Trajectory) -> str:

@@ -20,7 +20,7 @@ from tests.replay.support import Core, make_rules
 WHO = {"worker": "w", "incarnation": "1"}
 LABELS = labels_message(make_labels("nobody"))
 VALID = [
-    Message("tickets", 1, {**WHO, "holding": [], "want": 1}),
+    Message("tickets", 1, {**WHO, "holding": [], "waiting": [], "want": 1}),
     trajectory_message(make_trajectory()),
     Message("failed", 1, {"ticket": "nobody", "reason": "x"}),
     Message("lease", 1, {**WHO, "serves": ["rules"], "trajectories": 1, "tokens": 1}),

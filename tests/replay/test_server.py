@@ -194,8 +194,12 @@ def test_strangers_are_refused_with_a_reason_and_harm_nobody(replay: Running, co
         [b""],
         [b"\x95" + b"\xc1" * 40, b"x" * 100],
         encode(Message("trajectory", 7, {"id": "x"})),  # type: ignore[list-item]
-        encode(Message("tickets", 8, {"worker": "w" * 100_000, "incarnation": "1", "holding": [], "want": 1})),  # type: ignore[list-item]
-        encode(Message("tickets", 9, {"worker": "w", "incarnation": "1", "holding": 3, "want": "many"})),  # type: ignore[list-item]
+        encode(
+            Message(
+                "tickets", 8, {"worker": "w" * 100_000, "incarnation": "1", "holding": [], "waiting": [], "want": 1}
+            )
+        ),  # type: ignore[list-item]
+        encode(Message("tickets", 9, {"worker": "w", "incarnation": "1", "holding": 3, "waiting": [], "want": "many"})),  # type: ignore[list-item]
         encode(Message("no such request", 10)),  # type: ignore[list-item]
     ]
     for frames in bad:

@@ -77,7 +77,9 @@ def turns(tmp_path: Path) -> Iterator[Turns]:
 
 
 def tickets(worker: str, want: int = 1, holding: Any = ()) -> Message:
-    return Message("tickets", 1, {"worker": worker, "incarnation": "1", "holding": holding, "want": want})
+    return Message(
+        "tickets", 1, {"worker": worker, "incarnation": "1", "holding": holding, "waiting": [], "want": want}
+    )
 
 
 def test_what_is_refused_after_a_write_is_undone_alone(turns: Turns) -> None:

@@ -27,7 +27,7 @@ WHO = {"worker": "stranger", "incarnation": "1"}
 LABELS = labels_message(make_labels("nobody"))
 CALLS = Turn(4, 8, Role.ASSISTANT, "stop", (ToolCall("calculator", {"expression": "1+1", "nested": [[{"a": [1]}]]}),))
 _REQUESTS = [
-    Message("tickets", 1, {**WHO, "holding": ["nobody"], "want": 0}),
+    Message("tickets", 1, {**WHO, "holding": ["nobody"], "waiting": [], "want": 0}),
     trajectory_message(make_trajectory(id="nobody", group_id="nothing"), 2),
     trajectory_message(make_trajectory(length=400, id="nobody", group_id="nothing"), 3),
     trajectory_message(

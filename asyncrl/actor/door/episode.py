@@ -23,6 +23,7 @@ from asyncrl.types import Ticket, Trajectory
 
 async def run_agent_episode(
     ticket: Ticket,
+    begin: Callable[[], None],
     engine: Engine,
     chat: Chat,
     door: Door,
@@ -30,13 +31,15 @@ async def run_agent_episode(
     step_split: Split = "turn",
     clock: Callable[[], float] = time.monotonic,
 ) -> Trajectory:
-    """Run `agent` on the ticket's task. `timings` hold seconds of wait (for the version), generate and agent.
+    """Run `agent` on the ticket's task; `begin` as for `run_episode`. `timings` hold seconds of wait (for the version),
+    generate and agent.
 
     Raises EpisodeFailed: the agent raised or asked nothing, or the engine failed.
     """
     started = clock()
     try:
         await engine.wait_for_version(ticket.min_version, pin=ticket.pin)
+        begin()
         begun = clock()
         async with door.open(ticket) as seat:
             rewards = await _run(agent, seat)

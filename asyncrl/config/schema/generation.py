@@ -14,7 +14,9 @@ class ActorConfig:
 
     concurrency: int = option(64, "episodes that one actor runs at once")
     temperature: float = option(1.0, "sampling temperature of training episodes")
-    episode_timeout_s: float = option(3600.0, "seconds after which an episode is given up and tried anew")
+    episode_timeout_s: float = option(
+        3600.0, "seconds after which an episode is given up and tried anew; waiting for a version is not counted"
+    )
     max_turns: int = option(8, "assistant turns an episode may have")
     max_turn_tokens: int = option(512, "tokens that one assistant turn may have")
     max_tokens: int = option(4096, "tokens that an episode's sequence may have, prompt and tool results included")

@@ -87,7 +87,7 @@ def play_with(
         door = Door(engine, chat, limits, **options)
         await door.start()
         try:
-            return await run_agent_episode(make_ticket("t/1"), engine, chat, door, agent_of(play)), door
+            return await run_agent_episode(make_ticket("t/1"), lambda: None, engine, chat, door, agent_of(play)), door
         finally:
             await door.close()
 
@@ -311,7 +311,7 @@ def test_requests_under_way_at_the_end_of_an_episode_are_no_part_of_it_and_no_fa
         door = Door(engine, CHAT, LIMITS)
         await door.start()
         try:
-            trajectory = await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, leaves)
+            trajectory = await run_agent_episode(make_ticket("t/1"), lambda: None, engine, CHAT, door, leaves)
             assert [answer.status for answer in await asyncio.gather(*left)] == [503, 503]
             return trajectory, door
         finally:
@@ -560,7 +560,7 @@ def test_only_the_episodes_own_key_opens_its_address():
         door = Door(engine, CHAT, LIMITS)
         await door.start()
         try:
-            return await run_agent_episode(make_ticket("t/1"), engine, CHAT, door, nosy)
+            return await run_agent_episode(make_ticket("t/1"), lambda: None, engine, CHAT, door, nosy)
         finally:
             await door.close()
 

@@ -31,7 +31,7 @@ def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     engine = ScriptedEngine(tokenizer, [guess(50), guess(200) + guess('"x"'), guess(42), "It is 42."])
     ticket = make_ticket(tools_kwargs={"guess": {"secret": 42}})
     toolbox = Toolbox(tool_classes(["my_tools.GuessNumber"]), ToolLimits())
-    trajectory = asyncio.run(run_episode(ticket, engine, chat, toolbox, Limits(8, 500, 4000)))
+    trajectory = asyncio.run(run_episode(ticket, lambda: None, engine, chat, toolbox, Limits(8, 500, 4000)))
     assert trajectory.rewards == {"guess": 1.0}
     results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", chat.text(trajectory.tokens), re.DOTALL)
     assert results == [
