@@ -13,6 +13,7 @@ import socket
 import symtable
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import ModuleType
@@ -20,9 +21,10 @@ from typing import Any, NoReturn, Self
 
 from asyncrl.scoring.asserts.values import decode, encode
 
-PASSED, FAILED, ENDED, UNSUITED = "passed", "failed", "ended", "unsuited"
+PASSED, FAILED, ENDED, UNSUITED, UNCLEAR = "passed", "failed", "ended", "unsuited", "unclear"
 """The first word of the output. `ended`: the program's side has gone, so the tests have failed, or its sandbox has.
-`unsuited`: the tests cannot judge any program, for the reason that follows."""
+`unsuited`: the tests cannot judge any program, for the reason that follows. `unclear`: they hand an object what is no
+data, which may be so for any program, or because this one has answered with an object where data was due."""
 
 _PR_SET_DUMPABLE = 4
 _MAX_ANSWER = 16 << 20
@@ -128,12 +130,15 @@ class Remote:
         self._objects: dict[Any, RemoteObject] = {}
         self._exceptions: dict[str, type[Exception]] = {}
         self._numbers: dict[type[Exception], Any] = {}
+        # The objects that the tests have only by the names that they use.
+        self._named: set[Any] = set()
         self.used = self.lacks_all = False
 
     def globals(self, names: list[str]) -> dict[str, Any]:
         """Those of `names` that the program defines."""
-        answers = zip(names, self._ask({"globals": names})["value"], strict=True)
+        answers = zip(names, self._decode(self._ask({"globals": names})["value"]), strict=True)
         found = {name: self._global(name, *each) for name, each in answers if each is not None}
+        self._named = {each._number for each in found.values() if type(each) is RemoteObject}
         self.used = any(not isinstance(each, RemoteObject | type) for each in found.values())
         self.lacks_all = bool(names) and not found
         return found
@@ -141,19 +146,25 @@ class Remote:
     def do(self, what: str, /, *arguments: Any, **options: Any) -> Any:
         """Raises what it raised there, or the nearest exception that is known here."""
         self.used = True
-        given = encode(list(arguments), self._number), encode(options, self._number)
+        by_name = what in ("call", "setattr") and arguments[0]._number in self._named
+
+        def number(value: Any) -> Any:
+            return self._number(value, by_name)
+
+        given = encode(list(arguments), number), encode(options, number)
         answer = self._ask({"do": what, "arguments": given[0], "options": given[1]})
         if "raised" in answer:
             raise self._exception(answer["raised"], answer["text"], what)
         try:
-            for mine, now in zip(arguments, answer["arguments"], strict=True):
-                _update(mine, now)
-            return answer["value"]
+            for mine, now in zip(arguments, answer["arguments"][1], strict=True):
+                if type(mine) is not RemoteObject:
+                    _update(mine, self._decode(now))
+            return self._decode(answer["value"])
         except Exception:  # noqa: BLE001 - the tests must not take it for an exception of the program
             self._verdict.give(FAILED)
 
     def _ask(self, request: Any) -> Any:
-        """The answer, its values decoded. What is none, or too long, is the end of the tests."""
+        """The answer. What is none, or too long, is the end of the tests."""
         with self._one_at_a_time:
             with suppress(OSError):
                 self._socket.sendall(json.dumps(request).encode() + b"\n")
@@ -164,15 +175,22 @@ class Remote:
             answer = json.loads(line)
             if "raised" in answer:
                 return {"raised": [str(each) for each in answer["raised"]], "text": str(answer["text"])}
-            return {name: self._decode(each) for name, each in answer.items()}
+            return dict(answer)
         except Exception:  # noqa: BLE001 - the program's side has answered with what is no answer
             self._verdict.give(FAILED)
 
     def _decode(self, value: Any) -> Any:
-        # One for each object, so that `is` holds between two that are the same there.
-        return decode(value, lambda number: self._objects.setdefault(number, RemoteObject(self, number)))
+        return decode(value, self._object)
 
-    def _number(self, value: Any) -> Any:
+    def _object(self, number: Any) -> RemoteObject:
+        # An answer holds it: from now on the tests may have it where they expect data.
+        self._named.discard(number)
+        # One for each object, so that `is` holds between two that are the same there.
+        return self._objects.setdefault(number, RemoteObject(self, number))
+
+    def _number(self, value: Any, by_name: bool) -> Any:
+        """The number of one of the program's objects. What is none ends the tests: `by_name`, they hand it to what they
+        name themselves, so that this is no doing of the program's."""
         if type(value) is RemoteObject:
             return value._number
         if isinstance(value, type) and value in self._numbers:
@@ -180,7 +198,7 @@ class Remote:
         if isinstance(value, BaseException):
             # The program may have raised it, so this is not the fault of the tests.
             raise TypeError("an exception cannot be given to the program")
-        self._verdict.give(UNSUITED, f"they hand the program {value!r:.200}")
+        self._verdict.give(UNSUITED if by_name else UNCLEAR, f"they hand the program {value!r:.200}")
 
     def _global(self, name: str, value: Any, exception: Any = None) -> Any:
         """The value; for a class of exceptions, one of the same name and nearest base is made here."""
@@ -260,6 +278,7 @@ class RemoteObject:
         return 0
 
     def __eq__(self, other: object) -> bool:
+        self._remote.used = True
         return isinstance(other, RemoteObject) and bool(self._remote.do("equal", self, other))
 
     def __instancecheck__(self, instance: object) -> bool:
@@ -281,6 +300,9 @@ def _update(given: Any, now: Any) -> None:
     """Let `given`, which the program had a copy of, be as the copy is now."""
     if isinstance(given, list):
         given[:] = now
+    elif isinstance(given, deque):
+        given.clear()
+        given.extend(now)
     elif isinstance(given, dict | set):
         given.clear()
         given.update(now)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque, namedtuple
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
-_CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset)
+_CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
+_MAPPINGS: tuple[Any, ...] = (Counter, dict)
+# A datetime is a date too.
+_TIMES: tuple[Any, ...] = (datetime, date, time)
 _TEXTS: dict[type, Callable[[str], Any]] = {
     Fraction: Fraction,
     Decimal: Decimal,
@@ -20,21 +26,30 @@ _TEXTS: dict[type, Callable[[str], Any]] = {
 
 def encode(value: Any, name: Callable[[Any], Any]) -> Any:
     """`value` as JSON; `name` is asked what to call an object that is no data. Subclasses become the plain type, so
-    that nothing of their behaviour passes. Raises RecursionError: it is nested too deeply, or holds itself."""
+    that nothing of their behaviour passes; of a named tuple its names do. Raises RecursionError: it is nested too
+    deeply, or holds itself."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) in (bool, str, int, float):
             return value
+        if isinstance(value, tuple) and (fields := _fields(value)):
+            return ["namedtuple", [type(value).__name__, fields, [inner(each) for each in tuple.__iter__(value)]]]
         for container in _CONTAINERS:
             if isinstance(value, container):
                 return [container.__name__, [inner(each) for each in container.__iter__(value)]]
-        if isinstance(value, dict):
-            return ["dict", [[inner(key), inner(each)] for key, each in dict.items(value)]]
+        for mapping in _MAPPINGS:
+            if isinstance(value, mapping):
+                return [mapping.__name__, [[inner(key), inner(each)] for key, each in dict.items(value)]]
         if isinstance(value, str):
             return str.__str__(value)
         for kind in _TEXTS:
             if isinstance(value, kind):
                 return [kind.__name__, value.hex() if isinstance(value, bytes | bytearray) else str(kind(value))]
+        for kind in _TIMES:
+            if isinstance(value, kind):
+                return [kind.__name__, kind.isoformat(value)]
+        if isinstance(value, timedelta):
+            return ["timedelta", [value.days, value.seconds, value.microseconds]]
         if type(value) is range:
             return ["range", [value.start, value.stop, value.step]]
         if type(value) is slice:
@@ -63,7 +78,29 @@ def decode(value: Any, named: Callable[[Any], Any]) -> Any:
     for text_kind, read in _TEXTS.items():
         if kind == text_kind.__name__:
             return read(content)
-    if kind == "dict":
-        return {decode(key, named): decode(each, named) for key, each in content}
+    for time_kind in _TIMES:
+        if kind == time_kind.__name__:
+            return time_kind.fromisoformat(content)
+    if kind == "timedelta":
+        return timedelta(*content)
+    if kind == "namedtuple":
+        name, fields, items = content
+        return _named_tuple(name, tuple(fields))(*(decode(each, named) for each in items))
+    for mapping in _MAPPINGS:
+        if kind == mapping.__name__:
+            return mapping({decode(key, named): decode(each, named) for key, each in content})
     (container,) = (each for each in _CONTAINERS if each.__name__ == kind)
     return container(decode(each, named) for each in content)
+
+
+def _fields(value: tuple[Any, ...]) -> list[str]:
+    """The names of a named tuple's items; empty for any other tuple."""
+    fields = getattr(type(value), "_fields", None)
+    return list(map(str, fields)) if isinstance(fields, tuple) and len(fields) == len(value) else []
+
+
+@lru_cache(256)
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
+    # It takes nothing but identifiers for names, none with an underscore in front, so that no method is replaced by
+    # what could lie.
+    return namedtuple(name, fields)

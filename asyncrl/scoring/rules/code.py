@@ -20,7 +20,7 @@ from functools import partial as bind
 from asyncrl import sandbox
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.asserts import script
-from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNSUITED
+from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
 from asyncrl.scoring.rules.program import program as program_in
 from asyncrl.types import Task, Trajectory
 
@@ -30,8 +30,8 @@ _SHARE = 0.75
 _START_S = 0.05
 """What starting a test takes at the least."""
 
-Test = Callable[[sandbox.Limits], Awaitable[bool]]
-"""Whether the program passes, within the limits."""
+Test = Callable[[sandbox.Limits], Awaitable[str]]
+"""PASSED, FAILED or UNCLEAR: whether the program passes, within the limits."""
 
 
 def code(
@@ -47,7 +47,8 @@ def code(
 ) -> Mapping[str, float]:
     """`score` is 1 where all tests pass, else 0, or with `partial` the share that does; `passed` is that share. The
     limits are those of one test. All tests have three quarters of the time until `deadline`; those that are not done by
-    then have failed, and `out_of_time` is 1.
+    then have failed, and `out_of_time` is 1. `unclear` is 1 where the tests failed since they hand one of the program's
+    objects what is no data: by their own fault, or because it answered with an object where data was due.
 
     Raises ScoringError: the ground truth holds no tests, more than there is time to start, or asserts that cannot judge
     any program, as those that hand it what is no data. Raises SandboxError: a program could not be run.
@@ -59,10 +60,14 @@ def code(
             f"task {task.id} has {len(tests)} tests: raise scoring.timeout_s, for there is no time for them"
         )
     end = time.monotonic() + left
-    passed = asyncio.run(_passed(tests, sandbox.Limits(wall_s, cpu_s, memory_mb), end, partial))
-    late = passed < len(tests) and time.monotonic() >= end
-    share = passed / len(tests)
-    return {"score": share if partial else float(share == 1), "passed": share, "out_of_time": float(late)}
+    verdicts = asyncio.run(_verdicts(tests, sandbox.Limits(wall_s, cpu_s, memory_mb), end, partial))
+    share = verdicts.count(PASSED) / len(tests)
+    return {
+        "score": share if partial else float(share == 1),
+        "passed": share,
+        "out_of_time": float(share < 1 and time.monotonic() >= end),
+        "unclear": float(UNCLEAR in verdicts),
+    }
 
 
 def prepare() -> None:
@@ -70,18 +75,17 @@ def prepare() -> None:
     sandbox.lacking()
 
 
-async def _passed(tests: Sequence[Test], limits: sandbox.Limits, end: float, go_on: bool) -> int:
-    """How many tests pass until `end`, or until one does not, unless it is to `go_on`."""
-    passed = 0
+async def _verdicts(tests: Sequence[Test], limits: sandbox.Limits, end: float, go_on: bool) -> list[str]:
+    """Those of the tests until `end`, or until one does not pass, unless it is to `go_on`."""
+    verdicts: list[str] = []
     for test in tests:
         seconds = end - time.monotonic()
         if seconds <= 0:
             break
-        right = await test(replace(limits, wall_s=min(limits.wall_s, seconds)))
-        passed += right
-        if not (right or go_on):
+        verdicts.append(await test(replace(limits, wall_s=min(limits.wall_s, seconds))))
+        if verdicts[-1] != PASSED and not go_on:
             break
-    return passed
+    return verdicts
 
 
 def _tests(task: Task, program: str) -> Sequence[Test]:
@@ -108,12 +112,12 @@ def _pairs(task: Task) -> list[tuple[str, str]]:
     return pairs
 
 
-async def _prints(program: str, given: str, wanted: str, limits: sandbox.Limits) -> bool:
+async def _prints(program: str, given: str, wanted: str, limits: sandbox.Limits) -> str:
     ran = await sandbox.run(program, limits, stdin=given.encode(errors="replace"), errors=False)
-    return ran.status == 0 and _lines(wanted) == _lines(ran.printed)
+    return PASSED if ran.status == 0 and _lines(wanted) == _lines(ran.printed) else FAILED
 
 
-async def _holds(task: Task, program: str, limits: sandbox.Limits) -> bool:
+async def _holds(task: Task, program: str, limits: sandbox.Limits) -> str:
     """Whether the asserts of `task` hold of the program, each in a sandbox of its own."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -133,11 +137,11 @@ async def _holds(task: Task, program: str, limits: sandbox.Limits) -> bool:
             await asyncio.wait([running])
     if word == UNSUITED:
         raise ScoringError(f"task {task.id} cannot be judged by its asserts, for {reason}; use inputs and outputs")
-    if judged.status == 0 and word in (PASSED, FAILED, ENDED):
-        return word == PASSED
+    if judged.status == 0 and word in (PASSED, FAILED, ENDED, UNCLEAR):
+        return FAILED if word == ENDED else word
     if judged.status is None or judged.killed:
         # Whatever the program has answered took the tests too long, or too much memory.
-        return False
+        return FAILED
     said = judged.printed.strip()[-500:]
     raise ScoringError(f"the tests of task {task.id} ended with status {judged.status} and no verdict: {said}")
 

@@ -1,5 +1,6 @@
 import json
-from collections import Counter, OrderedDict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from datetime import date, datetime, time, timedelta
 
 import numpy as np
 import pytest
@@ -42,9 +43,14 @@ class Liar(int):
 @pytest.mark.parametrize(
     ("value", "arrives"),
     [
-        (Counter("aab"), {"a": 2, "b": 1}),
+        (Counter("aab"), Counter("aab")),
+        (defaultdict(int, a=1), {"a": 1}),
+        (deque([1, [2]], 5), deque([1, [2]])),
+        (datetime(2024, 2, 29, 1, 2, 3, 4), datetime(2024, 2, 29, 1, 2, 3, 4)),
+        (date(2024, 2, 29), date(2024, 2, 29)),
+        (time(1, 2, 3, 4), time(1, 2, 3, 4)),
+        (timedelta(-1, 2, 3), timedelta(-1, 2, 3)),
         (OrderedDict(a=1), {"a": 1}),
-        (namedtuple("Point", "x y")(1, 2), (1, 2)),
         (np.int64(3), 3),
         (np.float32(0.5), 0.5),
         (np.bool_(True), True),
@@ -54,6 +60,30 @@ class Liar(int):
 def test_what_is_like_data_arrives_plain(value, arrives):
     assert passed(value) == arrives
     assert type(passed(value)) is type(arrives)
+
+
+def test_a_named_tuple_arrives_with_its_names():
+    one, two = (passed(namedtuple("Point", "x y")(number, [2])) for number in (1, 3))
+    assert (one.x, one.y, two.x) == (1, [2], 3)
+    assert type(one) is type(two)
+    assert one == (1, [2])
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        ["namedtuple", ["Point", ["__eq__"], [1]]],
+        ["namedtuple", ["Point", ["x=print(1)"], [1]]],
+        ["namedtuple", ["Point(object)", ["x"], [1]]],
+        ["namedtuple", ["Point", ["x", "y"], [1]]],
+        ["datetime", "today"],
+        ["timedelta", ["a"]],
+        ["deque", 3],
+    ],
+)
+def test_what_is_not_of_the_form_is_refused(forged):
+    with pytest.raises((TypeError, ValueError)):
+        decode(forged, str)
 
 
 def test_another_object_is_only_named():

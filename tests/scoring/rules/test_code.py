@@ -22,7 +22,7 @@ def judge(answer, truth, **options):
 
 
 def test_a_program_that_passes_its_tests_is_right():
-    assert judge(RIGHT, ASSERTS) == {"score": 1.0, "passed": 1.0, "out_of_time": 0.0}
+    assert judge(RIGHT, ASSERTS) == {"score": 1.0, "passed": 1.0, "out_of_time": 0.0, "unclear": 0.0}
     assert judge("def add(a, b): return b + a", ASSERTS)["score"] == 1.0
 
 
@@ -49,11 +49,12 @@ def test_programs_may_read_and_print():
     assert (
         judge("import sys\nprint(sum(map(int, input().split())))\nprint('seen', file=sys.stderr)", PAIRS)["score"] == 1
     )
-    assert judge("print(3)", PAIRS) == {"score": 0.0, "passed": 0.5, "out_of_time": 0.0}
+    assert judge("print(3)", PAIRS) == {"score": 0.0, "passed": 0.5, "out_of_time": 0.0, "unclear": 0.0}
     assert judge("if __name__ == '__main__': print(10)", PAIRS, partial=True) == {
         "score": 0.5,
         "passed": 0.5,
         "out_of_time": 0.0,
+        "unclear": 0.0,
     }
 
 
@@ -69,7 +70,7 @@ def test_a_ground_truth_without_tests_is_a_failure_and_not_a_zero(truth):
 
 def test_a_program_that_overruns_costs_its_score_and_not_the_verification():
     verdict = judge("while True: pass", PAIRS, partial=True, deadline=time.monotonic() + 8.0)
-    assert verdict == {"score": 0.0, "passed": 0.0, "out_of_time": 1.0}
+    assert verdict == {"score": 0.0, "passed": 0.0, "out_of_time": 1.0, "unclear": 0.0}
 
 
 def test_more_tests_than_there_is_time_to_start_are_a_failure_whatever_the_program():

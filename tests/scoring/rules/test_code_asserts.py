@@ -99,6 +99,34 @@ def test_tests_that_hand_the_program_a_function_are_a_failure_and_not_a_zero():
         judge("def apply(f, x): return f(x)", "assert apply(lambda x: x + 1, 2) == 3")
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "class Answer:\n    def sort(self, key): pass\ndef f(x): return Answer()",
+        "class Answer: pass\ndef f(x):\n    found = Answer()\n    found.sort = f\n    return found",
+        "class Answer: pass\ndef f(x):\n    x = Answer()\n    x.sort = [f][0].__call__\n    return x",
+    ],
+)
+@pytest.mark.parametrize(
+    "tests", ["f(2)\nr = f(3)\nr.sort(key=len)\nassert r == ['a']", "f(3)['a'] = len\nassert f(3)"]
+)
+def test_a_program_does_not_escape_its_verdict_by_answering_with_an_object_of_its_own(program, tests):
+    verdict = judge(program, tests)
+    assert (verdict["score"], verdict["unclear"]) == (0.0, 1.0)
+
+
+def test_a_class_whose_methods_take_functions_is_worth_nothing_and_counted_as_unclear():
+    program = "class Bus:\n    def on(self, f): self.f = f\n    def fire(self): return self.f()"
+    verdict = judge(program, "bus = Bus()\nbus.on(lambda: 3)\nassert bus.fire() == 3")
+    assert (verdict["score"], verdict["unclear"]) == (0.0, 1.0)
+    assert judge(STACK, "assert Stack([1]).pop() == 1")["unclear"] == 0.0
+
+
+def test_a_function_that_has_been_called_with_data_is_still_called_by_name():
+    with pytest.raises(ScoringError, match="they hand the program <function"):
+        judge("def apply(x, f=abs): return f(x)", "assert apply(-3) == 3\nassert apply(3, lambda x: x + 1) == 4")
+
+
 HONEST = {
     "it adds": (
         "def add(a, b): return a + b",
@@ -248,6 +276,42 @@ def f():
     return 1
 """,
         "assert f() == 1",
+    ),
+    "it returns what the standard library has for data": (
+        """
+from collections import Counter, defaultdict, deque, namedtuple
+from datetime import date, datetime, time, timedelta, timezone
+from typing import NamedTuple
+Point = namedtuple("Point", "x y")
+class Named(NamedTuple):
+    name: str
+    size: int = 3
+def last(items): return deque(items, 2)
+def when(): return date(2024, 2, 29), datetime(2024, 2, 29, 12, tzinfo=timezone.utc), time(1, 2), timedelta(3, 4, 5)
+def point(): return Point(1, [2])
+def named(): return {"a": Named("b")}
+def count(text): return Counter(text)
+def groups():
+    found = defaultdict(list)
+    found["a"].append(1)
+    return found
+def turn(items): items.rotate(1)
+def x_of(point): return point.x
+""",
+        """
+from collections import Counter, deque, namedtuple
+from datetime import date, datetime, time, timedelta, timezone
+assert last([1, 2, 3]) == deque([2, 3]) and last([1, 2])[0] == 1 and last([1]).pop() == 1
+assert when()[0] == date(2024, 2, 29) and when()[0].year == 2024 and when()[2] == time(1, 2)
+assert when()[1] == datetime(2024, 2, 29, 12, tzinfo=timezone.utc) and when()[3] == timedelta(3, 4, 5)
+assert point().x == 1 and point() == (1, [2]) and point()._asdict() == {"x": 1, "y": [2]}
+assert named()["a"].size == 3 and type(point()) is type(point())
+assert count("aab").most_common(1) == [("a", 2)] and count("a") == {"a": 1} and count("a")["z"] == 0
+assert groups() == {"a": [1]}
+items = deque([1, 2, 3])
+turn(items)
+assert items == deque([3, 1, 2]) and x_of(namedtuple("P", "x y")(5, 6)) == 5
+""",
     ),
     "it keeps a state": (
         """
