@@ -1,10 +1,13 @@
 r"""The option that the answer names is the ground truth's.
 
-An option is one capital letter that stands alone; a small one counts in brackets, in a box and in an answer tag. The
-answer's is the one that the first of these names, each time where it stands last:
+An option is one capital letter that stands alone; a small one counts in brackets, in a box, in an answer tag, as the
+whole answer and behind "answer:". The answer's is the one that the first of these names, each time where it stands
+last:
 
-1. an `<answer>` tag, a `\boxed{}`, or `####`;
-2. a sentence that says so: "the answer is C", "the answer should be C", "C is correct", "I choose C";
+1. an `<answer>` tag, a `\boxed{}`, `####`, or `[[C]]`;
+2. a sentence that says so: "the answer is C", "the answer should be C", "C is correct", "I choose C", "actually, it's
+   C", and "the answer is C" in Chinese, Japanese, Korean, Spanish, Portuguese, French, Italian, German, Dutch and
+   Russian, which apart from this are not read;
 3. a line that is an option, `C` or `C) Paris`, if it is the last or the first;
 4. a conclusion: "so C", "it must be C", "which leaves C";
 5. the only letter that stands in brackets or behind "option" and that is not denied, as in "(A) is wrong".
@@ -28,7 +31,7 @@ _WRAPPERS = re.compile(
 _MARKS = re.compile(r"[*_`$\"“”„«»{}]|(?<![A-Za-z])['‘’]|['‘’](?![A-Za-z])")
 _SPACES = re.compile(r"[ \t]+")
 
-_LETTER = r"(?:\( ?(?P<bracketed>[A-Za-z]) ?\)|\[ ?(?P<squared>[A-Z]) ?\]|(?P<bare>[A-Z])(?![A-Za-z0-9'’&+-]))"
+_LETTER = r"(?:\( ?(?P<bracketed>[A-Za-z]) ?\)|\[{1,2} ?(?P<squared>[A-Z]) ?\]|(?P<bare>[A-Z])(?![A-Za-z0-9'’&+-]))"
 _KIND = r"(?:(?:the )?(?:letter|option|choice|answer|alternative)s? ?:? ?)?"
 _NOT_TWO = r"(?! ?(?:(?:or|and|/|&|,) ?(?:option )?\(?[A-Z](?![A-Za-z'’])\)?(?! (?:is|was|are|can|does)\b)|\?))"
 _SURE = (
@@ -41,9 +44,12 @@ _CLAIM = (
 )
 _VERB = r"(?i:\b(?:is|was|remains|becomes|(?:would|should|must|will|has to)(?: therefore| thus)? be)\b ?:?|:|=|->|→|⇒)"
 _GOES_ON = r"(?! (?i:is|was) (?i:not|wrong|incorrect|only|tempting)\b)"
+_ELSEWHERE = r"(?!(?i:similar|other|another|previous|related|different|such|these|those)\b)"
+_ALONE = r"(?= ?[.,;:!)\n]| ?\Z)"
 _STATED = (
     re.compile(
-        rf"\b{_CLAIM}(?: [^\W\d]+){{0,9}}? ?{_VERB} ?\n{{0,2}} ?(?i:{_SURE}{_KIND}){_LETTER}{_NOT_TWO}{_GOES_ON}"
+        rf"\b{_CLAIM}(?: {_ELSEWHERE}[^\W\d]+){{0,9}}? ?{_VERB} ?\n{{0,2}} ?"
+        rf"(?i:{_SURE}{_KIND}){_LETTER}{_NOT_TWO}{_GOES_ON}"
     ),
     re.compile(
         r"\b(?i:choose|chose|pick|select|selected|answer|go with|going with|opt for|settle on|vote for)"
@@ -56,10 +62,34 @@ _STATED = (
         r"(?:correct|right|best|true|accurate|appropriate|answer|final answer)\b(?! (?:in|only|for|but|about|that)\b)"
     ),
 )
+_CORRECTED = re.compile(
+    r"\b(?:(?i:actually|wait|no|hmm+|sorry|correction|rather|oops)\b[ ,.!:;…—–-]{1,5}){1,4}(?i:it|that|this)"
+    rf"(?:['’]s| (?:is|was|should be|must be)) (?i:{_SURE}{_KIND}){_LETTER}{_NOT_TWO}{_ALONE}"
+)
+_SMALL = re.compile(rf"\b{_CLAIM} ?(?:[:=] ?(?P<named>[a-z])|(?i:is):? (?P<said>[b-z]|a(?=\.)))(?=[.)]? ?(?:\n|\Z))")
+_FOREIGN = re.compile(
+    r"(?:(?:答案|正[确確]选项|正[确確][选選][项項]|故[选選]|[应應][选選]|所以[选選]|因此[选選]|答え|正解|정답|답)"
+    r"(?:[应應][该該])?(?:是|[为為]|[选選]|は|은|는)? ?:? ?(?:[选選][项項] ?)?"
+    r"|\b(?i:respuesta|resposta|risposta|réponse|antwort|antwoord|ответ)"
+    r"(?: (?i:correcta|correta|corretta|correcte|exacte|juste|final|finale))? ?"
+    r"(?::|[—–-]|(?<= )(?i:es|é|è|est|ist|lautet|is)\b:?) ?(?i:(?:la |el |a |die |de )?"
+    r"(?:opción|letra|opção|option|lettre|lettera|opzione|buchstabe|вариант)? ?))"
+    rf"{_LETTER}(?! ?\?)"
+    r"(?! ?(?:[/&,、或和や]|[还還]是|또는|(?:or|o|ou|oder|of|y|e|et|und|en|или|и)\b) ?\(?[A-Z](?![A-Za-z]))"
+)
+_FOREIGN_DOUBT = re.compile(
+    r"(?i)(?:如果|若|假[设設如]|不|もし|만약|\b(?:si|wenn|falls|ob|se|als|если|no|nicht|não|non|не)\b)[^.!?,;:。、\n]*\Z"
+)
+_THINGS = re.compile(
+    r"(?i)\b(?:vitamin|hepatitis|influenza|type|group|class|grade|plan|point|team|person|company|country|city|student"
+    r"|drug|substance|compound|element|protein|factor|gene|set|angle|line|vertex|node|matrix|vector|event|figure|part"
+    r"|section|sample|phase|strain|programming|machine|car|party) \Z"
+)
+"""What a letter names that is no option: vitamin C."""
 _LINE = re.compile(rf"{_LETTER}(?:(?<=\))|[).:](?= |\Z)| ?\Z).{{0,300}}|(?P<small>[a-z])\) .{{0,300}}")
 _CONCLUDED = re.compile(
     r"\b(?i:so|therefore|thus|hence|(?:must|should|would|has to) be|(?:it|that)(?: is|['’]s)|which is|only|i['’]d say"
-    r"|leaves(?: us)?(?: with)?|corresponds to|matches|option|choice),?"
+    r"|leaves(?: us)?(?: with)?|corresponds to|matches|(?:option|choice)(?: is)?),?"
     rf" (?i:(?:it['’]s|it is|we have|we choose|only) )?(?i:{_KIND}){_LETTER}{_NOT_TWO}(?= ?[.,;:!)\n]| ?\Z)"
 )
 _MENTIONED = re.compile(r"(?:\((?P<bracketed>[A-Z])\)|(?i:\boption|\bchoice) (?P<bare>[A-Z])(?![A-Za-z'’]))")
@@ -72,6 +102,8 @@ _DOUBT = re.compile(
     r"|exclude|rule out|than))\b"
     r"(?:(?!\b(?:so|hence|therefore|thus|but|and|then|because)\b)[^.!?,;:\n])*\Z"
 )
+_WHOLE = re.compile(r"\(?[A-Za-z]\)?[.:]?")
+_VERDICT = re.compile(r"\[\[\s?([A-Z])\s?\]\]")
 _WINDOW = 60
 
 
@@ -91,13 +123,19 @@ def option(text: str) -> str | None:
         return _only(found[-1].content)
     if inside is not text:
         return _only(inside) or _named(_plain(inside))
+    if verdicts := _VERDICT.findall(inside):
+        return str(verdicts[-1])
     _, mark, after = inside.rpartition("####")
     line = after.strip().partition("\n")[0]
-    return (_only(line) if mark else None) or _named(_plain(inside))
+    whole = _WHOLE.fullmatch(_plain(inside).strip())
+    return (_only(line) if mark else None) or (whole[0].strip("().:").upper() if whole else _named(_plain(inside)))
 
 
 def _named(text: str) -> str | None:
-    said = [each for pattern in _STATED for each in pattern.finditer(text) if not _doubted(text, each)]
+    patterns = (*_STATED, _CORRECTED, _SMALL)
+    said = [each for pattern in patterns for each in pattern.finditer(text) if not _doubted(text, each)]
+    said = [each for each in said if not _near(_THINGS, text, each.start(each.lastgroup or 0))]
+    said += [each for each in _FOREIGN.finditer(text) if not _near(_FOREIGN_DOUBT, text, each.start())]
     if said:
         return _letter(max(said, key=lambda each: each.start()))
     lines = [line.strip() for line in text.split("\n") if line.strip()]
@@ -116,7 +154,7 @@ def _only(text: str) -> str | None:
     """The letter in a place that holds nothing but the answer."""
     plain = _plain(text).strip()
     plain = re.sub(r"(?i)\A(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is)? ?:? ?", "", plain)
-    if re.fullmatch(r"\(?[A-Za-z]\)?[.:]?", plain):
+    if _WHOLE.fullmatch(plain):
         return plain.strip("().:").upper()
     found = _LINE.match(plain)
     return (
@@ -139,7 +177,12 @@ def _end(found: re.Match[str]) -> int:
 
 
 def _doubted(text: str, found: re.Match[str]) -> bool:
-    return _DOUBT.search(text, max(0, found.start() - _WINDOW), found.start()) is not None
+    return _near(_DOUBT, text, found.start())
+
+
+def _near(pattern: re.Pattern[str], text: str, end: int) -> bool:
+    """Whether the pattern is in what stands just before `end`."""
+    return pattern.search(text, max(0, end - _WINDOW), end) is not None
 
 
 def _denied(text: str, found: re.Match[str]) -> bool:

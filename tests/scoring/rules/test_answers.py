@@ -121,7 +121,7 @@ def test_multiple_choice_reads_the_option_that_is_named(answer):
 
 @pytest.mark.parametrize(
     "answer",
-    ["", "Caesar", "the answer is Caesar", "c", "I do not know", "C and D", "I choose C vitamins", "C is not correct"],
+    ["", "Caesar", "the answer is Caesar", "I do not know", "C and D", "I choose C vitamins", "C is not correct"],
 )
 def test_multiple_choice_sees_no_option_where_there_is_none(answer):
     assert judge("multiple_choice", answer, "C").outcome == 0.0
