@@ -215,6 +215,32 @@ def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is
     asyncio.run(run())
 
 
+def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_once():
+    port = free_port()
+
+    def start(version):
+        return subprocess.Popen([sys.executable, "-c", PUBLISH, str(port), str(version)])
+
+    async def run():
+        engine, first = HoldingEngine(version=1), start(2)
+        async with (
+            channel(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link,
+            following(link, engine, {"a": (2_000_000,)}),
+        ):
+            await until(lambda: engine.version == 2)
+            # It asks for the next version now, and has an hour's patience.
+            first.kill()
+            first.wait()
+            second = start(3)
+            try:
+                await until(lambda: engine.version == 3)
+            finally:
+                second.kill()
+                second.wait()
+
+    asyncio.run(run())
+
+
 def test_a_receiver_says_whom_it_waits_for(caplog):
     async def run():
         endpoint = f"tcp://127.0.0.1:{free_port()}"

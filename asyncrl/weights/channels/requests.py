@@ -38,12 +38,17 @@ class Requests:
         self._own_run = run_field(run)
         self._sequence = 0
         self._socket: zmq.asyncio.Socket | None = None
+        self._breaks: zmq.asyncio.Socket | None = None
+        self._answered = False
 
     def reset(self) -> None:
         """Drop the connection with everything outstanding; the next call makes a new one."""
-        if self._socket is not None:
+        if self._socket is not None and self._breaks is not None:
+            self._socket.disable_monitor()
+            self._breaks.close(0)
             self._socket.close()
-            self._socket = None
+            self._socket = self._breaks = None
+        self._answered = False
 
     async def ask(self, kind: str, body: Mapping[str, Any]) -> Message:
         """The answer to a request. Raises as `receive` does."""
@@ -52,23 +57,20 @@ class Requests:
     async def send(self, kind: str, body: Mapping[str, Any]) -> int:
         """Send a request; its sequence number."""
         self._sequence += 1
-        await self._connected().send_multipart(encode(Message(kind, self._sequence, {**body, **self._own_run})))
+        socket, breaks = self._connected()
+        while await breaks.poll(0):
+            await breaks.recv_multipart()
+        await socket.send_multipart(encode(Message(kind, self._sequence, {**body, **self._own_run})))
         return self._sequence
 
     async def receive(self, sequence: int) -> Message:
         """The answer to the oldest request outstanding, which must be `sequence`.
 
-        Raises UnavailableError: the publisher is silent for too long; WireError: it refuses (it is another run's, for
-        one) or answers nonsense.
+        Raises UnavailableError: the publisher is silent for too long, or the connection broke; WireError: it refuses
+        (it is another run's, for one) or answers nonsense.
         """
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                frames = await self._connected().recv_multipart(copy=False)
-        except TimeoutError:
-            advice = f"; {CHECK_KEYS}" if self._keys else ""
-            raise UnavailableError(
-                f"the weight publisher at {self.endpoint} has been silent for {self._timeout_s:g} s{advice}"
-            ) from None
+        frames = await self._frames()
+        self._answered = True
         reply = decode([frame.buffer for frame in frames], MAX_MANIFEST_BYTES)
         if reply.kind == "refused":
             raise WireError(f"the weight publisher at {self.endpoint} refused: {reply.body.get('reason')}")
@@ -76,7 +78,29 @@ class Requests:
             raise WireError(f"the weight publisher answered request {reply.sequence} instead of {sequence}")
         return reply
 
-    def _connected(self) -> zmq.asyncio.Socket:
-        if self._socket is None:
+    async def _frames(self) -> list[zmq.Frame]:
+        socket, breaks = self._connected()
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(socket.recv_multipart(copy=False))]
+        # One that has not answered yet may be refusing our keys: that shows as silence, with advice.
+        if self._answered:
+            waits.append(asyncio.ensure_future(breaks.recv_multipart()))
+        try:
+            done, _ = await asyncio.wait(waits, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits[1:] if waits[0].done() else waits:
+                wait.cancel()
+        if waits[0] in done:
+            return list(waits[0].result())
+        if done:
+            raise UnavailableError(f"the connection to the weight publisher at {self.endpoint} broke")
+        advice = f"; {CHECK_KEYS}" if self._keys else ""
+        raise UnavailableError(
+            f"the weight publisher at {self.endpoint} has been silent for {self._timeout_s:g} s{advice}"
+        )
+
+    def _connected(self) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]:
+        """The connection, and what tells of its breaks."""
+        if self._socket is None or self._breaks is None:
             self._socket = connect(self._context, self.endpoint, self._keys, max(MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES))
-        return self._socket
+            self._breaks = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        return self._socket, self._breaks
