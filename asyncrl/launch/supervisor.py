@@ -31,6 +31,8 @@ CANNOT_BE_CONFIGURED = 2
 FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
 """Longer than any run lasts; a power of a thousand failures would be more than a float holds."""
+SHOWN_LINES = 3
+"""Of the log of a role that ended: enough for the reason and what to do about it."""
 WELL_S = 300.0
 """A role that has run for so long has not failed for the reason for which it failed before."""
 
@@ -135,7 +137,10 @@ class Supervisor:
             raise RunFailedError(f"{name} ended {child.failures} times, at last with status {status}:\n{last}")
         pause = min(self._longest_pause_s, FIRST_PAUSE_S * 2.0 ** min(child.failures - 1, MOST_DOUBLINGS))
         child.due = now + pause
-        log.warning("%s ended with status %d; starting it again in %.2g s", name, status, pause)
+        shown = self.last_lines(name, SHOWN_LINES)
+        log.warning(
+            "%s ended with status %d; starting it again in %.2g s; its log ends:\n%s", name, status, pause, shown
+        )
         self._write_processes()
 
     def _write_processes(self) -> None:

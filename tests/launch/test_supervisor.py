@@ -83,6 +83,15 @@ def test_a_role_that_fails_a_thousand_times_is_started_again_all_the_same(tmp_pa
     assert not supervisor.run(lambda: supervisor.restarts["learner"] > 1030, progress, 0.0)
 
 
+def test_why_a_role_is_started_again_is_said_with_the_end_of_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dying = script("actor-0", "raise SystemExit('the poisoned step; this is the way out')")
+    with pytest.raises(RunFailedError):
+        supervise(tmp_path, dying, script("learner", FOREVER), max_restarts=1).run(lambda: False, lambda: None, 0.01)
+    assert "starting it again in 0.25 s; its log ends:\nthe poisoned step; this is the way out" in caplog.text
+
+
 def test_a_role_that_keeps_dying_ends_the_run_with_its_last_lines(tmp_path: Path) -> None:
     dying = script("actor-0", "raise ValueError('no engine here')")
     supervisor = supervise(tmp_path, dying, script("learner", FOREVER), max_restarts=1)
