@@ -24,12 +24,14 @@ class Planning:
         self._rules = rules
         self._groups = groups
         self._wanted = rules.batch_size // rules.group_size
+        self._asked = 0
 
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The plan of `step`: the recorded one, else a new one if enough groups are ready, else None.
 
         Groups that are older than the bound at this step are evicted. Raises RefusedError: steps were skipped.
         """
+        self._asked = step
         recorded = tx.get("plans", step)
         if recorded is not None:
             return read_plan(recorded)
@@ -106,7 +108,7 @@ class Planning:
         """Have the step of a recorded plan train nothing, for good; returns how many trajectories are dead letters now.
 
         Those that no other plan names are; no later plan takes them or their groups. A plan that is skipped already
-        stays as it is. Raises RefusedError: there is no such plan, or it was trained.
+        stays as it is. Raises RefusedError: there is no such plan, or the learner's weights hold what it trained.
         """
         recorded = tx.get("plans", step)
         if recorded is None:
@@ -116,6 +118,11 @@ class Planning:
             return 0
         if step < tx.counter("released_steps") or self._rules.version_at(step) < tx.counter("version"):
             raise RefusedError(f"step {step} was trained: weights that come after it are checkpointed or published")
+        if step < self._asked:
+            raise RefusedError(
+                f"step {step} was trained: the learner is at step {self._asked} now; should it resume from before step "
+                f"{step} and fail there, ask again"
+            )
         tx.put("plans", step, plan_body(replace(plan, skipped=reason)))
         tx.add("plans_skipped")
         members = [(name, Facts.of(tx, name)) for name in plan.ids]

@@ -184,6 +184,9 @@ def test_a_skipped_plan_stays_where_it_is_and_its_trajectories_are_dead_letters(
     first, second = core.plan(0), core.plan(1)
     assert first is not None
     assert second is not None
+    with pytest.raises(RefusedError, match="step 0 was trained: the learner is at step 1 now"):
+        core.skip(0)
+    assert core.plan(0) == first, "the learner resumes from before it"
     assert core.skip(0, "its tokens kill every learner") == 4
     core.restart()
     skipped = core.plan(0)
