@@ -14,13 +14,14 @@ import zmq
 import zmq.asyncio
 
 from asyncrl import wire
+from asyncrl.data.writing import write_tasks
 from asyncrl.errors import UnavailableError, WireError
 from asyncrl.network.keys import ClientKeys, add_client
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.report import COUNTERS
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
-from tests.helpers import GENEROUS_S, make_trajectory, until
+from tests.helpers import GENEROUS_S, make_task, make_trajectory, until
 from tests.network.support import client_of, made, peer, strangers
 from tests.security import published
 from tests.security.targets import OWN_RUN, Target, asked, publisher, replay
@@ -148,7 +149,8 @@ def test_a_client_of_another_version_is_told_both_versions(folder: Path, monkeyp
 
 
 def test_a_replay_that_others_can_reach_does_not_start_without_keys(folder: Path, keys: Path) -> None:
-    tasks = folder / "closed" / "tasks.parquet"
+    tasks = folder / "tasks.parquet"
+    write_tasks(tasks, [make_task()])
     command = [sys.executable, "-m", "asyncrl.replay", "model.path=none", f"data.train={tasks}", "network.host=0.0.0.0"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S, check=False)
     assert refused.returncode == 2
