@@ -38,8 +38,8 @@ def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, f
     with as_os_errors():
         # They are as files have them already. Transformers empties the dict, and this may be tried again.
         policy.model.save_pretrained(aside, state_dict=dict(tensors), save_original_format=False)
-        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-        tokenizer.save_pretrained(aside)
+        # Its config would say the dtype in which the learner keeps its weights.
+        described(config)(aside)
     for each in (*aside.iterdir(), aside):
         sync(each)
     shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,6 +121,7 @@ def test_buffers_are_pushed_and_exported_in_their_own_dtype(folder: Path, ranks:
     assert all(each.abs().min() > 0 for each in original.values())
     pushed = full_tensors(policy.model, policy.published, torch.bfloat16, ranks)
     export(policy, config, tmp_path / "exported", ranks, threading.Event())
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "bfloat16"
     for tensors in (pushed, load_file(tmp_path / "exported" / "model.safetensors")):
         assert {each.dtype for name, each in tensors.items() if name not in original} == {torch.bfloat16}
         for name, each in original.items():
