@@ -54,6 +54,11 @@ class Child:
     done: bool = False
 
 
+def pause_s(failures: int, longest_s: float) -> float:
+    """How long a role waits that has failed so many times in a row: twice as long each time, up to a bound."""
+    return min(longest_s, FIRST_PAUSE_S * 2.0 ** min(failures - 1, MOST_DOUBLINGS))
+
+
 class Supervisor:
     """Keeps the roles of one run alive until the one named `until` is done. `environment` is added to each child's.
     `clock` gives seconds; no pause before a start is longer than `longest_pause_s`."""
@@ -135,7 +140,7 @@ class Supervisor:
         child.failures = 1 if now - child.started >= WELL_S else child.failures + 1
         if child.failures > self._max_restarts:
             raise RunFailedError(f"{name} ended {child.failures} times, at last with status {status}:\n{last}")
-        pause = min(self._longest_pause_s, FIRST_PAUSE_S * 2.0 ** min(child.failures - 1, MOST_DOUBLINGS))
+        pause = pause_s(child.failures, self._longest_pause_s)
         child.due = now + pause
         shown = self.last_lines(name, SHOWN_LINES)
         log.warning(
