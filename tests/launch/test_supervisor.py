@@ -164,7 +164,7 @@ def test_children_stop_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     code = f"""
 import pathlib, time
 from asyncrl.launch.roles import Role
-from asyncrl.launch.supervisor import Supervisor, pause_s
+from asyncrl.launch.supervisor import Supervisor
 import sys
 role = Role("learner", [sys.executable, "-c", {FOREVER!r}])
 supervisor = Supervisor([role], pathlib.Path({str(tmp_path)!r}), {{}}, 1, "learner")
