@@ -155,7 +155,7 @@ def test_a_program_that_never_ends_is_worth_nothing_and_sets_no_episode_aside():
     truth = json.dumps({"inputs": ["1"] * 4, "outputs": ["1"] * 4})
     with closing(Verifier(ScoringConfig(rules=rules, timeout_s=8.0))) as verifier:
         verdict = verifier.verify(case("while True: pass", truth=truth))
-    assert verdict.scores == {"code": 0.0, "code/passed": 0.0, "code/out_of_time": 1.0}
+    assert verdict.scores == {"code": 0.0, "code/passed": 0.0, "code/out_of_time": 1.0, "code/unclear": 0.0}
 
 
 def test_as_many_cases_are_judged_at_once_as_there_are_processes(verifier, tmp_path):
