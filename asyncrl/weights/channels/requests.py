@@ -57,9 +57,7 @@ class Requests:
     async def send(self, kind: str, body: Mapping[str, Any]) -> int:
         """Send a request; its sequence number."""
         self._sequence += 1
-        socket, breaks = self._connected()
-        while await breaks.poll(0):
-            await breaks.recv_multipart()
+        socket, _ = self._connected()
         await socket.send_multipart(encode(Message(kind, self._sequence, {**body, **self._own_run})))
         return self._sequence
 
