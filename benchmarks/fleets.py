@@ -157,7 +157,7 @@ async def launched(python: str, model: Path, log: Path) -> AsyncIterator[str]:
 
     from asyncrl.config.load import config_dir
     from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
-    from asyncrl.launch.ports import free_ports
+    from asyncrl.machine.ports import free_ports
 
     kind = "sglang" if torch.cuda.is_available() else "sglang_cpu"
     engine = OmegaConf.to_object(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.launch.ports import free_ports
+from asyncrl.machine.ports import free_ports
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import RunIdentity, Task
 

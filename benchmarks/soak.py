@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import zmq
 
-from asyncrl import process
+from asyncrl.machine import process
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.rules import Rules

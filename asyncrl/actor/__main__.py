@@ -8,9 +8,9 @@ from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
 
-from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
+from asyncrl.machine import process
 from asyncrl.replay.client import ReplayClient
 
 STOP_POLL_S = 0.1

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from asyncrl.actor.chat_api.conversation import ConversationLimits
+from asyncrl.actor.chat_api.counts import DoorCounts
 from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
-from asyncrl.actor.door.conversation import ConversationLimits
-from asyncrl.actor.door.counts import DoorCounts
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.episode import Limits
 from asyncrl.actor.rendered_rollout import run_rendered_episode
@@ -46,9 +46,9 @@ async def open_episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> 
         limits = Limits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens)
         yield Episodes(partial(run_episode, engine=engine, chat=chat, toolbox=tools, limits=limits, step_split=split))
         return
-    from asyncrl.actor.door.agent import load_agent
-    from asyncrl.actor.door.episode import run_agent_episode
-    from asyncrl.actor.door.server import Door
+    from asyncrl.actor.chat_api.agent import load_agent
+    from asyncrl.actor.chat_api.episode import run_agent_episode
+    from asyncrl.actor.chat_api.server import Door
 
     agent = load_agent(actor.agent)
     door = Door(engine, chat, of_branches, actor.door_host, actor.door_port, as_rendered=as_rendered)

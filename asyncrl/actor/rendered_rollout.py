@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.door.branch import trajectory_of
-from asyncrl.actor.door.conversation import Conversation, ConversationLimits, LimitError
-from asyncrl.actor.door.messages import Ask, Message, answer_message, read_answer
+from asyncrl.actor.chat_api.branch import trajectory_of
+from asyncrl.actor.chat_api.conversation import Conversation, ConversationLimits, LimitError
+from asyncrl.actor.chat_api.messages import Ask, Message, answer_message, read_answer
 from asyncrl.actor.engine.base import Engine, Generation
 from asyncrl.actor.episode import EpisodeFailed, State
 from asyncrl.actor.parsing import MalformedCall

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from asyncrl.actor.door.counts import DoorCounts
+from asyncrl.actor.chat_api.counts import DoorCounts
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.toolbox import ToolCounts
 from asyncrl.observe.metrics import Metrics, Value

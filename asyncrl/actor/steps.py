@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError, InvariantError
-from asyncrl.imports import imported
 from asyncrl.text import reason_of
 from asyncrl.types import Role, Step, Turn
 

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from asyncrl.algorithms.parts import Part
+from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
-from asyncrl.imports import imported
 
 HOMES = {
     "advantage": "advantages",

@@ -17,8 +17,8 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 import asyncrl
 from asyncrl.config.checks import check
 from asyncrl.config.schema import TrainConfig
-from asyncrl.disk import LossyText
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
+from asyncrl.machine.disk import LossyText
 from asyncrl.text import cut
 
 EXIT_USAGE = 2

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncrl.files import beside, sync
+from asyncrl.machine.files import beside, sync
 from asyncrl.types import Task
 
 

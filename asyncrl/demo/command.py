@@ -11,12 +11,12 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 
-from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.demo.prepare import Prepared, prepare
 from asyncrl.demo.report import draw, summarise, table
 from asyncrl.launch.local import train
+from asyncrl.machine import process
 
 CACHE = Path(".cache/demo")
 SEED = 0

@@ -10,7 +10,7 @@ import yaml
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.files import write_whole
+from asyncrl.machine.files import write_whole
 
 FREE = {
     "learner.steps",

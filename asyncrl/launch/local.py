@@ -12,15 +12,15 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
-from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.identity import claim
-from asyncrl.launch.ports import free_ports, try_port
 from asyncrl.launch.preflight import preflight
 from asyncrl.launch.roles import roles
 from asyncrl.launch.supervisor import Supervisor
+from asyncrl.machine import process
+from asyncrl.machine.ports import free_ports, try_port
 from asyncrl.observe.progress import Progress
 
 log = logging.getLogger("asyncrl.train")

@@ -13,7 +13,7 @@ def preflight(config: TrainConfig) -> None:
 
     Raises ConfigError, which says how to mend it.
     """
-    from asyncrl.actor.door.agent import load_agent
+    from asyncrl.actor.chat_api.agent import load_agent
     from asyncrl.actor.steps import find_split
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.algorithms.compose import check

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
-from asyncrl.files import write_whole
-from asyncrl.launch.child import kill_group, last_lines, start_child
 from asyncrl.launch.roles import Role
-from asyncrl.process import WORKER_VARIABLE
+from asyncrl.machine.child import kill_group, last_lines, start_child
+from asyncrl.machine.files import write_whole
+from asyncrl.machine.process import WORKER_VARIABLE
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import sys
 
 from hydra.core.hydra_config import HydraConfig
 
-from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.launcher import Membership, run_ranks
+from asyncrl.machine import process
 
 
 def run(config: TrainConfig) -> None:

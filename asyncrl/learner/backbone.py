@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.learner.attention import PACKED
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.attention_kinds import attentions, check_positions, divergence, tolerance
-from asyncrl.published import Published, own_tensors
+from asyncrl.modelling.packed_attention import PACKED
+from asyncrl.modelling.published import Published, own_tensors
 from asyncrl.weights.buckets import on_host
 
 LONGEST_PROBE = 256

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from asyncrl.disk import when_there_is_room
 from asyncrl.errors import CheckpointError, StoppedError
-from asyncrl.files import sync, write_whole
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.seals import damage, seal
 from asyncrl.learner.state import Parts, read_state, write_state
+from asyncrl.machine.disk import when_there_is_room
+from asyncrl.machine.files import sync, write_whole
 from asyncrl.types import BatchPlan
 
 logger = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 from asyncrl.config.schema import ModelConfig
-from asyncrl.disk import as_os_errors, when_there_is_room
 from asyncrl.errors import StoppedError
-from asyncrl.files import sync
 from asyncrl.learner.backbone import DTYPES, full_tensors
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.machine.disk import as_os_errors, when_there_is_room
+from asyncrl.machine.files import sync
 
 
 def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.errors import AsyncrlError, StoppedError
-from asyncrl.files import write_whole
+from asyncrl.machine.files import write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks, shard_of
-from asyncrl.published import Part, Published
+from asyncrl.modelling.published import Part, Published
 from asyncrl.weights.buckets import Bucket, Entry, Filled
 from asyncrl.weights.manifest import DTYPES, dtype_name, new_bytes
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from asyncrl.config.load import EXIT_STOPPED, EXIT_USAGE
 from asyncrl.errors import AsyncrlError, ConfigError, StoppedError
-from asyncrl.launch.child import ending_with_parent
-from asyncrl.process import WORKER_VARIABLE
+from asyncrl.machine.child import ending_with_parent
+from asyncrl.machine.process import WORKER_VARIABLE
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.report import Phases, lag_counts, step_values
 from asyncrl.learner.share import Share, build_episodes, build_share
 from asyncrl.learner.trainer import Minibatch, Result, Trainer
+from asyncrl.modelling.published import own_tensors
 from asyncrl.observe.metrics import Metrics, Value
-from asyncrl.published import own_tensors
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, Filled
 

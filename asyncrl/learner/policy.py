@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from asyncrl.algorithms.logprobs import token_logprobs
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.backbone import Packed, hidden_states, load_model, shard
 from asyncrl.learner.ranks import Ranks
-from asyncrl.published import Published
+from asyncrl.modelling.logprobs import token_logprobs
+from asyncrl.modelling.published import Published
 
 
 class Policy(nn.Module):

@@ -11,7 +11,6 @@ from typing import Any
 
 import zmq
 
-from asyncrl import process
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
@@ -26,7 +25,8 @@ from asyncrl.learner.ports import Publisher, Replay
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.recorded import RecordedReplay
 from asyncrl.learner.trainer import Trainer
-from asyncrl.model_shapes import model_shapes
+from asyncrl.machine import process
+from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import open_metrics

@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from asyncrl.disk import save_tensors
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.ranks import Ranks, shard_of
+from asyncrl.machine.disk import save_tensors
 
 Parts = Mapping[str, Optimised[Any]]
 

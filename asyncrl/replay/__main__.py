@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import zmq
 
-from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
+from asyncrl.machine import process
 from asyncrl.network.keys import server_keys
 from asyncrl.network.sockets import listen
 from asyncrl.observe.sinks import open_metrics
@@ -51,11 +51,11 @@ def main() -> None:
     arguments = sys.argv[1:]
     # What only people need is imported for them alone: a replay must be up again in a moment.
     if arguments and _is_subcommand(arguments[0]):
-        from asyncrl.replay.inspect.command import main as inspect
+        from asyncrl.inspect.command import main as inspect
 
         inspect(arguments)
     if {"-h", "--help"} & set(arguments):
-        from asyncrl.replay.inspect.command import parser
+        from asyncrl.inspect.command import parser
 
         sys.stdout.write(f"{parser().format_help()}\nWithout a subcommand it serves the replay of a run:\n\n")
     role_main(run)

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from asyncrl import process
 from asyncrl.config.needs import needs
 from asyncrl.config.schema import DataConfig, ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.data.reading import read_tasks
+from asyncrl.machine import process
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
 from asyncrl.replay.filters import Filters

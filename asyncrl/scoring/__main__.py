@@ -7,9 +7,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from asyncrl import process
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
+from asyncrl.machine import process
 from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 

@@ -21,8 +21,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from asyncrl.disk import save_tensors
 from asyncrl.errors import UnavailableError, WeightsError
+from asyncrl.machine.disk import save_tensors
 from asyncrl.types import RunIdentity
 from asyncrl.weights.manifest import Manifest, bytes_of, checksum, read_manifest, take_snapshot
 

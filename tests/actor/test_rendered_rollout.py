@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.door.conversation import ConversationLimits
+from asyncrl.actor.chat_api.conversation import ConversationLimits
 from asyncrl.actor.episode import EpisodeFailed
 from asyncrl.actor.rendered_rollout import run_rendered_episode
 from asyncrl.actor.toolbox import Toolbox, ToolLimits

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncrl.process import WORKER_VARIABLE
+from asyncrl.machine.process import WORKER_VARIABLE
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 

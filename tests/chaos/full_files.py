@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig
-from asyncrl.disk import LossyText
 from asyncrl.launch.roles import Role
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.learner.checkpoint import Checkpoints, Progress
@@ -22,6 +21,7 @@ from asyncrl.learner.export import export
 from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.machine.disk import LossyText
 from asyncrl.observe.sinks import open_metrics, read_lines
 from asyncrl.weights.folders import FolderWriter
 from tests.chaos.full_disk import fill

@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
-from asyncrl.launch.ports import free_ports
 from asyncrl.learner.launcher import VARIABLE
+from asyncrl.machine.ports import free_ports
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.rule import WITNESS_VARIABLE
 from tests.chaos.verdict import judge

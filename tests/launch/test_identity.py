@@ -10,7 +10,7 @@ from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.identity import claim
 from asyncrl.launch.local import exclusively, port_overrides
-from asyncrl.launch.ports import free_ports
+from asyncrl.machine.ports import free_ports
 
 
 def make_config() -> TrainConfig:
@@ -72,6 +72,6 @@ def test_that_no_ports_are_free_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setattr("asyncrl.launch.ports.PORTS", range(port, port + 1))
+        monkeypatch.setattr("asyncrl.machine.ports.PORTS", range(port, port + 1))
         with pytest.raises(UnavailableError, match="no 1 free ports in a row"):
             free_ports(1)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.published import Published, Shapes, own_tensors
+from asyncrl.modelling.published import Published, Shapes, own_tensors
 from asyncrl.weights.buckets import Bucket, Entry, on_host
 from tests.mixtures import MIXTURES, mixture
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
-from asyncrl.published import Published, own_tensors
+from asyncrl.modelling.published import Published, own_tensors
 from asyncrl.weights.buckets import on_host
 from tests.learner.support import launch
 

@@ -23,7 +23,7 @@ from asyncrl.learner.export import described, export
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
-from asyncrl.model_shapes import model_shapes
+from asyncrl.modelling.shapes import model_shapes
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import write_folder
 from tests.actor.engine.support import assert_exact

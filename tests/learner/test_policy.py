@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.algorithms import logprobs
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backbone import Packed, full_tensors
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.modelling import logprobs
 from tests.learner.support import VOCABULARY
 
 TEMPERATURE = 0.7

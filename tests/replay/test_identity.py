@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl import process
 from asyncrl.config.schema import RunConfig
 from asyncrl.errors import RefusedError, StoreError
 from asyncrl.learner.run import run as learn
+from asyncrl.machine import process
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.service import QUESTIONS, Service
 from asyncrl.replay.store import Store

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.launch.ports import free_ports
+from asyncrl.machine.ports import free_ports
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import RunIdentity
 from tests.helpers import GENEROUS_S, make_task, until

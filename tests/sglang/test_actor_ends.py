@@ -15,8 +15,8 @@ import pytest
 import zmq
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.launch.child import kill_group, last_lines
-from asyncrl.launch.ports import free_ports
+from asyncrl.machine.child import kill_group, last_lines
+from asyncrl.machine.ports import free_ports
 from asyncrl.weights.publisher import Publisher
 from tests.actor.engine.real import policy
 from tests.actor.engine.support import parameters

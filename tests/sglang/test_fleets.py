@@ -16,8 +16,8 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.discovery import behind_router, in_file
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.launch.child import kill_group, start_guarded
-from asyncrl.launch.ports import free_ports
+from asyncrl.machine.child import kill_group, start_guarded
+from asyncrl.machine.ports import free_ports
 from asyncrl.types import Sampling
 from tests.actor.engine.real import Taken, assert_whole, load, policy, prompts, run, servers_ready, some
 from tests.actor.engine.support import assert_exact, parameters, until

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from asyncrl.actor.chat import Chat
+from asyncrl.actor.chat_api.branch import joined
+from asyncrl.actor.chat_api.conversation import Conversation, ConversationLimits
+from asyncrl.actor.chat_api.messages import read_answer, read_ask
 from asyncrl.actor.contents import OWN_MARKS
-from asyncrl.actor.door.branch import joined
-from asyncrl.actor.door.conversation import Conversation, ConversationLimits
-from asyncrl.actor.door.messages import read_answer, read_ask
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.history import CONVERSATIONS, rewritings
 from asyncrl.errors import RefusedError

@@ -10,11 +10,11 @@ import torch
 import zmq
 import zmq.asyncio
 
-from asyncrl import process
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError, WireError
-from asyncrl.launch.ports import free_ports
 from asyncrl.learner.run import run as learn
+from asyncrl.machine import process
+from asyncrl.machine.ports import free_ports
 from asyncrl.types import RunIdentity
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.opening import open_channels

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from asyncrl.errors import WeightsError
-from asyncrl.published import Published, own_tensors
+from asyncrl.modelling.published import Published, own_tensors
 
 
 class Parameters:

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from asyncrl import sandbox
 from asyncrl.actor.tools.base import Tool
+from asyncrl.machine import sandbox
 
 
 class PythonSandbox(Tool):

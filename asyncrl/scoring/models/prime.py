@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from asyncrl.algorithms.logprobs import token_logprobs
 from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.modelling.logprobs import token_logprobs
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.causal import CausalReader
 from asyncrl.scoring.models.checkpoint import Checkpoint

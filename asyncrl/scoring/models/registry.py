@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
-from asyncrl.imports import imported
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
-from asyncrl.imports import imported
 from asyncrl.scoring.rules.base import Case, Judge, completed
 from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.verl import as_config, function_judge, manager_judge

@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial as bind
 
-from asyncrl import sandbox
 from asyncrl.errors import ScoringError
+from asyncrl.machine import sandbox
 from asyncrl.scoring.asserts import script
 from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
 from asyncrl.scoring.rules.program import program as program_in

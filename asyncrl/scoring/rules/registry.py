@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.config.imports import imported
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
-from asyncrl.imports import imported
 from asyncrl.scoring.rules.adapters import KINDS, LoadTokenizer, as_judge
 from asyncrl.scoring.rules.base import Case, Judge, Verdict, read_result
 

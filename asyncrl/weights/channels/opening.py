@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 import zmq.asyncio
 
-from asyncrl import process
 from asyncrl.config.schema import TrainConfig
+from asyncrl.machine import process
 from asyncrl.network.keys import ClientKeys
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.channels.distributed import DistributedChannel

@@ -25,8 +25,8 @@ from asyncrl.actor.engine.fleet.server import Server
 from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.errors import EngineError
-from asyncrl.launch.child import kill_group, last_lines, start_guarded
-from asyncrl.launch.ports import free_ports
+from asyncrl.machine.child import kill_group, last_lines, start_guarded
+from asyncrl.machine.ports import free_ports
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import kept
 from tests.actor.engine.support import VOCABULARY, assert_exact, parameters, tiny_model

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from asyncrl.actor.engine.base import Generation
-from asyncrl.published import Published, own_tensors
+from asyncrl.modelling.published import Published, own_tensors
 from tests.helpers import GENEROUS_S
 
 VOCABULARY = 61

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl import sandbox
+from asyncrl.machine import sandbox
 from tests.scoring.rules.test_code import judge
 
 pytestmark = pytest.mark.skipif(

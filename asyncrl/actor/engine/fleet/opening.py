@@ -8,7 +8,6 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from asyncrl import process
 from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_file, listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
 from asyncrl.actor.engine.fleet.folders import Folders
@@ -21,8 +20,9 @@ from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.launch.ports import free_ports
-from asyncrl.model_shapes import model_shapes
+from asyncrl.machine import process
+from asyncrl.machine.ports import free_ports
+from asyncrl.modelling.shapes import model_shapes
 from asyncrl.weights.channels.opening import weights_dir
 from asyncrl.weights.nccl import agree_with_servers
 from asyncrl.weights.staging import staging_device

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.launch.child import kill_group, last_lines, start_guarded
+from asyncrl.machine.child import kill_group, last_lines, start_guarded
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig

@@ -13,7 +13,7 @@ from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.opening import open_engine
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
-from asyncrl.model_shapes import model_shapes
+from asyncrl.modelling.shapes import model_shapes
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import FakeSglang, ids, run, serving
 from tests.actor.engine.support import VOCABULARY, tiny_model

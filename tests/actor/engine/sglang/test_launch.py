@@ -14,7 +14,7 @@ import pytest
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.launch.ports import free_ports
+from asyncrl.machine.ports import free_ports
 from tests.actor.engine.support import until as become
 from tests.helpers import GENEROUS_S, until
 

@@ -1,0 +1,186 @@
+"""`asyncrl replay show`: one episode, readable turn by turn.
+
+The text is cut wherever the mask, a turn or a step changes, and every cut is decoded by itself: what the policy sampled
+is green, what it was given is dim, and a step's score stands right at the step's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.inspect.text import printable
+from asyncrl.inspect.tokenizer import Decode
+from asyncrl.replay.records import Facts
+from asyncrl.replay.stored import Record
+from asyncrl.types import Labels, Trajectory
+from asyncrl.wire import version_runs
+
+SAMPLED, GIVEN = "green", "dim"
+GOOD, BAD = 0.66, 0.33
+
+
+def describe(name: str, record: Record, decode: Decode) -> dict[str, Any]:
+    """The episode as plain values: facts, labels, and turns with their text, tokens, versions and steps."""
+    trajectory, labels = record.trajectory, record.labels
+    return {
+        "id": name,
+        "facts": None if record.facts is None else asdict(record.facts),
+        "letter": None if record.letter is None else asdict(record.letter),
+        "labels": None if labels is None else _plain_labels(labels),
+        "trajectory": None if trajectory is None else _plain_trajectory(trajectory, labels, decode),
+    }
+
+
+def _plain_labels(labels: Labels) -> dict[str, Any]:
+    return {
+        "reward": labels.reward,
+        "outcome": labels.outcome,
+        "scorer": labels.scorer,
+        "extra": dict(labels.extra),
+        "step_scores": labels.step_scores.tolist(),
+        "step_ends": labels.step_ends.tolist(),
+    }
+
+
+def _plain_trajectory(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> dict[str, Any]:
+    scores = step_scores(labels)
+    return {
+        "task_id": trajectory.task_id,
+        "group_id": trajectory.group_id,
+        "member": trajectory.member,
+        "finish": trajectory.finish.value,
+        "rewards": dict(trajectory.rewards),
+        "timings": dict(trajectory.timings),
+        "turns": [
+            {
+                "role": turn.role.value,
+                "start": turn.start,
+                "end": turn.end,
+                "finish_reason": turn.finish_reason,
+                "tool_calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.tool_calls],
+                "versions": versions(trajectory, turn.start, turn.end),
+                "tokens": trajectory.tokens[turn.start : turn.end].tolist(),
+                "text": decode(trajectory.tokens[turn.start : turn.end].tolist()),
+            }
+            for turn in trajectory.turns
+        ],
+        "steps": [{"start": each.start, "end": each.end, "score": scores.get(each.end)} for each in trajectory.steps],
+    }
+
+
+def step_scores(labels: Labels | None) -> dict[int, float]:
+    """The score of each step by the step's end."""
+    if labels is None:
+        return {}
+    return dict(zip(labels.step_ends.tolist(), labels.step_scores.tolist(), strict=True))
+
+
+def versions(trajectory: Trajectory, start: int, end: int) -> dict[int, int]:
+    """How many tokens of [start, end) each policy version sampled."""
+    sampled = trajectory.versions[start:end][trajectory.loss_mask[start:end]]
+    found, counts = np.unique(sampled, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def readable(name: str, record: Record, decode: Decode) -> RenderableType:
+    """The episode for a terminal."""
+    parts: list[RenderableType] = [_head(name, record)]
+    if record.trajectory is not None:
+        parts += turns(record.trajectory, record.labels, decode)
+    return Group(*parts)
+
+
+def _head(name: str, record: Record) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for key, value in [("id", name), *_facts(record), *_labels(record.labels)]:
+        table.add_row(Text(key, "dim"), Text(printable(value)))
+    return table
+
+
+def _facts(record: Record) -> Iterator[tuple[str, str]]:
+    facts, trajectory = record.facts, record.trajectory
+    if facts is not None:
+        yield "group", f"{facts.group}, member {facts.member}"
+        yield "state", _state(facts)
+        yield "tokens", f"{facts.tokens}, of which {facts.sampled} sampled, by version {facts.oldest} or newer"
+    if record.letter is not None:
+        yield "dead letter", f"attempt {record.letter.attempt + 1}: {record.letter.reason}"
+    if trajectory is None:
+        yield "text", _why_gone(record)
+        return
+    yield "task", trajectory.task_id
+    yield "finish", trajectory.finish.value
+    if trajectory.rewards:
+        yield "rewards", _numbers(trajectory.rewards)
+    if trajectory.timings:
+        yield "seconds", _numbers(trajectory.timings)
+
+
+def _why_gone(record: Record) -> str:
+    if record.facts is None:
+        return "none, the episode failed"
+    return "gone; replay.retention=all keeps what is trained"
+
+
+def _state(facts: Facts) -> str:
+    plans = f", planned for step {facts.last_plan}" if facts.plans else ""
+    earlier = f" and {facts.plans - 1} earlier" if facts.plans > 1 else ""
+    leases = f", {facts.attempts} leases since its last score" if facts.attempts else ""
+    return f"{facts.state}{plans}{earlier}{leases}"
+
+
+def _labels(labels: Labels | None) -> Iterator[tuple[str, str]]:
+    if labels is None:
+        return
+    yield "reward", f"{labels.reward:.4g}"
+    yield "outcome", f"{labels.outcome:.4g}, judged by {labels.scorer}"
+    if labels.extra:
+        yield "extra", _numbers(labels.extra)
+
+
+def _numbers(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iterator[RenderableType]:
+    """For each turn a head and its text; where there are several branches, their first turns say so."""
+    scores = step_scores(labels)
+    branches = {start: number for number, (start, _) in enumerate(trajectory.branches)}
+    for number, turn in enumerate(trajectory.turns):
+        by_version = versions(trajectory, turn.start, turn.end)
+        told = [
+            f"branch {branches[turn.start]}" if len(branches) > 1 and turn.start in branches else "",
+            f"turn {number}",
+            turn.role.value,
+            f"{turn.end - turn.start} tokens",
+            *(f"{count} by version {version}" for version, count in by_version.items()),
+            turn.finish_reason,
+        ]
+        yield Rule(Text(" · ".join(filter(None, told)), "bold"), align="left", style="dim")
+        yield _text(trajectory, turn.start, turn.end, scores, decode)
+
+
+def _text(trajectory: Trajectory, start: int, end: int, scores: Mapping[int, float], decode: Decode) -> Text:
+    changes = version_runs(trajectory.loss_mask[start:end].astype(np.int32))[:, 0] + start if end > start else ()
+    edges = {*scores, *(edge for step in trajectory.steps for edge in (step.start, step.end))}
+    cuts = {start, end, *map(int, changes), *(edge for edge in edges if start < edge < end)}
+    text = Text()
+    for left, right in pairwise(sorted(cuts)):
+        style = SAMPLED if trajectory.loss_mask[left] else GIVEN
+        text.append(printable(decode(trajectory.tokens[left:right].tolist())), style)
+        if right in scores:
+            text.append(f" ⟨{scores[right]:.3g}⟩ ", _colour(scores[right]))
+    return text
+
+
+def _colour(score: float) -> str:
+    return "bold green" if score >= GOOD else "bold red" if score < BAD else "bold yellow"

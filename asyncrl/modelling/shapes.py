@@ -1,0 +1,94 @@
+"""What is known of the policy without its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import get_safetensors_metadata, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, NotASafetensorsRepoError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from asyncrl.config.schema import ModelConfig
+from asyncrl.errors import ConfigError
+from asyncrl.modelling.published import Published
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+"""In transformers' order; large models have an index beside several files."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShapes:
+    """`tensors` are those that are pushed (see published.py); `vocabulary` counts token ids."""
+
+    tensors: Mapping[str, tuple[int, ...]]
+    vocabulary: int
+
+
+def model_shapes(model: ModelConfig) -> ModelShapes:
+    """What learner and engines must agree on for the model that `model` names; none of its weights are read.
+
+    Raises ConfigError: what would be pushed is not in its weight files, so that a server that loads them would not know
+    it.
+    """
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    stored = stored_shapes(model.path)
+    pushed = Published(empty, stored).shapes
+    if wrong := [name for name, shape in pushed.items() if stored.get(name) != shape]:
+        first = wrong[0]
+        raise ConfigError(
+            f"model.path={model.path}: {len(wrong)} tensors would be pushed that its weight files do not have, and a "
+            f"server would pass over them; the first is {first} {pushed[first]}, the files have "
+            f"{stored.get(first, 'none of that name')}. Load it with transformers, save it with save_pretrained, and "
+            "name that folder"
+        )
+    return ModelShapes(pushed, int(config.get_text_config().vocab_size))
+
+
+def stored_shapes(path: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in the weight files of the folder or hub model `path`, of which only the headers are read.
+
+    Raises ConfigError: there are none, or they cannot be read.
+    """
+    try:
+        found = _in_folder(Path(path) if Path(path).is_dir() else _cached(path))
+        if not found and not Path(path).is_dir():
+            files = get_safetensors_metadata(path).files_metadata.values()
+            found = {name: tuple(info.shape) for file in files for name, info in file.tensors.items()}
+    except (OSError, ValueError, KeyError, SafetensorError, HfHubHTTPError, NotASafetensorsRepoError) as error:
+        raise ConfigError(f"the weight files of model.path={path} cannot be read: {error}") from error
+    if not found:
+        raise ConfigError(f"model.path={path} has no weight files: neither {' nor '.join(FILES)}")
+    return found
+
+
+def _cached(path: str) -> Path | None:
+    try:
+        return Path(snapshot_download(path, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def _in_folder(folder: Path | None) -> dict[str, tuple[int, ...]]:
+    for name in FILES if folder is not None else ():
+        assert folder is not None
+        index, files = folder / f"{name}.index.json", [name]
+        if index.exists():
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if all((folder / each).exists() for each in files):
+            return {key: shape for each in files for key, shape in _in_file(folder / each).items()}
+    return {}
+
+
+def _in_file(file: Path) -> dict[str, tuple[int, ...]]:
+    if file.suffix == ".safetensors":
+        with safe_open(file, "pt") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    stored = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+    return {name: tuple(tensor.shape) for name, tensor in stored.items()}

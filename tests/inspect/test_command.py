@@ -1,0 +1,138 @@
+"""The subcommands as they are typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.inspect import actions
+from asyncrl.inspect.command import main
+from asyncrl.replay import __main__ as replay
+from tests.inspect.support import make_run, run_episodes, write_config
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Runs a command line beside the run folder runs/mine; returns status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(actions, "STATUS_WAIT_S", 0.1)
+    monkeypatch.setattr(actions, "CHANGE_WAIT_S", 0.1)
+    core = make_run(Path("runs/mine"))
+    run_episodes(core, 4)
+    core.fail(core.tickets(1)[0].id)
+    core.store.close()
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return code if isinstance(code, int) else 0, captured.out, captured.err
+
+    return run
+
+
+def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
+    write_config(Path("runs/mine"), replay_port=6)
+    for where in (["--run", "runs/mine"], ["--run", "mine"], ["--store", "runs/mine/replay"]):
+        code, out, _ = call("status", "--json", *where)
+        status = json.loads(out)
+        assert code == 0
+        assert status["totals"]["accepted"] == 4
+        assert "tcp://127.0.0.1:6" in status["problem"]
+        assert status["disk"]["high_water_bytes"] == 64e9 * 0.8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        (["status"], "name the run by --run, or its store by --store; there are runs/mine"),
+        (["status", "--run", "yours"], "there is no store runs/yours/replay: name a run"),
+        (["show", "t000000000.9.0", "--run", "mine"], "do you mean t000000000.0.0"),
+        (["show", "t000000001", "--run", "mine"], "do you mean t000000001.0.0, t000000001.1.0?"),
+        (["show", "nonsense", "--run", "mine"], "one looks like t000000012.3.0"),
+        (["export", "--to", "out", "--state", "tired", "--run", "mine"], "use one of waiting, leased"),
+        (["import", "--from", "runs", "--to", "store"], "no run that `asyncrl replay export` wrote"),
+        (["requeue", "--all", "--run", "mine"], "name each shard's address by --endpoint"),
+        (["discard", "--all", "--run", "mine", "--endpoint", "tcp://127.0.0.1:6"], "no answer from the replay"),
+    ],
+)
+def test_an_error_names_its_fix_and_ends_with_status_1(call: Call, arguments: list[str], fix: str) -> None:
+    code, out, err = call(*arguments)
+    assert (code, out) == (1, "")
+    assert fix in err
+
+
+def test_a_configuration_of_another_version_is_refused_with_a_way_around(call: Call) -> None:
+    Path("runs/mine/config.yaml").write_text("replay: {no_such_key: 1}\n")
+    code, _, err = call("status", "--once", "--run", "mine")
+    assert code == 1
+    assert "another version of asyncrl" in err
+
+
+def test_an_episode_is_shown_as_ids_where_its_run_told_no_tokenizer(
+    call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, out, _ = call("show", "t000000000.0.0", "--run", "mine")
+    assert code == 0
+    assert "3 4  ⟨0.9⟩" in out
+    assert "name a tokenizer by --tokenizer" in caplog.text
+
+
+def test_an_episode_is_shown_as_text_by_the_runs_own_tokenizer(call: Call, caplog: pytest.LogCaptureFixture) -> None:
+    write_config(Path("runs/mine"))
+    assert "3 4  ⟨0.9⟩" in call("show", "t000000000.0.0", "--run", "mine")[1]
+    assert "this machine has no tokenizer" in caplog.text
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained("runs/mine/model")
+    assert f"{tokenizer.decode([3, 4])} ⟨0.9⟩" in call("show", "t000000000.0.0", "--run", "mine")[1]
+
+
+def test_an_exported_run_is_imported_and_shown(call: Call) -> None:
+    assert call("export", "--run", "mine", "--to", "out")[1] == "wrote 4 trajectories and 0 plans to out\n"
+    assert call("import", "--from", "out", "--to", "store")[1] == "imported 4 trajectories to store\n"
+    there, back = (
+        json.loads(call("show", "t000000000.0.0", "--json", *where)[1])
+        for where in (["--run", "mine"], ["--store", "store"])
+    )
+    assert there == back
+    assert len(json.loads(call("dead-letters", "--json", "--store", "store")[1])) == 1
+
+
+def test_dead_letters_are_a_table_or_json(call: Call) -> None:
+    (letter,) = json.loads(call("dead-letters", "--run", "mine", "--json")[1])
+    assert (letter["reason"], letter["attempts"]) == ("broken", 1)
+    out = call("dead-letters", "--run", "mine")[1]
+    assert letter["id"] in out
+    assert "broken" in out
+
+
+def test_subcommands_stand_beside_the_command_that_serves(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = []
+    monkeypatch.setattr(replay, "role_main", served.append)
+
+    def typed(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["asyncrl replay", *arguments])
+        replay.main()
+        return capsys.readouterr().out
+
+    with pytest.raises(SystemExit) as ended:
+        typed("status", "--run", "mine", "--once")
+    assert ended.value.code == 0
+    assert "oldest ticket" in capsys.readouterr().out
+    assert served == []
+    with pytest.raises(SystemExit):
+        typed("statsu")
+    assert "invalid choice: 'statsu'" in capsys.readouterr().err
+    assert "dead-letters" in typed("--help")
+    assert typed("replay.shards=2", "experiment=demo") == ""
+    assert served == [replay.run, replay.run]

@@ -1,0 +1,217 @@
+"""What is asked of a replay at work, over real sockets; and what is told without one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
+from asyncrl.data.writing import write_tasks
+from asyncrl.errors import RefusedError, UnavailableError
+from asyncrl.inspect import dead_letters
+from asyncrl.inspect.skipping import skip_plan
+from asyncrl.inspect.status import describe, look
+from asyncrl.inspect.table import status_table
+from asyncrl.inspect.target import Live, Target
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.from_config import rules
+from asyncrl.replay.stored import StoredRun
+from tests.helpers import make_labels, make_task, make_trajectory
+from tests.inspect.serve import OWN_RUN
+from tests.inspect.support import make_run, printed
+from tests.replay.support import Core
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 5.0
+
+
+class AtWork:
+    """A store that another process serves, a client that works with it, and the look of somebody else at both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._replay = subprocess.Popen(
+            [sys.executable, "-m", "tests.inspect.serve", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        assert self._replay.stdout is not None
+        endpoint = self._replay.stdout.readline().strip()
+        self.target = Target(folder, None, [endpoint])
+        self.worker = ReplayClient(endpoint, "worker", "1", run=OWN_RUN)
+        self.wait_s = WAIT_S
+
+    def status(self) -> dict[str, Any]:
+        with closing(StoredRun(self.folder)) as stored:
+            live = Live(self.target, stored, self.wait_s)
+            before = look(stored, live, 0.0)
+            return describe(self.folder, look(stored, live, 2.0), before, 1000)
+
+    def change(self, change: Any, *names: str) -> list[dead_letters.Outcome]:
+        with closing(StoredRun(self.folder)) as stored:
+            outcomes: list[dead_letters.Outcome] = change(Live(self.target, stored, self.wait_s), 1, names)
+            return outcomes
+
+    def end(self) -> None:
+        self.worker.close()
+        self._replay.communicate()
+
+
+@pytest.fixture
+def at_work(tmp_path: Path) -> Iterator[AtWork]:
+    running = AtWork(tmp_path / "replay")
+    yield running
+    running.end()
+
+
+def test_status_tells_of_a_replay_at_work(at_work: AtWork) -> None:
+    tickets = at_work.worker.tickets([], 3)
+    at_work.worker.put(make_trajectory(tickets[0]))
+    at_work.worker.lease(["rules"], 9, 1000)
+    status = json.loads(json.dumps(at_work.status()))
+    assert status["running"]
+    assert status["admission"] == {"committed": 4, "capacity": 8}
+    assert status["totals"]["accepted"] == 1
+    assert status["rates"]["accepted"] == 0.0
+    assert status["states"]["leased"] == 1
+    assert [(each["kind"], each["holds"]) for each in status["leases"]] == [("actors", 2), ("scorers", 1)]
+    assert all(0 <= each["silence_s"] < 60 for each in status["leases"])
+    assert status["oldest_ticket"]["id"] == tickets[1].id
+    assert status["disk"]["high_water_bytes"] == 1 << 28
+    shown = printed(status_table(status))
+    for words in ("running", "actor worker", "s ago", f"oldest ticket   {tickets[1].id} with worker", "4/8"):
+        assert words in shown
+
+
+def test_status_of_a_finished_run_tells_what_the_store_holds_and_that_nobody_serves_it(at_work: AtWork) -> None:
+    at_work.worker.tickets([], 1)
+    at_work.end()
+    at_work.wait_s = 0.1
+    status = at_work.status()
+    assert not status["running"]
+    assert "no answer" in status["problem"]
+    assert status["depths"]["tickets"] == 2
+    assert status["leases"] == [{"kind": "actors", "worker": "worker", "holds": 1, "silence_s": None}]
+    assert status["disk"]["high_water_bytes"] == 1000
+    assert "not running" in printed(status_table(status))
+
+
+def test_status_names_a_reader_that_keeps_space_from_being_used_again(at_work: AtWork) -> None:
+    status = at_work.status()
+    assert status["readers"] == []
+    status["readers"] = [{"pid": 7, "command": "python -m slow \x1b[2J", "seconds": 75.2}]
+    shown = " ".join(printed(status_table(status)).split())
+    assert "process 7 has read one snapshot for 75 s, and no space is reused: python -m slow" in shown
+    assert "\x1b" not in shown
+
+
+def test_a_shard_that_is_away_is_told_beside_the_one_that_runs(tmp_path: Path) -> None:
+    running = AtWork(tmp_path / "replay" / "0")
+    make_run(tmp_path / "other").store.close()
+    (tmp_path / "other" / "replay").rename(tmp_path / "replay" / "1")
+    running.folder, away = tmp_path / "replay", "tcp://127.0.0.1:6"
+    running.target = Target(running.folder, None, [*running.target.endpoints, away])
+    running.wait_s = 1.0
+    status = running.status()
+    running.end()
+    assert status["running"]
+    assert away in status["problem"]
+    assert "running in part" in printed(status_table(status))
+
+
+def test_rates_are_changes_a_second(at_work: AtWork) -> None:
+    with closing(StoredRun(at_work.folder)) as stored:
+        live = Live(at_work.target, stored, WAIT_S)
+        before = look(stored, live, 10.0)
+        for ticket in at_work.worker.tickets([], 4):
+            at_work.worker.put(make_trajectory(ticket))
+        rates = describe(at_work.folder, look(stored, live, 12.0), before, None)["rates"]
+    assert rates["accepted"] == 2.0
+    assert rates["trained"] == 0.0
+
+
+def test_dead_letters_are_listed_put_back_and_discarded(at_work: AtWork) -> None:
+    first, second = (ticket.id for ticket in at_work.worker.tickets([], 2))
+    at_work.worker.fail(first, "the tool fell over\x1b[2J")
+    at_work.worker.fail(second, "out of patience")
+    with closing(StoredRun(at_work.folder)) as stored:
+        letters = stored.letters()
+    assert [(each["id"], each["attempts"]) for each in dead_letters.describe(letters)] == [(first, 1), (second, 1)]
+    assert "the tool fell over�[2J" in printed(dead_letters.table(letters))
+    (outcome,) = at_work.change(dead_letters.requeue, first)
+    assert (outcome.told, outcome.refused) == ("its task runs again as a new group", False)
+    (outcome,) = at_work.change(dead_letters.discard, second)
+    assert not outcome.refused
+    assert at_work.worker.status()["depth_dead"] == 0
+    assert at_work.worker.status()["depth_again"] == 1
+
+
+def test_a_letter_that_is_not_there_is_refused_and_the_others_are_changed(at_work: AtWork) -> None:
+    name = at_work.worker.tickets([], 1)[0].id
+    at_work.worker.fail(name, "broken")
+    nobody, done = at_work.change(dead_letters.discard, "t000000099.0.0", name)
+    assert nobody.refused
+    assert "there is no dead letter" in nobody.told
+    assert not done.refused
+
+
+def test_nothing_is_changed_where_no_replay_or_that_of_another_run_answers(at_work: AtWork, tmp_path: Path) -> None:
+    name = at_work.worker.tickets([], 1)[0].id
+    at_work.worker.fail(name, "broken")
+    make_run(tmp_path / "other").store.close()
+    other = tmp_path / "other" / "replay"
+    with closing(StoredRun(other)) as stored:
+        live = Live(Target(other, None, at_work.target.endpoints), stored, WAIT_S)
+        with pytest.raises(UnavailableError, match="serves another run"):
+            dead_letters.discard(live, 1, [name])
+    assert at_work.worker.status()["depth_dead"] == 1
+    at_work.end()
+    at_work.wait_s = 0.1
+    with pytest.raises(UnavailableError, match="no answer"):
+        at_work.change(dead_letters.discard, name)
+
+
+def test_a_plan_is_skipped_through_the_replay_that_serves_it(at_work: AtWork) -> None:
+    for ticket in at_work.worker.tickets([], 4):
+        at_work.worker.put(make_trajectory(ticket))
+    leases = at_work.worker.lease(["rules"], 4, 1000)
+    at_work.worker.label([make_labels(lease.trajectory.id) for lease in leases])
+    plan = at_work.worker.plan(0)
+    assert plan is not None
+    assert skip_plan(at_work.target, 0, "poison", at_work.wait_s) == len(plan.ids)
+    again = at_work.worker.plan(0)
+    assert again is not None
+    assert again.skipped == "poison"
+    with pytest.raises(RefusedError, match="step 7 has no recorded plan"):
+        skip_plan(at_work.target, 7, "poison", at_work.wait_s)
+
+
+def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks.parquet", [make_task(index) for index in range(5)])
+    config = TrainConfig(
+        run=RunConfig(name="run", dir=str(tmp_path)),
+        model=ModelConfig(path=str(tmp_path)),
+        data=DataConfig(train=str(tmp_path / "tasks.parquet")),
+    )
+    config.learner.batch_size, config.learner.group_size = 4, 2
+    core = Core(tmp_path / "run" / "replay", rules(config))
+    core.run_episodes(4)
+    plan = core.plan(0)
+    assert plan is not None
+    core.store.close()
+    target = Target(tmp_path / "run" / "replay", config, ["tcp://127.0.0.1:9"])
+    assert skip_plan(target, 0, "poison", give_up_s=0.1) == 4
+    with closing(StoredRun(target.folder)) as stored:
+        recorded = stored.plan(0)
+        assert recorded == replace(plan, skipped="poison")
+        assert len(stored.letters()) == 4

@@ -1,0 +1,257 @@
+"""A run to Parquet and back: nothing changes on the way, and other tools read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.errors import DataError, StoreError
+from asyncrl.inspect import exporting
+from asyncrl.inspect.columns import (
+    LETTERS_FILE,
+    PLANS_FILE,
+    TRAJECTORIES,
+    TRAJECTORIES_FILE,
+    read_trajectories,
+    trajectory_batch,
+)
+from asyncrl.inspect.exporting import export_run
+from asyncrl.inspect.importing import count_rows, import_run
+from asyncrl.learner.recorded import RecordedReplay
+from asyncrl.replay.feed import Feed
+from asyncrl.replay.records import Facts
+from asyncrl.replay.stored import Record, StoredRun
+from asyncrl.types import Labels, Trajectory
+from asyncrl.wire import encode, join, labels_message, trajectory_message
+from tests.helpers import make_task
+from tests.inspect.support import make_run, run_episodes
+from tests.replay.support import Core, make_rules
+from tests.test_wire import trajectories
+
+FILES = (TRAJECTORIES_FILE, PLANS_FILE, LETTERS_FILE)
+ROOT = Path(__file__).parents[3]
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    trajectory = draw(trajectories())
+    numbers = st.floats(-1e38, 1e38)
+    scores = np.array(draw(st.lists(st.floats(-1, 1, width=32), max_size=3)), np.float32)
+    labels = Labels(
+        trajectory.id,
+        draw(numbers),
+        draw(numbers),
+        draw(st.text(max_size=9)),
+        scores,
+        np.arange(1, len(scores) + 1, dtype=np.int32),
+        draw(st.dictionaries(st.text(), numbers, max_size=3)),
+    )
+    kept = draw(st.booleans())
+    facts = Facts(
+        trajectory.group_id,
+        trajectory.member,
+        len(trajectory),
+        trajectory.sampled_tokens,
+        trajectory.oldest_version,
+        attempts=draw(st.integers(0, 9)),
+        reward=labels.reward if kept else 0.0,
+        outcome=labels.outcome if kept else 0.0,
+    )
+    return Record(facts, trajectory, labels if kept else None, None)
+
+
+def stored_bytes(trajectory: Trajectory | None, labels: Labels | None) -> tuple[bytes, bytes]:
+    """What a store would hold of them: equal bytes are equal in everything."""
+    return (
+        join(encode(trajectory_message(trajectory))) if trajectory else b"",
+        join(encode(labels_message(labels))) if labels else b"",
+    )
+
+
+@settings(max_examples=40)
+@given(st.lists(records(), max_size=3))
+def test_records_come_back_from_their_rows_bit_for_bit(sent: list[Record]) -> None:
+    got = read_trajectories(trajectory_batch(sent))
+    assert [stored_bytes(each.trajectory, each.labels) for each in got] == [
+        stored_bytes(each.trajectory, each.labels) for each in sent
+    ]
+    assert [each.facts for each in got] == [each.facts for each in sent]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two planned steps, of which a checkpoint covers one; a dead letter, and trajectories that wait."""
+    core = make_run(tmp_path / "run")
+    run_episodes(core, 8)
+    core.plan(0)
+    core.plan(1)
+    core.publish(1)
+    core.checkpointed(1)
+    core.fail(core.tickets(1)[0].id)
+    run_episodes(core, 2, version=1)
+    core.store.close()
+    return tmp_path / "run" / "replay"
+
+
+def contents(folder: Path) -> tuple[object, ...]:
+    with closing(StoredRun(folder)) as stored:
+        names = list(stored.ids())
+        found = [stored.record(name) for name in names]
+        return (
+            names,
+            [stored_bytes(each.trajectory, each.labels) for each in found],
+            [astuple(each.facts) for each in found if each.facts],
+            [stored.plan(step) for step in range(stored.steps())],
+            stored.letters(),
+            {name: value for name, value in stored.counters().items() if not name.startswith("depth_")},
+        )
+
+
+def export(store: Path, folder: Path, states: Sequence[str] = ()) -> list[pa.Table]:
+    with closing(StoredRun(store)) as stored:
+        export_run(stored, folder, states)
+    return [pq.read_table(folder / name) for name in FILES]
+
+
+def test_export_import_export_gives_equal_tables_and_stores(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "GROUP_TOKENS", 30)
+    first = export(run, tmp_path / "first")
+    assert import_run(tmp_path / "first", tmp_path / "store") == first[0].num_rows == count_rows(tmp_path / "first")
+    assert contents(tmp_path / "store") == contents(run)
+    assert export(tmp_path / "store", tmp_path / "second") == first
+    assert first[0].num_rows == 10
+    assert first[1].num_rows == 2
+    assert first[2].num_rows == 1
+
+
+def test_row_groups_are_bounded_and_compressed_with_zstd(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "GROUP_TOKENS", 30)
+    export(run, tmp_path / "out")
+    metadata = pq.ParquetFile(tmp_path / "out" / TRAJECTORIES_FILE).metadata
+    assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [3, 3, 3, 1]
+    assert metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_a_state_filters_trajectories_and_keeps_all_plans(run: Path, tmp_path: Path) -> None:
+    rows, plans, _ = export(run, tmp_path / "out", ["trained"])
+    assert rows["state"].to_pylist() == ["trained"] * 4
+    assert set(rows["id"].to_pylist()) == set(plans["ids"][0].as_py())
+    assert plans.num_rows == 2
+
+
+def test_shards_are_exported_as_one_run(tmp_path: Path) -> None:
+    for shard in range(2):
+        feed = Feed([make_task(i) for i in range(6)], seed=0, shuffle=True, shard=shard, shards=2)
+        core = Core(tmp_path / "replay" / str(shard), make_rules(feed=feed, shard=shard, shards=2))
+        run_episodes(core, 4)
+        core.plan(0)
+        core.store.close()
+    first = export(tmp_path / "replay", tmp_path / "first")
+    names = first[0]["id"].to_pylist()
+    assert names == sorted(names)
+    assert len(names) == len(first[1]["ids"][0]) == 8
+    import_run(tmp_path / "first", tmp_path / "store")
+    assert export(tmp_path / "store", tmp_path / "second") == first
+    assert contents(tmp_path / "store")[3] == contents(tmp_path / "replay")[3]
+
+
+def test_a_folder_that_is_there_is_never_written_over(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    with pytest.raises(StoreError, match="name a new folder"):
+        export(run, tmp_path / "out")
+    with pytest.raises(StoreError, match="name a new folder"):
+        import_run(tmp_path / "out", run)
+
+
+def test_an_export_that_breaks_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(records: Sequence[Record]) -> pa.RecordBatch:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(exporting, "trajectory_batch", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        export(run, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_is_no_export_is_refused_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no run that `asyncrl replay export` wrote"):
+        import_run(tmp_path / "nothing", tmp_path / "store")
+    export(run, tmp_path / "out")
+    path = tmp_path / "out" / TRAJECTORIES_FILE
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["tokens"]), path)
+    with pytest.raises(DataError, match=r"the columns of trajectories\.parquet are"):
+        import_run(tmp_path / "out", tmp_path / "store")
+    pq.write_table(table.replace_schema_metadata({"asyncrl": '{"format": 99}'}), path)
+    with pytest.raises(DataError, match="its format is 99"):
+        import_run(tmp_path / "out", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_an_imported_store_is_not_served(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    import_run(tmp_path / "out", tmp_path / "other" / "replay")
+    with pytest.raises(StoreError, match="imported"):
+        make_run(tmp_path / "other")
+
+
+def test_the_learner_trains_from_an_imported_store(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out")
+    import_run(tmp_path / "out", tmp_path / "store")
+    replays = [RecordedReplay(folder, 2) for folder in (run, tmp_path / "store")]
+    for step in range(2):
+        plan, again = (replay.plan(step) for replay in replays)
+        assert plan == again
+        assert plan is not None
+        before, after = ([*map(stored_bytes, replay.fetch(plan.ids), replay.labels(plan.ids))] for replay in replays)
+        assert before == after
+    for replay in replays:
+        replay.close()
+
+
+def test_every_column_is_documented() -> None:
+    page = (ROOT / "docs" / "replay.md").read_text()
+    assert [name for name in TRAJECTORIES.names if f"`{name}`" not in page] == []
+
+
+def test_pandas_reads_it(run: Path, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    export(run, tmp_path / "out")
+    frame = pandas.read_parquet(tmp_path / "out" / TRAJECTORIES_FILE)
+    assert frame.groupby("group_id").reward.count().tolist() == [2] * 5
+    assert frame.tokens[0].tolist() == list(range(12))
+    assert frame.turns[0][1]["tool_calls"][0]["name"] == "calculator"
+    assert dict(frame.extra[0]) == {"process": 0.5}
+
+
+def test_polars_reads_it(run: Path, tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    export(run, tmp_path / "out")
+    frame = polars.read_parquet(tmp_path / "out" / TRAJECTORIES_FILE)
+    assert frame["loss_mask"].list.sum().to_list() == [7] * 10
+    assert frame["turns"][0][1]["tool_calls"][0]["name"] == "calculator"
+    assert "calculator" in str(frame["rewards"][0])
+
+
+def test_duckdb_reads_it_and_joins_plans(run: Path, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    export(run, tmp_path / "out")
+    rows = duckdb.sql(
+        f"""select step, count(*), max(version - oldest), max(rewards['calculator'])
+        from (select step, version, unnest(ids) as id from '{tmp_path}/out/plans.parquet')
+        join '{tmp_path}/out/trajectories.parquet' using (id) group by step order by step"""
+    ).fetchall()
+    assert rows == [(0, 4, 0, 0.5), (1, 4, 1, 0.5)]

@@ -1,0 +1,124 @@
+"""What is pushed is what files have, and what arrives becomes the model again."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from asyncrl.config.schema import ModelConfig
+from asyncrl.errors import ConfigError
+from asyncrl.modelling.published import Published, own_tensors
+from asyncrl.modelling.shapes import model_shapes, stored_shapes
+from tests.actor.engine.support import parameters, tiny_model
+from tests.mixtures import BIASED, MIXTURES, mixture, save_mixture
+
+DENSE = ["qwen3", "qwen2", "llama"]
+
+
+def any_model(family: str):
+    return mixture(family) if family in MIXTURES else tiny_model(family=family)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("family", [*DENSE, *MIXTURES])
+def test_what_is_published_is_what_save_pretrained_writes(family: str, loaded: bool, tmp_path: Path):
+    model = any_model(family)
+    model.save_pretrained(tmp_path)
+    if loaded:
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    written, got = load_file(tmp_path / "model.safetensors"), parameters(model)
+    assert got.keys() == written.keys()
+    for name, tensor in written.items():
+        assert torch.equal(got[name], tensor), name
+        assert got[name].dtype == tensor.dtype, name
+
+
+@pytest.mark.parametrize("family", [*DENSE, *MIXTURES])
+def test_what_arrives_becomes_the_models_own_tensors_again(family: str):
+    model = any_model(family)
+    own = own_tensors(model)
+    back = Published(model).adopt(parameters(model))
+    assert back.keys() == own.keys()
+    assert all(torch.equal(back[name], own[name]) for name in own)
+
+
+@pytest.mark.parametrize("family", [*DENSE, *MIXTURES])
+def test_without_the_weights_the_same_tensors_are_expected(family: str, tmp_path: Path):
+    model = any_model(family)
+    model.save_pretrained(tmp_path)
+    assert model_shapes(ModelConfig(path=str(tmp_path))).tensors == Published(model).shapes
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_every_expert_is_a_tensor_and_every_stacked_one_a_part_of_its_own(family: str):
+    published = Published(mixture(family))
+    experts = [name for name in published.shapes if re.search(r"\.experts\.\d\.\w+\.weight$", name)]
+    layers = 1 if family in BIASED else 2
+    assert len(experts) == layers * 4 * 3
+    assert [len(part.own) for part in published.parts if not part.alone] == [1] * layers * 2
+
+
+@pytest.mark.parametrize("family", BIASED)
+def test_persistent_buffers_are_published_in_their_own_dtype(family: str):
+    model = mixture(family).bfloat16()
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    model.get_submodule(bias.rpartition(".")[0]).e_score_correction_bias = torch.arange(4.0)
+    assert Published(model).dtypes == {bias: torch.float32}
+    assert torch.equal(parameters(model)[bias], torch.arange(4.0))
+
+
+def test_a_folder_that_lacks_what_would_be_pushed_is_refused_with_the_name(tmp_path: Path):
+    save_mixture(tmp_path, "qwen3_moe")
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace("self_attn.q_proj", "self_attn.query"): each for name, each in tensors.items()}
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"2 tensors would be pushed.*self_attn\.q_proj.*save_pretrained"):
+        model_shapes(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_folder_with_another_shape_is_refused_with_both(tmp_path: Path):
+    save_mixture(tmp_path, "qwen3_moe")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight \(32,\), the files have \(3,\)"):
+        model_shapes(ModelConfig(path=str(tmp_path)))
+
+
+def test_what_is_pushed_follows_the_folder_where_experts_are_stacked_in_files(tmp_path: Path):
+    mixture("qwen3_moe").save_pretrained(tmp_path, save_original_format=False)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    expected = model_shapes(ModelConfig(path=str(tmp_path))).tensors
+    assert "model.layers.0.mlp.experts.gate_up_proj" in expected
+    assert Published(loaded).shapes == expected
+
+
+def test_names_and_shapes_are_read_of_many_files_and_of_pickles(tmp_path: Path):
+    model = mixture("mixtral")
+    expected = Published(model).shapes
+    model.save_pretrained(tmp_path / "many", max_shard_size="20KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
+    assert stored_shapes(str(tmp_path / "many")) == expected
+    (tmp_path / "pickled").mkdir()
+    torch.save(parameters(model), tmp_path / "pickled" / "pytorch_model.bin")
+    assert stored_shapes(str(tmp_path / "pickled")) == expected
+
+
+@pytest.mark.parametrize("fault", ["none", "cut", "index"])
+def test_weight_files_that_cannot_be_read_are_refused(tmp_path: Path, fault: str):
+    save_mixture(tmp_path, "mixtral")
+    weights = tmp_path / "model.safetensors"
+    match fault:
+        case "none":
+            weights.unlink()
+        case "cut":
+            weights.write_bytes(weights.read_bytes()[:40])
+        case "index":
+            (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"nothing": 1}))
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
+        stored_shapes(str(tmp_path))
