@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
 
+from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
@@ -44,10 +45,10 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     engine = opened.engine
     keys = client_keys(network)
     name, life = process.worker_name("actor"), process.incarnation()
-    endpoints, run = process.replay_endpoints(network, config.replay.shards), process.run_identity(config.run)
+    endpoints, run = locations.replay_endpoints(network, config.replay.shards), locations.run_identity(config.run)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
-        metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), name)))
+        metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), name)))
         episodes = await stack.enter_async_context(open_episodes(config, engine, tools))
         receiver = Receiver(open_channels(config, keys), opened.expected)
         report = Report(engine, tools.counts, metrics, door=episodes.door_counts, others=receiver.counters)

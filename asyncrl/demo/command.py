@@ -11,6 +11,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 
+from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.demo.prepare import Prepared, prepare
@@ -36,7 +37,7 @@ def prepared_overrides(prepared: Prepared) -> list[str]:
 def run(config: TrainConfig) -> None:
     """Train and report: the picture and the table for people, the last line for programs."""
     console = Console(stderr=True)
-    run_dir = process.run_dir(config.run)
+    run_dir = locations.run_dir(config.run)
     started = time.monotonic()
     if not train(config, list(HydraConfig.get().overrides.task)):
         sys.exit(130)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from asyncrl.config import locations
 from asyncrl.config.schema import NetworkConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
 from asyncrl.machine import process
@@ -73,7 +74,7 @@ def read_config(path: Path) -> TrainConfig:
 
 def _endpoints(config: TrainConfig | None) -> list[str]:
     known = config is not None and config.network.replay_port > 0
-    return process.replay_endpoints(config.network, config.replay.shards) if config and known else []
+    return locations.replay_endpoints(config.network, config.replay.shards) if config and known else []
 
 
 class Live:

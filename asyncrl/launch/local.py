@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
+from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
@@ -76,14 +77,14 @@ def train(
 
     `overrides` is the command line that every role is given. Raises AsyncrlError: the run cannot start or go on.
     """
-    run_dir = process.run_dir(config.run)
+    run_dir = locations.run_dir(config.run)
     preflight(config)
     stop = process.stop_on_signals()
     with exclusively(run_dir):
         # The ports first, so that the run's folder tells where its replay listens.
         all_overrides = [*overrides, *port_overrides(config)]
         resumed = claim(config, run_dir)
-        process.run_identity(config.run, make=True)
+        locations.run_identity(config.run, make=True)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         supervisor = Supervisor(
             roles(config, all_overrides),

@@ -12,6 +12,7 @@ from typing import Any
 import zmq
 
 from asyncrl.algorithms.compose import Algorithm
+from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.checkpoint import Checkpoints
@@ -61,7 +62,9 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         publisher: Push | None = None
         metrics: Metrics = Fanout([])
         if ranks.rank == 0:
-            metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), "learner")))
+            metrics = stack.enter_context(
+                closing(open_metrics(config.observe, locations.run_dir(config.run), "learner"))
+            )
             if not recorded:
                 publisher = stack.enter_context(closing(_push(config, ranks, context)))
         train(config, ranks, replay, publisher, metrics, stop)
@@ -82,19 +85,19 @@ def _replay(
 ) -> RecordedReplay | ShardedReplay:
     if config.replay.source is not None:
         source = Path(config.replay.source)
-        if source.resolve().is_relative_to(process.run_dir(config.run).resolve()):
+        if source.resolve().is_relative_to(locations.run_dir(config.run).resolve()):
             raise ConfigError(f"replay.source={source} is this run's own store; give the new training another run.name")
         return RecordedReplay(source, config.learner.steps)
     worker, life = process.worker_name(f"learner-{ranks.rank}"), process.incarnation()
-    endpoints = process.replay_endpoints(config.network, config.replay.shards)
-    keys, run = client_keys(config.network), process.run_identity(config.run, make=True)
+    endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+    keys, run = client_keys(config.network), locations.run_identity(config.run, make=True)
     return ShardedReplay(
         [ReplayClient(each, worker, life, stop, context=context, keys=keys, run=run) for each in endpoints]
     )
 
 
 def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
-    network, weights, run = config.network, config.weights, process.run_identity(config.run, make=True)
+    network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
     expected, ways = model_shapes(config.model).tensors, (weights.channel, weights.fallback)
     with ExitStack() as stack:
         publisher = WeightPublisher(
@@ -141,7 +144,7 @@ def train(
         stop,
         implicit,
     )
-    folder = process.run_dir(config.run)
+    folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop)
     failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
     Learner(config, ranks, trainer, checkpoints, replay, publisher, metrics, stop, failures).train()

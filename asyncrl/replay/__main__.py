@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import zmq
 
+from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
@@ -31,15 +32,18 @@ def run(config: TrainConfig) -> None:
     stop = process.stop_on_signals()
     process.keep_freed_memory()
     network = config.network
-    keys, endpoint = server_keys(network), process.replay_endpoints(network, config.replay.shards)[config.replay.shard]
+    keys, endpoint = (
+        server_keys(network),
+        locations.replay_endpoints(network, config.replay.shards)[config.replay.shard],
+    )
     store = open_store(config)
     try:
         listener = listen(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20)
         log.info("replay serves %s from %s", endpoint, store.path)
         name = process.worker_name("replay")
         quiet = replace(config.observe, console=False)
-        with closing(listener), closing(open_metrics(quiet, process.run_dir(config.run), name)) as metrics:
-            run = process.run_identity(config.run, make=True)
+        with closing(listener), closing(open_metrics(quiet, locations.run_dir(config.run), name)) as metrics:
+            run = locations.run_identity(config.run, make=True)
             service = Service(rules(config), config.replay.lease_s, time.monotonic, lambda: listener.strangers, run)
             Server(listener.socket, store, service, metrics=metrics).run(stop)
     finally:

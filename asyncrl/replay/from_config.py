@@ -10,10 +10,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from asyncrl.config import locations
 from asyncrl.config.needs import needs
 from asyncrl.config.schema import DataConfig, ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.data.reading import read_tasks
-from asyncrl.machine import process
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
 from asyncrl.replay.filters import Filters
@@ -121,7 +121,7 @@ def sampler(config: SamplerConfig) -> Sampler:
 
 def store_path(config: TrainConfig, shard: int) -> Path:
     """The folder of a shard's store."""
-    folder = process.run_dir(config.run)
+    folder = locations.run_dir(config.run)
     return folder / "replay" if config.replay.shards == 1 else folder / "replay" / str(shard)
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
@@ -49,11 +50,14 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     verifier = stack.enter_context(closing(Verifier(scoring, config.model))) if "rules" in kinds else None
     scorer = Scorer(scoring, tokenizer, verifier, prm, outcome)
     workers, keys = [], client_keys(config.network)
-    endpoints, run = process.replay_endpoints(config.network, config.replay.shards), process.run_identity(config.run)
+    endpoints, run = (
+        locations.replay_endpoints(config.network, config.replay.shards),
+        locations.run_identity(config.run),
+    )
     for shard, endpoint in enumerate(endpoints):
         client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run)))
         file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
-        metrics = stack.enter_context(closing(open_metrics(config.observe, process.run_dir(config.run), file)))
+        metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), file)))
         workers.append(Worker(client, scorer, scoring, metrics, config.replay.lease_s))
     return workers
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config import locations
 from asyncrl.config.schema import RunConfig
 from asyncrl.errors import RefusedError, StoreError
 from asyncrl.learner.run import run as learn
-from asyncrl.machine import process
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.service import QUESTIONS, Service
 from asyncrl.replay.store import Store
@@ -42,7 +42,7 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayProcess]:
 
 def own(replay: ReplayProcess) -> RunIdentity:
     """The run's identity, as a process sees it that shares the run's folder."""
-    return until(lambda: (found := process.run_identity(RunConfig("run", str(replay.store.parents[1])))).id and found)
+    return until(lambda: (found := locations.run_identity(RunConfig("run", str(replay.store.parents[1])))).id and found)
 
 
 CALLS: dict[str, Callable[[ReplayClient], Any]] = {
@@ -127,10 +127,10 @@ def test_anybody_may_ask_how_a_run_is(tmp_path: Path) -> None:
 
 def test_processes_that_make_a_runs_id_at_once_agree_on_one_that_stays(tmp_path: Path) -> None:
     config = RunConfig("run", str(tmp_path))
-    assert process.run_identity(config) == RunIdentity("run")
+    assert locations.run_identity(config) == RunIdentity("run")
     with ThreadPoolExecutor(16) as threads:
-        made = {each.result() for each in [threads.submit(process.run_identity, config, True) for _ in range(64)]}
+        made = {each.result() for each in [threads.submit(locations.run_identity, config, True) for _ in range(64)]}
     (identity,) = made
     assert identity.id
-    assert process.run_identity(config) == process.run_identity(config, make=True) == identity
+    assert locations.run_identity(config) == locations.run_identity(config, make=True) == identity
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["identity"]

@@ -10,10 +10,10 @@ import torch
 import zmq
 import zmq.asyncio
 
+from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError, WireError
 from asyncrl.learner.run import run as learn
-from asyncrl.machine import process
 from asyncrl.machine.ports import free_ports
 from asyncrl.types import RunIdentity
 from asyncrl.weights.channels.distributed import DistributedChannel
@@ -100,8 +100,8 @@ def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_p
             name="mine" if mistake == "another name" else config.run.name,
             dir=str(tmp_path / "mine") if mistake == "another folder" else config.run.dir,
         )
-        process.run_identity(theirs.run, make=True)
-    process.run_identity(config.run, make=True)
+        locations.run_identity(theirs.run, make=True)
+    locations.run_identity(config.run, make=True)
     stop = threading.Event()
 
     async def ask():
@@ -126,6 +126,6 @@ def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_p
         if mistake == "none":
             assert asked.result().version == 0
         else:
-            ours, other = process.run_identity(config.run), process.run_identity(theirs.run)
+            ours, other = locations.run_identity(config.run), locations.run_identity(theirs.run)
             with pytest.raises(WireError, match=re.escape(f"of run {ours}, not of {other}")):
                 asked.result()

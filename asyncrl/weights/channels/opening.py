@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 import zmq.asyncio
 
+from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
-from asyncrl.machine import process
 from asyncrl.network.keys import ClientKeys
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.channels.distributed import DistributedChannel
@@ -22,11 +22,11 @@ from asyncrl.weights.staging import CPU, staging_device
 
 def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]:
     """`weights.channel`, and after it `weights.fallback`."""
-    weights, run = config.weights, process.run_identity(config.run)
+    weights, run = config.weights, locations.run_identity(config.run)
     keep_to_loopback(config, actor=True)
 
     def requests() -> Requests:
-        endpoint, context = process.weights_endpoint(config.network), zmq.asyncio.Context.instance()
+        endpoint, context = locations.weights_endpoint(config.network), zmq.asyncio.Context.instance()
         return Requests(endpoint, context, timeout_s=weights.timeout_s, keys=keys, run=run)
 
     ways: dict[str, Callable[[], Channel]] = {
@@ -39,7 +39,7 @@ def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]
 
 def weights_dir(config: TrainConfig) -> Path:
     """Where the disk channel has its folders."""
-    return Path(config.weights.dir) if config.weights.dir else process.run_dir(config.run) / "pushed"
+    return Path(config.weights.dir) if config.weights.dir else locations.run_dir(config.run) / "pushed"
 
 
 def _servers_read(config: TrainConfig) -> bool:

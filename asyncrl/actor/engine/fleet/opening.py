@@ -18,6 +18,7 @@ from asyncrl.actor.engine.opened import OpenedEngine
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.machine import process
@@ -63,10 +64,10 @@ def _discovery(config: TrainConfig) -> Discovery:
 def _folders(config: TrainConfig) -> Folders:
     model, actor = config.model, process.worker_name("actor")
     policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    written = process.run_dir(config.run) / "weights" / actor
+    written = locations.run_dir(config.run) / "weights" / actor
     held = weights_dir(config) / "held" / actor
     try:
-        run = process.run_identity(config.run)
+        run = locations.run_identity(config.run)
         return Folders(written.absolute(), policy.save_pretrained, run, held.absolute(), config.weights.load_s)
     except OSError as error:
         raise ConfigError(f"what is left in {written} or {held} cannot be removed: {error}; remove it") from error
@@ -74,7 +75,7 @@ def _folders(config: TrainConfig) -> Folders:
 
 def _launched(config: TrainConfig) -> list[LaunchedServer]:
     server = config.engine.server
-    logs = process.run_dir(config.run) / "logs"
+    logs = locations.run_dir(config.run) / "logs"
     name = process.worker_name("actor")
     first = server.port or free_ports(server.count)
     return [

@@ -1,0 +1,54 @@
+"""Where a run keeps its files and where its servers listen, as the configuration says; and which run it is."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from asyncrl.config.schema import NetworkConfig, RunConfig
+from asyncrl.types import RunIdentity
+
+IDENTITY_FILE = "identity"
+"""The file in a run's folder that holds its id."""
+
+
+def run_dir(config: RunConfig) -> Path:
+    """The folder of the run: its store, checkpoints, logs and metrics."""
+    return Path(config.dir) / config.name
+
+
+def replay_endpoints(config: NetworkConfig, shards: int) -> list[str]:
+    """The address of every shard of the replay."""
+    return [f"tcp://{config.host}:{config.replay_port + shard}" for shard in range(shards)]
+
+
+def weights_endpoint(config: NetworkConfig) -> str:
+    """The address at which the learner publishes weights."""
+    return f"tcp://{config.host}:{config.weights_port}"
+
+
+def run_identity(config: RunConfig, make: bool = False) -> RunIdentity:
+    """Which run this process belongs to.
+
+    The run's folder keeps its id for good. With `make`, the first process that finds no id makes one. A process that
+    does not see that folder knows only the run's name, and the id is empty.
+    """
+    path = run_dir(config) / IDENTITY_FILE
+    if make and not path.exists():
+        _write_once(path, uuid.uuid4().hex)
+    return RunIdentity(config.name, path.read_text().strip() if path.exists() else "")
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Write a new file in one step; do nothing where another process was faster."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}-{uuid.uuid4().hex}.partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    with suppress(FileExistsError):
+        path.hardlink_to(partial)
+    partial.unlink()
