@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -55,4 +56,14 @@ def until(condition: Callable[[], Any], seconds: float = GENEROUS_S) -> Any:
         if value := condition():
             return value
         time.sleep(0.01)
+    raise AssertionError(f"the condition did not come true within {seconds} s")
+
+
+async def async_until(condition: Callable[[], Any], seconds: float = GENEROUS_S) -> Any:
+    """`until` for coroutines: the event loop goes on between two looks at `condition`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        await asyncio.sleep(0.002)
     raise AssertionError(f"the condition did not come true within {seconds} s")

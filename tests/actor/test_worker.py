@@ -18,7 +18,7 @@ from asyncrl.errors import RefusedError, StoppedError
 from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
 from asyncrl.wire import encode, trajectory_message
 from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer
-from tests.helpers import GENEROUS_S, make_trajectory
+from tests.helpers import GENEROUS_S, async_until, make_trajectory
 
 Begin = Callable[[], None]
 
@@ -81,12 +81,6 @@ def tickets(count: int) -> list[Ticket]:
     return [make_ticket(f"t{index}") for index in range(count)]
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(GENEROUS_S):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 async def at_work(
     replay: Replay,
     run: RunEpisode,
@@ -132,7 +126,7 @@ def test_every_ticket_becomes_one_trajectory_and_no_more_run_than_allowed():
             running -= 1
             return make_trajectory(ticket)
 
-        await at_work(replay, run, lambda: until(lambda: replay.done == 30))
+        await at_work(replay, run, lambda: async_until(lambda: replay.done == 30))
         assert sorted(replay.stored) == sorted(ticket.id for ticket in tickets(30))
         assert most == 4
         assert all(len(holding) + want <= 4 + 4 + 1 for holding, want in replay.asked)
@@ -146,12 +140,12 @@ def test_a_ticket_is_held_until_its_trajectory_is_durable():
         replay.may_store.clear()
 
         async def act() -> None:
-            await until(lambda: replay.leased)
+            await async_until(lambda: replay.leased)
             seen = len(replay.asked)
-            await until(lambda: len(replay.asked) > seen + 3)
+            await async_until(lambda: len(replay.asked) > seen + 3)
             assert all("t0" in holding for holding, _ in replay.asked[seen + 1 :])
             replay.may_store.set()
-            await until(lambda: replay.asked[-1][0] == ())
+            await async_until(lambda: replay.asked[-1][0] == ())
 
         await at_work(replay, well, act)
         assert replay.stored == ["t0"]
@@ -170,9 +164,9 @@ def test_a_full_worker_goes_on_renewing_its_leases(monkeypatch: pytest.MonkeyPat
             return make_trajectory(ticket)
 
         async def act() -> None:
-            await until(lambda: len([1 for holding, want in replay.asked if want == 0 and len(holding) == 2]) > 3)
+            await async_until(lambda: len([1 for holding, want in replay.asked if want == 0 and len(holding) == 2]) > 3)
             may_end.set()
-            await until(lambda: replay.done == 2)
+            await async_until(lambda: replay.done == 2)
 
         await at_work(replay, run, act, concurrency=2)
 
@@ -184,7 +178,7 @@ def test_a_freed_place_is_filled_at_once(monkeypatch: pytest.MonkeyPatch):
 
     async def main() -> None:
         replay = Replay(tickets(20))
-        await at_work(replay, well, lambda: until(lambda: replay.done == 20), concurrency=1)
+        await at_work(replay, well, lambda: async_until(lambda: replay.done == 20), concurrency=1)
 
     asyncio.run(main())
 
@@ -200,7 +194,7 @@ def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_on():
                 raise ZeroDivisionError("a bug")
             return make_trajectory(ticket)
 
-        metrics = await at_work(replay, run, lambda: until(lambda: replay.done == 4), concurrency=1)
+        metrics = await at_work(replay, run, lambda: async_until(lambda: replay.done == 4), concurrency=1)
         assert replay.failed == {"t0": "a tool broke", "t1": "ZeroDivisionError: a bug"}
         assert sorted(replay.stored) == ["t2", "t3"]
         assert (metrics.rows[-1][1]["episodes"], metrics.rows[-1][1]["failed"]) == (2, 2)
@@ -218,7 +212,7 @@ def test_an_episode_that_takes_too_long_is_given_up_with_the_key_that_says_so():
                 await asyncio.Event().wait()
             return make_trajectory(ticket)
 
-        await at_work(replay, run, lambda: until(lambda: replay.done == 2), limit_s=0.05)
+        await at_work(replay, run, lambda: async_until(lambda: replay.done == 2), limit_s=0.05)
         assert list(replay.failed) == ["t0"]
         assert "actor.episode_timeout_s" in replay.failed["t0"]
         assert list(replay.stored) == ["t1"]
@@ -240,11 +234,11 @@ def test_waiting_for_a_version_is_no_part_of_an_episodes_time():
 
         async def act() -> None:
             # The limit passes for the episode that runs, while the other one waits.
-            await until(lambda: replay.failed)
+            await async_until(lambda: replay.failed)
             assert list(replay.failed) == ["t1"]
-            await until(lambda: replay.waited[-1] == ("t0",))
+            await async_until(lambda: replay.waited[-1] == ("t0",))
             arrived.set()
-            await until(lambda: replay.done == 2)
+            await async_until(lambda: replay.done == 2)
 
         await at_work(replay, run, act, limit_s=0.05)
         assert (list(replay.stored), list(replay.failed)) == (["t0"], ["t1"])
@@ -256,7 +250,7 @@ def test_a_refused_trajectory_is_counted_and_its_ticket_given_back_as_failed():
     async def main() -> None:
         replay = Replay(tickets(2))
         replay.refuses = {"t0"}
-        metrics = await at_work(replay, well, lambda: until(lambda: replay.done == 2))
+        metrics = await at_work(replay, well, lambda: async_until(lambda: replay.done == 2))
         assert replay.stored == ["t1"]
         assert "not mine" in dict(replay.failed)["t0"]
         assert metrics.rows[-1][1]["refused"] == 1
@@ -277,7 +271,7 @@ def test_a_failure_that_cannot_even_tell_its_reason_ends_no_worker():
                 raise Silent
             return make_trajectory(ticket)
 
-        await at_work(replay, run, lambda: until(lambda: replay.done == 2))
+        await at_work(replay, run, lambda: async_until(lambda: replay.done == 2))
         assert "Silent" in replay.failed["t0"]
         assert replay.stored == ["t1"]
 
@@ -293,7 +287,7 @@ def test_a_trajectory_that_cannot_be_sent_is_counted_and_its_ticket_given_back_a
             turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", large))
             return make_trajectory(ticket, turns=turns)
 
-        metrics = await at_work(replay, run, lambda: until(lambda: replay.done == 2))
+        metrics = await at_work(replay, run, lambda: async_until(lambda: replay.done == 2))
         assert replay.stored == ["t1"]
         assert "out of range" in replay.failed["t0"]
         assert metrics.rows[-1][1]["refused"] == 1
@@ -307,10 +301,10 @@ def test_a_ticket_that_comes_twice_runs_once():
 
         async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             ran.append(ticket.id)
-            await until(lambda: len(ran) == 2)
+            await async_until(lambda: len(ran) == 2)
             return make_trajectory(ticket)
 
-        await at_work(replay, run, lambda: until(lambda: replay.done == 2))
+        await at_work(replay, run, lambda: async_until(lambda: replay.done == 2))
         assert sorted(ran) == ["t0", "t1"]
 
     asyncio.run(main())
@@ -331,7 +325,7 @@ def test_evaluation_runs_first_where_both_wait():
             ran.append(ticket.id)
             return make_trajectory(ticket)
 
-        await at_work(replay, run, lambda: until(lambda: replay.done == 5), concurrency=1)
+        await at_work(replay, run, lambda: async_until(lambda: replay.done == 5), concurrency=1)
         assert ran == ["t3", "t4", "t0", "t1", "t2"]
 
     asyncio.run(main())
@@ -349,7 +343,7 @@ def test_a_stop_cancels_what_runs_and_reports_nothing_of_it():
                 released.append(ticket.id)
             return make_trajectory(ticket)
 
-        metrics = await at_work(replay, run, lambda: until(lambda: len(running) == 3))
+        metrics = await at_work(replay, run, lambda: async_until(lambda: len(running) == 3))
         assert sorted(released) == ["t0", "t1", "t2"]
         assert replay.done == 0
         assert sorted(replay.leased) == ["t0", "t1", "t2"]
@@ -371,7 +365,7 @@ def test_no_client_call_is_at_work_after_a_stop():
 
         replay = Slow(tickets(1))
         replay.may_store.clear()
-        await at_work(replay, well, lambda: until(lambda: replay.at_work))
+        await at_work(replay, well, lambda: async_until(lambda: replay.at_work))
         assert not replay.at_work
 
     asyncio.run(main())
@@ -397,7 +391,7 @@ def test_a_source_that_refuses_ends_the_worker_with_its_reason():
 def test_what_is_measured_is_logged_at_the_served_version():
     async def main() -> None:
         replay = Replay(tickets(3))
-        metrics = await at_work(replay, well, lambda: until(lambda: replay.done == 3))
+        metrics = await at_work(replay, well, lambda: async_until(lambda: replay.done == 3))
         ((step, values),) = metrics.rows
         assert step == values["version"] == 3
         assert (values["episodes"], values["tool_calls"], values["tokens"]) == (3, 2, 7)

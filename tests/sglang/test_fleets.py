@@ -20,7 +20,8 @@ from asyncrl.machine.child import kill_group, start_guarded
 from asyncrl.machine.ports import free_ports
 from asyncrl.types import Sampling
 from tests.actor.engine.real import Taken, assert_whole, load, policy, prompts, run, servers_ready, some
-from tests.actor.engine.support import assert_exact, parameters, until
+from tests.actor.engine.support import assert_exact, parameters
+from tests.helpers import async_until
 from tests.sglang.support import RealServer, fleet_of
 
 ROUTER = "ASYNCRL_SGLANG_ROUTER_PYTHON"
@@ -88,7 +89,7 @@ def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_newer_o
                 evaluating = [asyncio.create_task(evaluate(fleet, *each)) for each in enumerate(prompts(6, seed=2))]
                 await asyncio.sleep(0.5)
                 await push(fleet, ASKED)
-                await until(lambda: count(fleet, "servers_lent") == 1)
+                await async_until(lambda: count(fleet, "servers_lent") == 1)
                 for version in range(ASKED + 1, ASKED + 3):
                     await push(fleet, version)
                 assert not any(each.done() for each in evaluating), "the test is to see pushes meanwhile"
@@ -156,14 +157,14 @@ def test_the_servers_behind_a_real_router_come_and_go_with_its_own_and_outlive_i
         router.start()
         async with fleet_of(behind_router(router.url)) as fleet:
             await push(fleet, 0)
-            await until(lambda: count(fleet, "servers_ready") == 2, START_S)
+            await async_until(lambda: count(fleet, "servers_ready") == 2, START_S)
 
             async def events() -> None:
                 await router.remove(other.url)
-                await until(lambda: count(fleet, "servers") == 1, START_S)
+                await async_until(lambda: count(fleet, "servers") == 1, START_S)
                 await push(fleet, 1)
                 await router.add(other.url)
-                await until(lambda: count(fleet, "servers_ready") == 2, START_S)
+                await async_until(lambda: count(fleet, "servers_ready") == 2, START_S)
                 router.kill()
                 router.start()
                 await push(fleet, 2)
@@ -208,7 +209,7 @@ def test_servers_added_to_a_file_taken_from_it_and_killed_cost_no_request(
                 await push(fleet, 1)
                 await servers_ready(fleet, 2)
                 write(other)
-                await until(lambda: count(fleet, "servers") == 1)
+                await async_until(lambda: count(fleet, "servers") == 1)
                 await push(fleet, 2)
                 assert (await weights_of(server)).startswith("1-"), "it has left"
                 write(other, server)
@@ -217,7 +218,7 @@ def test_servers_added_to_a_file_taken_from_it_and_killed_cost_no_request(
                 other.kill()
                 await servers_ready(fleet, 1)
                 write(server)
-                await until(lambda: count(fleet, "servers") == 1)
+                await async_until(lambda: count(fleet, "servers") == 1)
                 await push(fleet, 3)
                 await asyncio.sleep(1)
 

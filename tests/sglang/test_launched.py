@@ -13,7 +13,8 @@ from asyncrl.actor.engine.sglang.launch import LaunchedServer
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Sampling
 from tests.actor.engine.real import policy, prompts, save_policy
-from tests.actor.engine.support import assert_exact, parameters, until
+from tests.actor.engine.support import assert_exact, parameters
+from tests.helpers import async_until
 from tests.sglang.support import ARGUMENTS, ENVIRONMENT
 
 
@@ -42,7 +43,7 @@ def test_a_launched_server_that_is_killed_starts_again_and_its_turns_go_on(confi
             await asyncio.sleep(0.5)
             assert server.process is not None
             server.process.kill()
-            await until(lambda: server.starts == 2, 300)
+            await async_until(lambda: server.starts == 2, 300)
             for start, turn in zip(prompts(4), turns, strict=True):
                 got = await turn
                 assert len(got.tokens) == 900

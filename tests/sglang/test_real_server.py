@@ -27,8 +27,8 @@ from tests.actor.engine.real import (
     servers_ready,
     some,
 )
-from tests.actor.engine.support import assert_exact, parameters, until
-from tests.helpers import OWN_RUN
+from tests.actor.engine.support import assert_exact, parameters
+from tests.helpers import OWN_RUN, async_until
 from tests.sglang.support import RealServer, fleet_of
 
 PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "50"))
@@ -127,7 +127,7 @@ def test_a_server_killed_in_a_broadcast_is_fenced_comes_back_and_is_brought_up_t
                 call = getattr(owner, name)
                 patched.setattr(owner, name, lambda *given: server.kill() or call(*given))
                 pushing = asyncio.create_task(fleet.update_weights(0, parameters(policy(0))))
-                await until(lambda: fleet.stats().counters["server_faults"] == 1, 10)
+                await async_until(lambda: fleet.stats().counters["server_faults"] == 1, 10)
             assert fleet.stats().counters["servers_ready"] == 0
             server.restart()
             await server.ready()

@@ -27,7 +27,8 @@ from tests.actor.engine.real import (
     sample_at_temperatures,
     servers_ready,
 )
-from tests.actor.engine.support import assert_exact, parameters, until
+from tests.actor.engine.support import assert_exact, parameters
+from tests.helpers import async_until
 from tests.vllm.support import RealServer, SilentServer, fleet_of, policy
 
 PUSHES = int(os.environ.get("ASYNCRL_VLLM_PUSHES", "6"))
@@ -133,7 +134,7 @@ def test_a_server_killed_while_it_generates_comes_back_with_the_newest_weights_a
         async with fleet_of(server.url, tmp_path, segment_tokens=32) as fleet:
             await fleet.update_weights(1, parameters(policy(1)))
             working = asyncio.create_task(load(fleet, stop, EPISODES))
-            await until(lambda: fleet.stats().counters["segments"] >= 2 * EPISODES)
+            await async_until(lambda: fleet.stats().counters["segments"] >= 2 * EPISODES)
             server.kill()
             await servers_ready(fleet, 0)
             pushing = asyncio.create_task(fleet.update_weights(2, parameters(policy(2))))

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.receiver import Channel, Receiver
-from tests.helpers import GENEROUS_S
 
 
 class HoldingEngine:
@@ -63,14 +61,6 @@ def same_bits(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
         return tensor.dtype, tuple(tensor.shape), raw
 
     return one.keys() == other.keys() and all(bits(one[name]) == bits(other[name]) for name in one)
-
-
-async def until(condition: Callable[[], bool], deadline_s: float = GENEROUS_S) -> None:
-    """Wait for a condition. Raises AssertionError when it has not come true in time."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
 
 
 @contextlib.contextmanager

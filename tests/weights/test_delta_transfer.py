@@ -16,7 +16,8 @@ from asyncrl.weights.delta import diff
 from asyncrl.weights.manifest import take_snapshot
 from asyncrl.weights.offers import Offers
 from asyncrl.wire import Message
-from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors, until
+from tests.helpers import async_until
+from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
 
 def version_of(number):
@@ -41,7 +42,7 @@ def test_who_follows_gets_deltas_and_who_is_new_or_far_behind_the_whole(context)
                     assert link.received == FULL
                 for version in (1, 2, 3):
                     source.publish(version, version_of(version))
-                    await until(lambda version=version: source.offered == version)
+                    await async_until(lambda version=version: source.offered == version)
                     if version != 1:
                         before = near.received
                         assert same_bits(await near.fetch(await near.newer_than(0)), version_of(version))
@@ -61,10 +62,10 @@ def test_a_delta_that_gives_a_wrong_result_is_refused_and_the_whole_version_foll
         with publisher(context) as source:
             async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
                 source.publish(0, version_of(0))
-                await until(lambda: engine.version == 0)
+                await async_until(lambda: engine.version == 0)
                 engine.tensors["big"][7] = 5.0
                 source.publish(1, version_of(1))
-                await until(lambda: engine.version == 1)
+                await async_until(lambda: engine.version == 1)
                 assert receiver.refused == 1
                 assert same_bits(engine.tensors, version_of(1))
 
@@ -81,7 +82,7 @@ def test_the_base_is_known_by_its_contents_so_that_another_publishers_is_never_m
             link.reset()
             requests.endpoint = second.endpoint
             second.publish(0, version_of(0))
-            await until(lambda: second.offered == 0)
+            await async_until(lambda: second.offered == 0)
             second.publish(1, version_of(1))
             assert same_bits(await link.fetch(await link.newer_than(0)), version_of(1))
             assert link.received == 2 * FULL

@@ -22,8 +22,8 @@ from asyncrl.weights.manifest import dtype_name
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.push import Push
 from asyncrl.weights.receiver import Receiver
-from tests.helpers import GENEROUS_S
-from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors, until
+from tests.helpers import GENEROUS_S, async_until
+from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors
 
 CPU = torch.device("cpu")
 SLOW_LIMIT_S = 5.0
@@ -85,7 +85,7 @@ async def engine_of(endpoint, timeout_s=20.0):
 
 
 async def joined(learner, count):
-    await until(lambda: len(learner.publisher._offers.joining("gloo")) == count)
+    await async_until(lambda: len(learner.publisher._offers.joining("gloo")) == count)
 
 
 def test_broadcasts_arrive_bit_for_bit_and_a_late_joiner_pulls_before_it_takes_part(context):
@@ -93,14 +93,14 @@ def test_broadcasts_arrive_bit_for_bit_and_a_late_joiner_pulls_before_it_takes_p
         async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (one, first):
             await joined(learner, 1)
             await learner.publish(0)
-            await until(lambda: one.version == 0)
+            await async_until(lambda: one.version == 0)
             async with engine_of(learner.publisher.endpoint) as (two, second):
-                await until(lambda: two.version == 0)
+                await async_until(lambda: two.version == 0)
                 assert (first.fallbacks, second.fallbacks) == (0, 1)
                 for version in (1, 2):
                     await joined(learner, 2)
                     await learner.publish(version)
-                    await until(lambda version=version: one.version == two.version == version)
+                    await async_until(lambda version=version: one.version == two.version == version)
                     assert same_bits(one.tensors, some_tensors(version))
                     assert same_bits(two.tensors, some_tensors(version))
                 assert (first.fallbacks, second.fallbacks) == (0, 1)
@@ -115,7 +115,7 @@ def test_without_engines_a_push_waits_for_nobody(context):
         # A push that waited for an engine would wait for an hour.
         async with learning(context, timeout_s=3600.0) as learner:
             await learner.publish(0)
-            await until(lambda: learner.publisher.offered == 0)
+            await async_until(lambda: learner.publisher.offered == 0)
             assert learner.push.measured["broadcasts"] == 0
 
     asyncio.run(run())
@@ -132,7 +132,7 @@ def test_an_engine_whose_model_differs_refuses_before_the_first_byte_and_the_pus
             with pytest.raises(WeightsError, match="1 missing"):
                 (await calling).check_covers({**EXPECTED, "another": (1,)})
             assert learner.push.measured["broadcast_failures"] == 1
-            await until(lambda: learner.publisher.offered == 0)
+            await async_until(lambda: learner.publisher.offered == 0)
             link.reset()
             with pytest.raises(UnavailableError, match="before this engine joined"):
                 await link.newer_than(-1)
@@ -221,7 +221,7 @@ def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_ne
         async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
             await joined(learner, 1)
             await asyncio.to_thread(learner.push.publish, 0, plan, buckets())
-            await until(lambda: engine.version == 0)
+            await async_until(lambda: engine.version == 0)
             assert same_bits(engine.tensors, tensors)
             assert (learner.push.measured["broadcasts"], receiver.fallbacks) == (1, 0)
 
@@ -247,7 +247,7 @@ def test_a_learner_that_fills_its_buckets_slowly_is_not_silent(context):
         ):
             await joined(learner, 1)
             await asyncio.to_thread(learner.push.publish, 0, plan, slowly())
-            await until(lambda: engine.version == 0)
+            await async_until(lambda: engine.version == 0)
             assert (learner.push.measured["broadcasts"], receiver.fallbacks) == (1, 0)
 
     assert len(plan) > 2
@@ -288,19 +288,19 @@ def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_others
         async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
             await joined(learner, 1)
             await learner.publish(0)
-            await until(lambda: engine.version == 0)
+            await async_until(lambda: engine.version == 0)
             dying = subprocess.Popen([sys.executable, "-c", DYING, learner.publisher.endpoint])
-            await until(lambda: len(learner.publisher._offers.joining("gloo")) == 2)
+            await async_until(lambda: len(learner.publisher._offers.joining("gloo")) == 2)
             await learner.publish(1)
             await asyncio.to_thread(dying.wait)
-            await until(lambda: engine.version == 1)
+            await async_until(lambda: engine.version == 1)
             assert same_bits(engine.tensors, some_tensors(1))
             # By the fallback, unless everything had come before the connection broke.
             fallbacks = receiver.fallbacks
             assert (learner.push.measured["broadcast_failures"], fallbacks <= 1) == (1, True)
-            await until(lambda: learner.publisher._offers.joining("gloo"))
+            await async_until(lambda: learner.publisher._offers.joining("gloo"))
             await learner.publish(2)
-            await until(lambda: engine.version == 2)
+            await async_until(lambda: engine.version == 2)
             assert receiver.fallbacks == fallbacks
             assert same_bits(engine.tensors, some_tensors(2))
 

@@ -28,10 +28,10 @@ from asyncrl.weights.folders import (
     write_folder,
 )
 from asyncrl.weights.receiver import Receiver
-from tests.helpers import OWN_RUN
+from tests.helpers import OWN_RUN, async_until
 from tests.helpers import until as wait
 from tests.learner.support import write_model
-from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors, until
+from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
 
 def nothing(folder):
@@ -45,7 +45,7 @@ def test_versions_written_in_the_background_are_followed_bit_for_bit_and_old_one
         async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
             for version in range(4):
                 writer.write(version, some_tensors(version))
-                await until(lambda version=version: engine.version == version)
+                await async_until(lambda version=version: engine.version == version)
                 assert same_bits(engine.tensors, some_tensors(version))
         writer.close()
         assert sorted(versions_in(tmp_path / "weights", OWN_RUN)) == list(range(4))[-KEPT:]
@@ -163,7 +163,7 @@ def test_an_engine_whose_directory_is_not_there_waits_for_it_and_does_other_work
         async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
             await asyncio.sleep(0)
             write_folder(tmp_path / "weights", 1, some_tensors(1), nothing, OWN_RUN)
-            await until(lambda: engine.version == 1)
+            await async_until(lambda: engine.version == 1)
 
     asyncio.run(scenario())
 
@@ -228,11 +228,11 @@ def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_counted(tm
                 receiver = Receiver([DiskChannel(tmp_path / "nowhere", OWN_RUN), link], shapes(some_tensors()))
                 following = asyncio.create_task(receiver.run(engine))
                 source.publish(0, some_tensors(0))
-                await until(lambda: engine.version == 0)
+                await async_until(lambda: engine.version == 0)
                 assert receiver.fallbacks >= 1
                 (tmp_path / "nowhere").mkdir()
                 write_folder(tmp_path / "nowhere", 1, some_tensors(1), nothing, OWN_RUN)
-                await until(lambda: engine.version == 1)
+                await async_until(lambda: engine.version == 1)
                 assert receiver.counters()["weights_updates"] == 2
                 assert receiver.counters()["weights_bytes"] == 2 * sum(each.nbytes for each in some_tensors().values())
                 following.cancel()

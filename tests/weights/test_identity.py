@@ -19,9 +19,9 @@ from asyncrl.types import RunIdentity
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.opening import open_channels
 from asyncrl.weights.channels.requests import Requests
-from tests.helpers import OWN_RUN
+from tests.helpers import OWN_RUN, async_until
 from tests.learner.support import make_config, write_model
-from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors, until
+from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
 EXPECTED = shapes(some_tensors())
 OTHERS = [RunIdentity("other", OWN_RUN.id), RunIdentity("other"), RunIdentity(OWN_RUN.name, "another")]
@@ -43,9 +43,9 @@ def test_an_engine_of_another_run_gets_no_weights_and_reads_both_names_while_the
                 following(right, own, EXPECTED),
                 following(by_name, away, EXPECTED),
             ):
-                await until(lambda: own.version == away.version == 0 and refused.refused >= 2)
+                await async_until(lambda: own.version == away.version == 0 and refused.refused >= 2)
                 source.publish(1, some_tensors(1))
-                await until(lambda: own.version == away.version == 1 and refused.refused >= 4)
+                await async_until(lambda: own.version == away.version == 1 and refused.refused >= 4)
             assert source.refused >= 4
         assert same_bits(own.tensors, some_tensors(1))
         assert (stranger.version, stranger.served) == (-1, [])

@@ -25,8 +25,8 @@ from asyncrl.weights.folders import read_folder, write_folder
 from asyncrl.weights.threads import in_own_thread
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, serving, tensors
 from tests.actor.engine.support import parameters, tiny_model
-from tests.helpers import OWN_RUN
-from tests.weights.fakes import channel, publisher, same_bits, some_tensors, until
+from tests.helpers import OWN_RUN, async_until
+from tests.weights.fakes import channel, publisher, same_bits, some_tensors
 
 LIMIT_S = 20.0
 
@@ -64,7 +64,7 @@ async def blocked_tools() -> AsyncIterator[None]:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     working = asyncio.create_task(asyncio.to_thread(tool))
     try:
-        await until(held.is_set)
+        await async_until(held.is_set)
         async with asyncio.timeout(LIMIT_S):
             yield
     finally:

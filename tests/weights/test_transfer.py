@@ -16,8 +16,8 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.publisher import Publisher
 from asyncrl.wire import Message, decode, encode
-from tests.helpers import GENEROUS_S
-from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors, until
+from tests.helpers import GENEROUS_S, async_until
+from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
 EXPECTED = shapes(some_tensors())
 
@@ -36,7 +36,7 @@ def test_weights_arrive_bit_for_bit(context, chunk_bytes):
             async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
                 for version in (0, 1, 5):
                     source.publish(version, some_tensors(version))
-                    await until(lambda version=version: engine.version == version)
+                    await async_until(lambda version=version: engine.version == version)
                     assert same_bits(engine.tensors, some_tensors(version))
 
     asyncio.run(run())
@@ -62,9 +62,9 @@ def test_a_late_joiner_gets_only_the_newest(context):
         with publisher(context) as source:
             for version in range(4):
                 source.publish(version, some_tensors(version))
-            await until(lambda: source.offered == 3)
+            await async_until(lambda: source.offered == 3)
             async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
-                await until(lambda: engine.version == 3)
+                await async_until(lambda: engine.version == 3)
         assert engine.served == [3]
         assert same_bits(engine.tensors, some_tensors(3))
 
@@ -77,17 +77,17 @@ def test_a_flipped_byte_is_refused_and_the_old_weights_stay_until_whole_ones_com
         with publisher(context) as source:
             source.publish(0, some_tensors(0))
             async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
-                await until(lambda: engine.version == 0)
+                await async_until(lambda: engine.version == 0)
             damaged = some_tensors(1)
             source.publish(1, damaged)
-            await until(lambda: source.offered == 1)
+            await async_until(lambda: source.offered == 1)
             damaged["ids"][3] ^= 1
             async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
-                await until(lambda: receiver.refused >= 2)
+                await async_until(lambda: receiver.refused >= 2)
                 assert engine.version == 0
                 assert same_bits(engine.tensors, some_tensors(0))
                 damaged["ids"][3] ^= 1
-                await until(lambda: engine.version == 1)
+                await async_until(lambda: engine.version == 1)
                 assert same_bits(engine.tensors, some_tensors(1))
 
     asyncio.run(run())
@@ -106,12 +106,12 @@ def test_weights_that_do_not_fit_the_engine_are_refused_before_a_byte_is_taken(c
             source.publish(0, incomplete)
             link = NoFetch(Requests(source.endpoint, zmq.asyncio.Context.shadow(context)))
             async with following(link, engine, EXPECTED) as receiver:
-                await until(lambda: receiver.refused >= 1)
+                await async_until(lambda: receiver.refused >= 1)
             async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
-                await until(lambda: receiver.refused >= 1)
+                await async_until(lambda: receiver.refused >= 1)
                 assert engine.version == -1
                 source.publish(1, some_tensors(1))
-                await until(lambda: engine.version == 1)
+                await async_until(lambda: engine.version == 1)
         assert "1 missing (scale)" in caplog.text
 
     asyncio.run(run())
@@ -125,10 +125,10 @@ def test_a_slow_receiver_finishes_its_version_while_a_fast_one_goes_on(context):
             async with channel(source.endpoint, credits=1) as slow, channel(source.endpoint) as fast:
                 begun = await slow.newer_than(-1)
                 async with following(fast, fast_engine, EXPECTED):
-                    await until(lambda: fast_engine.version == 0)
+                    await async_until(lambda: fast_engine.version == 0)
                     source.publish(1, some_tensors(1))
                     source.publish(2, some_tensors(2))
-                    await until(lambda: fast_engine.version == 2)
+                    await async_until(lambda: fast_engine.version == 2)
                 assert same_bits(await slow.fetch(begun), some_tensors(0))
                 assert (await slow.newer_than(0)).version == 2
 
@@ -147,7 +147,7 @@ def test_an_older_version_is_never_taken_and_never_published(context):
                     assert await other.newer_than(7) is None
                 assert engine.version == 7
                 source.publish(8, some_tensors(8))
-                await until(lambda: engine.version == 8)
+                await async_until(lambda: engine.version == 8)
         assert engine.served == [8]
 
     asyncio.run(run())
@@ -199,13 +199,13 @@ def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is
             first = start(2)
             killing = KillsDuringFetch(link, first)
             async with following(killing, engine, expected) as receiver:
-                await until(lambda: first.poll() is not None)
-                await until(lambda: "waiting for the learner" in caplog.text)
+                await async_until(lambda: first.poll() is not None)
+                await async_until(lambda: "waiting for the learner" in caplog.text)
                 assert killing.cut
                 assert (engine.version, receiver.updates) == (1, 0)
                 second = start(3)
                 try:
-                    await until(lambda: engine.version == 3)
+                    await async_until(lambda: engine.version == 3)
                 finally:
                     second.kill()
                     second.wait()
@@ -227,13 +227,13 @@ def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_once():
             channel(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link,
             following(link, engine, {"a": (2_000_000,)}),
         ):
-            await until(lambda: engine.version == 2)
+            await async_until(lambda: engine.version == 2)
             # It asks for the next version now, and has an hour's patience.
             first.kill()
             first.wait()
             second = start(3)
             try:
-                await until(lambda: engine.version == 3)
+                await async_until(lambda: engine.version == 3)
             finally:
                 second.kill()
                 second.wait()
@@ -245,7 +245,7 @@ def test_a_receiver_says_whom_it_waits_for(caplog):
     async def run():
         endpoint = f"tcp://127.0.0.1:{free_port()}"
         async with channel(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine(), EXPECTED):
-            await until(lambda: "waiting for the learner: the weight publisher at tcp://127.0.0.1" in caplog.text)
+            await async_until(lambda: "waiting for the learner: the weight publisher at tcp://127.0.0.1" in caplog.text)
 
     asyncio.run(run())
 
@@ -274,7 +274,7 @@ def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(cont
             assert source.refused == len(nonsense)
             stranger.send(b"x" * (1 << 20))
             async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
-                await until(lambda: engine.version == 0)
+                await async_until(lambda: engine.version == 0)
 
     asyncio.run(run())
 
@@ -297,7 +297,7 @@ def test_nonsense_from_a_publisher_is_a_wire_error(context, answer):
             port = impostor.bind_to_random_port("tcp://127.0.0.1")
             async with channel(f"tcp://127.0.0.1:{port}", timeout_s=10) as link:
                 asking = asyncio.create_task(link.newer_than(-1))
-                await until(lambda: impostor.poll(0) > 0)
+                await async_until(lambda: impostor.poll(0) > 0)
                 impostor.send_multipart([impostor.recv_multipart()[0], *answer])
                 with pytest.raises(WireError):
                     await asking

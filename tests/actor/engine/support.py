@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.modelling.published import Published, own_tensors
-from tests.helpers import GENEROUS_S
 
 VOCABULARY = 61
 _SIZES: dict[str, Any] = {
@@ -71,10 +67,3 @@ def assert_exact(models: dict[int, Any], start: NDArray[np.int32], got: Generati
         np.testing.assert_allclose(got.logprobs[of_version], expected[of_version], atol=1e-4)
         largest = max(largest, float(np.abs(got.logprobs - expected)[of_version].max()))
     return largest
-
-
-async def until(condition: Callable[[], bool], seconds: float = GENEROUS_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        await asyncio.sleep(0.001)

@@ -26,9 +26,8 @@ from tests.actor.engine.support import (
     plain_logprobs,
     prompt,
     tiny_model,
-    until,
 )
-from tests.helpers import GENEROUS_S, OWN_RUN
+from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
 LONG = Sampling(1.0, 400)
 
@@ -110,7 +109,7 @@ def test_logprobs_are_exact_through_joins_turns_aborts_and_weight_switches(episo
 
     async def sampled(engine: EmbeddedEngine, tokens: int) -> None:
         """Wait for so many tokens, or until nothing goes on."""
-        await until(lambda: engine.stats().tokens >= tokens or engine.stats().running == 0)
+        await async_until(lambda: engine.stats().tokens >= tokens or engine.stats().running == 0)
 
     async def switch(engine: EmbeddedEngine) -> None:
         for version, tokens in enumerate(sorted(switches), 1):
@@ -119,7 +118,7 @@ def test_logprobs_are_exact_through_joins_turns_aborts_and_weight_switches(episo
 
     async def scenario(engine: EmbeddedEngine) -> None:
         await asyncio.gather(switch(engine), *(episode(engine, i, *each) for i, each in enumerate(episodes)))
-        await until(lambda: engine.stats().running == 0)
+        await async_until(lambda: engine.stats().running == 0)
 
     serve(scenario, model=tiny_model(seed=0), slots=slots, prefill_tokens=prefill_tokens)
 
@@ -132,7 +131,7 @@ def test_a_generation_in_flight_goes_on_under_new_weights_with_the_version_of_ev
         call = asyncio.create_task(engine.generate(start, LONG, (), "s"))
         for version in (4, 9):
             tokens = engine.stats().tokens
-            await until(lambda reached=tokens + 5: engine.stats().tokens >= reached)
+            await async_until(lambda reached=tokens + 5: engine.stats().tokens >= reached)
             await engine.update_weights(version, parameters(models[version]))
             assert engine.version == version
         return await call
@@ -234,7 +233,7 @@ def test_a_released_session_returns_what_there_is_and_frees_its_slot():
 
     async def scenario(engine: EmbeddedEngine) -> None:
         calls = [asyncio.create_task(engine.generate(start, LONG, (), name)) for name in ("running", "waiting")]
-        await until(lambda: engine.stats().tokens >= 5)
+        await async_until(lambda: engine.stats().tokens >= 5)
         engine.release("waiting")
         assert (await calls[1]).finish_reason == "abort"
         engine.release("running")
@@ -254,7 +253,7 @@ def test_a_cancelled_caller_frees_its_slot():
 
     async def scenario(engine: EmbeddedEngine) -> None:
         call = asyncio.create_task(engine.generate(start, LONG, (), "s"))
-        await until(lambda: engine.stats().tokens >= 2)
+        await async_until(lambda: engine.stats().tokens >= 2)
         call.cancel()
         await asyncio.wait([call])
         assert len((await engine.generate(start, Sampling(1.0, 3), (), "s")).tokens) == 3
@@ -351,7 +350,7 @@ def test_a_failing_pass_fails_its_requests_and_the_engine_goes_on():
 
     async def scenario(engine: EmbeddedEngine) -> None:
         calls = [asyncio.create_task(engine.generate(start, LONG, (), f"s{i}")) for i in range(3)]
-        await until(lambda: engine.stats().running == 3)
+        await async_until(lambda: engine.stats().running == 3)
         broken.append(True)
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(each) for each in results] == [EngineError] * 3
@@ -386,7 +385,7 @@ def test_closing_fails_what_is_outstanding_and_refuses_what_comes_later():
     async def scenario(engine: EmbeddedEngine) -> None:
         calls = [asyncio.create_task(engine.generate(start, LONG, (), f"s{i}")) for i in range(3)]
         calls.append(asyncio.create_task(engine.wait_for_version(1)))
-        await until(lambda: engine.stats().tokens > 0)
+        await async_until(lambda: engine.stats().tokens > 0)
         await engine.close()
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(each) for each in results] == [EngineError] * 4
@@ -408,7 +407,7 @@ def test_stats_count_tokens_and_the_time_without_requests():
         assert stats.tokens == sum(len(each.tokens) for each in got) == 7
         assert (stats.running, stats.seconds, stats.idle_seconds) == (0, 3.0, 3.0)
         call = asyncio.create_task(engine.generate(start, LONG, (), "s"))
-        await until(lambda: engine.stats().running == 1)
+        await async_until(lambda: engine.stats().running == 1)
         now[0] = 110.0
         assert engine.stats().idle_seconds == 3.0
         engine.release("s")

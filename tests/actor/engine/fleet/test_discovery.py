@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.actor.engine.fleet.discovery import behind_router, in_file
 from tests.actor.engine.fleet.fakes import FakeSglang, fleet_over, run, serving, tensors
-from tests.actor.engine.support import until
+from tests.helpers import async_until
 
 A, B = "http://a:30000", "http://b:30000"
 
@@ -65,7 +65,7 @@ def test_no_server_leaves_while_the_list_is_rewritten_again_and_again(tmp_path: 
 
             async with fleet_over(discover=discover) as fleet:
                 await fleet.update_weights(0, tensors(0))
-                await until(lambda: fleet.stats().counters["servers_ready"] == 2)
+                await async_until(lambda: fleet.stats().counters["servers_ready"] == 2)
                 for cut in ["", whole, whole[:10], whole, servers[0].url, whole, "", whole]:
                     urls.write_text(cut)
                     looked.clear()

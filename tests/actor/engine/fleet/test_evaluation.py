@@ -13,7 +13,7 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
-from tests.actor.engine.support import until
+from tests.helpers import async_until
 
 ASKED = 2
 LONG = 300
@@ -41,7 +41,7 @@ async def training(fleet: Fleet) -> AsyncIterator[dict[str, list[Generation]]]:
 
     tasks = [asyncio.create_task(train(f"t{i}")) for i in range(4)]
     try:
-        await until(lambda: len(trained) == len(tasks))
+        await async_until(lambda: len(trained) == len(tasks))
         yield trained
     finally:
         for task in tasks:
@@ -56,7 +56,7 @@ def versions(generations: list[Generation]) -> set[int]:
 
 
 async def ready(fleet: Fleet, count: int) -> None:
-    await until(lambda: fleet.stats().counters["servers_ready"] == count)
+    await async_until(lambda: fleet.stats().counters["servers_ready"] == count)
 
 
 def under_way(*servers: FakeSglang) -> int:
@@ -74,13 +74,13 @@ def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_newer_o
                 evaluating = [asyncio.create_task(evaluate(fleet, f"e{i}", turns=2)) for i in range(4)]
                 assert not under_way(*servers)
                 await fleet.update_weights(ASKED, tensors(ASKED))
-                await until(lambda: under_way(*servers) == 4)
+                await async_until(lambda: under_way(*servers) == 4)
                 assert fleet.stats().counters["servers_lent"] == 1
                 for version in (3, 4):
                     await fleet.update_weights(version, tensors(version))
                 late = asyncio.create_task(evaluate(fleet, "late"))
                 counts = {name: len(turns) for name, turns in trained.items()}
-                await until(lambda: all(len(turns) > counts[name] + 1 for name, turns in trained.items()))
+                await async_until(lambda: all(len(turns) > counts[name] + 1 for name, turns in trained.items()))
                 assert all(not task.done() for task in evaluating), "the test is to see training meanwhile"
                 evaluated = list(await asyncio.gather(*evaluating, late))
                 return evaluated, [turn for name, turns in trained.items() for turn in turns[counts[name] + 1 :]]
@@ -103,7 +103,7 @@ def test_a_lent_server_comes_back_to_training_with_the_newest_version() -> None:
             assert versions([await evaluating]) == {ASKED}
             assert versions([await evaluate(fleet, "next")]) == {ASKED}, "it stays lent for the next episode"
             now[0] += 10
-            await until(lambda: all(server.weights == 3 for server in servers))
+            await async_until(lambda: all(server.weights == 3 for server in servers))
             assert fleet.stats().counters["servers_lent"] == 0
             assert versions([await evaluate(fleet, "too late")]) == {3}
 
@@ -117,7 +117,7 @@ def test_training_is_never_left_without_a_server() -> None:
         async with serving(alone), fleet_over(alone) as fleet:
             evaluating = asyncio.create_task(evaluate(fleet, "e"))
             await fleet.update_weights(ASKED, tensors(ASKED))
-            await until(lambda: under_way(alone) == 1)
+            await async_until(lambda: under_way(alone) == 1)
             await fleet.update_weights(3, tensors(3))
             return versions([await evaluating])
 
@@ -127,12 +127,12 @@ def test_training_is_never_left_without_a_server() -> None:
             await ready(fleet, 2)
             evaluating = asyncio.create_task(evaluate(fleet, "e", turns=4))
             await fleet.update_weights(ASKED, tensors(ASKED))
-            await until(lambda: under_way(mortal, left) == 1)
+            await async_until(lambda: under_way(mortal, left) == 1)
             lent, other = (mortal, left) if under_way(mortal) else (left, mortal)
             await fleet.update_weights(3, tensors(3))
             assert lent.weights == ASKED
             await other.die()
-            await until(lambda: lent.weights == 3)
+            await async_until(lambda: lent.weights == 3)
             assert_true(await fleet.generate(ids(), Sampling(1.0, 20), (), "t"))
             assert_true(await evaluating)
 
@@ -149,7 +149,7 @@ def test_an_evaluation_whose_server_dies_goes_on_with_the_others() -> None:
             await ready(fleet, 2)
             evaluating = asyncio.create_task(evaluate(fleet, "e"))
             await fleet.update_weights(ASKED, tensors(ASKED))
-            await until(lambda: under_way(*servers) == 1)
+            await async_until(lambda: under_way(*servers) == 1)
             await fleet.update_weights(3, tensors(3))
             (lent,) = [server for server in servers if server.weights == ASKED]
             await lent.die()

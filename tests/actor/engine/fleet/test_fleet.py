@@ -19,8 +19,7 @@ from asyncrl.launch.supervisor import STOP_S
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import versions_in
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
-from tests.actor.engine.support import until
-from tests.helpers import GENEROUS_S, OWN_RUN
+from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
 LONG = Sampling(1.0, 300)
 
@@ -48,7 +47,7 @@ def test_turns_survive_pushes_in_every_mode_and_each_token_has_the_version_that_
 
             workers = [asyncio.create_task(turns(f"s{i}")) for i in range(8)]
             for push in range(1, 5):
-                await until(lambda: any(server.running for server in servers))
+                await async_until(lambda: any(server.running for server in servers))
                 await fleet.update_weights(push, tensors(push))
             await asyncio.gather(*workers)
             return taken, fleet.version
@@ -68,7 +67,7 @@ def test_a_server_without_spans_is_updated_as_by_abort_and_never_flushed_under_r
         async with serving(server), fleet_over(server, mode="retract") as fleet:
             await fleet.update_weights(0, tensors(0))
             call = asyncio.create_task(fleet.generate(ids(), LONG, (), "s"))
-            await until(lambda: server.running)
+            await async_until(lambda: server.running)
             await fleet.update_weights(1, tensors(1))
             await call
 
@@ -85,7 +84,7 @@ def test_a_cut_turn_goes_on_behind_what_it_has_with_the_tokens_that_are_left():
         async with serving(server), fleet_over(server, mode="abort") as fleet:
             await fleet.update_weights(0, tensors(0))
             call = asyncio.create_task(fleet.generate(ids(7, 8), LONG, (), "s"))
-            await until(lambda: server.running and len(server.running[0].pairs) > 3)
+            await async_until(lambda: server.running and len(server.running[0].pairs) > 3)
             await fleet.update_weights(1, tensors(1))
             return await call
 
@@ -104,9 +103,9 @@ def test_a_turn_that_the_server_ends_at_its_own_mark_goes_on_and_ends_at_ours():
         async with serving(server), fleet_over(server) as fleet:
             await fleet.update_weights(9, tensors(9))
             call = asyncio.create_task(fleet.generate(ids(), Sampling(1.0, 50), (4,), "s"))
-            await until(lambda: server.running)
+            await async_until(lambda: server.running)
             server._end(server.running[0], "stop")
-            await until(lambda: len(server.prompts) == 2)
+            await async_until(lambda: len(server.prompts) == 2)
             server.says = lambda count: 4
             return await call
 
@@ -122,14 +121,14 @@ def test_a_server_that_dies_is_missed_by_nobody_and_joins_again_with_a_whole_pus
     async def scenario():
         async with serving(*servers), fleet_over(*servers) as fleet:
             await fleet.update_weights(3, tensors(3))
-            await until(lambda: counter(fleet, "servers_ready") == 2)
+            await async_until(lambda: counter(fleet, "servers_ready") == 2)
             calls = [asyncio.create_task(fleet.generate(ids(), LONG, (), f"s{i}")) for i in range(8)]
-            await until(lambda: len(servers[0].running) == 4)
+            await async_until(lambda: len(servers[0].running) == 4)
             await servers[0].die()
             got = await asyncio.gather(*calls)
             servers[0].restart()
             await servers[0].start(servers[0].port)
-            await until(lambda: counter(fleet, "servers_ready") == 2)
+            await async_until(lambda: counter(fleet, "servers_ready") == 2)
             return got, dict(fleet.stats().counters)
 
     got, counters = run(scenario)
@@ -159,15 +158,15 @@ def test_a_server_that_failed_an_update_gets_no_requests_until_it_has_a_whole_on
     async def scenario():
         async with serving(good, bad), fleet_over(good, bad) as fleet:
             await fleet.update_weights(0, tensors(0))
-            await until(lambda: counter(fleet, "servers_ready") == 2)
+            await async_until(lambda: counter(fleet, "servers_ready") == 2)
             bad.refuses.add("update_weights_from_tensor")
             await fleet.update_weights(1, tensors(1))
-            await until(lambda: counter(fleet, "server_faults") >= 1)
+            await async_until(lambda: counter(fleet, "server_faults") >= 1)
             asked = len(bad.prompts)
             got = await asyncio.gather(*(fleet.generate(ids(), Sampling(1.0, 5), (), f"s{i}") for i in range(6)))
             assert len(bad.prompts) == asked
             bad.refuses.clear()
-            await until(lambda: counter(fleet, "servers_ready") == 2)
+            await async_until(lambda: counter(fleet, "servers_ready") == 2)
             return got
 
     for each in run(scenario):
@@ -182,13 +181,13 @@ def test_a_server_that_hangs_in_an_update_holds_nobody():
     async def scenario():
         async with serving(good, slow), fleet_over(good, slow, limits_s={slow.url: 0.3}) as fleet:
             await fleet.update_weights(0, tensors(0))
-            await until(lambda: counter(fleet, "servers_ready") == 2)
+            await async_until(lambda: counter(fleet, "servers_ready") == 2)
             slow.hangs.add("update_weights_from_tensor")
             for version in (1, 2, 3):
                 await fleet.update_weights(version, tensors(version))
                 got = await fleet.generate(ids(), Sampling(1.0, 5), (), "s")
                 assert set(got.versions) == {version}
-            await until(lambda: counter(fleet, "server_faults") >= 1)
+            await async_until(lambda: counter(fleet, "server_faults") >= 1)
 
     run(scenario)
 
@@ -204,15 +203,15 @@ def test_a_late_joiner_gets_the_newest_weights_before_its_first_request(tmp_path
                 await fleet.update_weights(0, tensors(0))
                 await fleet.update_weights(1, tensors(1))
                 urls.write_text(f"{first.url}\n{late.url}\n")
-                await until(lambda: counter(fleet, "servers_ready") == 2)
+                await async_until(lambda: counter(fleet, "servers_ready") == 2)
                 assert not late.prompts
                 got = await asyncio.gather(*(fleet.generate(ids(), Sampling(1.0, 5), (), f"s{i}") for i in range(4)))
                 assert late.prompts
                 call = asyncio.create_task(fleet.generate(ids(), LONG, (), "leaving"))
-                await until(lambda: first.running or late.running)
+                await async_until(lambda: first.running or late.running)
                 leaver, stayer = (first, late) if first.running else (late, first)
                 urls.write_text(f"{stayer.url}\n")
-                await until(lambda: counter(fleet, "servers") == 1)
+                await async_until(lambda: counter(fleet, "servers") == 1)
                 left = len(leaver.prompts)
                 urls.unlink()
                 await fleet.generate(ids(), Sampling(1.0, 5), (), "leaving too")
@@ -247,7 +246,7 @@ def test_a_session_stays_with_its_server_and_new_ones_go_where_fewest_are():
     async def scenario():
         async with serving(*servers), fleet_over(*servers) as fleet:
             await fleet.update_weights(0, tensors(0))
-            await until(lambda: counter(fleet, "servers_ready") == 2)
+            await async_until(lambda: counter(fleet, "servers_ready") == 2)
             for turn in range(3):
                 for index in range(4):
                     await fleet.generate(ids(index, turn), Sampling(1.0, 2), (), f"s{index}")
@@ -271,7 +270,7 @@ def test_sessions_leave_a_crowded_server_for_one_that_joined_late(tmp_path: Path
                     for index in range(20):
                         await fleet.generate(ids(index, turn), Sampling(1.0, 2), (), f"s{index}")
                     urls.write_text(f"{first.url}\n{late.url}\n")
-                    await until(lambda: counter(fleet, "servers_ready") == 2)
+                    await async_until(lambda: counter(fleet, "servers_ready") == 2)
 
     run(scenario)
     moved = {prompt[0] for prompt in late.prompts}
@@ -348,13 +347,13 @@ def test_a_turn_that_nobody_wants_any_more_ends_on_the_server_too(how):
         async with serving(server), fleet_over(server) as fleet:
             await fleet.update_weights(0, tensors(0))
             call = asyncio.create_task(fleet.generate(ids(), Sampling(1.0, 100_000), (), "s"))
-            await until(lambda: server.running)
+            await async_until(lambda: server.running)
             if how == "release":
                 fleet.release("s")
                 assert (await call).finish_reason == "abort"
             else:
                 call.cancel()
-            await until(lambda: not server.running)
+            await async_until(lambda: not server.running)
             assert fleet.stats().running == 0
 
     run(scenario)
@@ -410,7 +409,7 @@ def test_a_server_whose_context_is_too_short_never_joins(caplog):
 
     async def scenario():
         async with serving(server), fleet_over(server, wait_s=0.3) as fleet:
-            await until(lambda: "actor.max_tokens is 64" in caplog.text)
+            await async_until(lambda: "actor.max_tokens is 64" in caplog.text)
             with pytest.raises(EngineError, match="no server"):
                 await fleet.generate(ids(), LONG, (), "s")
 
@@ -424,7 +423,7 @@ def test_a_hung_server_is_lost_and_its_requests_go_elsewhere():
     async def scenario():
         async with serving(*servers), fleet_over(*servers, limits_s={servers[0].url: 1.0}) as fleet:
             await fleet.update_weights(0, tensors(0))
-            await until(lambda: counter(fleet, "servers_ready") == 2)
+            await async_until(lambda: counter(fleet, "servers_ready") == 2)
             servers[0].hangs |= {"generate", "server_info"}
             return await asyncio.gather(*(fleet.generate(ids(), LONG, (), f"s{i}") for i in range(4)))
 
@@ -441,7 +440,7 @@ def test_a_fleet_that_is_closed_in_an_update_ends_whatever_its_server_says():
                 server.hangs.add("update_weights_from_tensor")
                 server.refuses.add("end_weight_update")
                 updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
-                await until(lambda: "update_weights_from_tensor" in server.calls)
+                await async_until(lambda: "update_weights_from_tensor" in server.calls)
                 keepers = list(fleet._keepers.values())
             updating.cancel()
             assert all(keeper.done() for keeper in keepers)
@@ -485,7 +484,7 @@ def test_a_server_that_will_not_be_parted_from_holds_up_neither_the_end_nor_the_
     async def scenario():
         async with serving(good, stuck), fleet_over(stuck, good, transports=("disk",), folders=held) as fleet:
             await fleet.update_weights(1, tensors(1))
-            await until(lambda: counter(fleet, "servers_ready") == 2)
+            await async_until(lambda: counter(fleet, "servers_ready") == 2)
 
     run(scenario)
     assert closed == [good.url]
@@ -509,7 +508,7 @@ def test_a_server_that_is_silent_in_the_end_of_an_update_costs_no_more_than_the_
                 await fleet.update_weights(1, tensors(1))
                 server.hangs |= {"update_weights_from_tensor", "end_weight_update"}
                 updating = asyncio.create_task(fleet.update_weights(2, tensors(2)))
-                await until(lambda: server.calls.count("update_weights_from_tensor") == 2)
+                await async_until(lambda: server.calls.count("update_weights_from_tensor") == 2)
                 monkeypatch.setattr(SglangServer, "_reset", reset)
                 [member] = fleet._members.values()
             updating.cancel()
@@ -531,11 +530,11 @@ def test_a_fleet_that_is_closed_while_it_writes_a_version_leaves_nothing(monkeyp
             folders = Folders(tmp_path / "held", slowly, OWN_RUN)
             async with fleet_over(server, transports=("disk",), folders=folders) as fleet:
                 updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
-                await until(begun.is_set)
+                await async_until(begun.is_set)
             updating.cancel()
             assert list(tmp_path.iterdir())
             go_on.set()
-            await until(lambda: not list(tmp_path.iterdir()))
+            await async_until(lambda: not list(tmp_path.iterdir()))
 
     run(scenario)
 
@@ -563,9 +562,9 @@ def test_a_fleet_that_is_closed_parts_with_a_server_that_is_still_leaving_too(mo
             async with fleet_over(discover=discover) as fleet:
                 await fleet.update_weights(1, tensors(1))
                 turn = asyncio.create_task(fleet.generate(ids(), Sampling(1.0, 10**6), (), "s"))
-                await until(lambda: leaves.running)
+                await async_until(lambda: leaves.running)
                 servers[:] = [stays]
-                await until(lambda: stays.url in fleet._members and leaves.url not in fleet._members)
+                await async_until(lambda: stays.url in fleet._members and leaves.url not in fleet._members)
                 assert not closed
             turn.cancel()
 
@@ -581,11 +580,11 @@ def test_a_server_comes_back_however_often_its_updates_have_failed(monkeypatch):
     async def scenario():
         async with serving(server), fleet_over(server) as fleet:
             updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
-            await until(lambda: server.calls.count("update_weights_from_tensor") > 1)
+            await async_until(lambda: server.calls.count("update_weights_from_tensor") > 1)
             (member,) = fleet._members.values()
             member._failed_updates = 5000
             tried = server.calls.count("update_weights_from_tensor")
-            await until(lambda: server.calls.count("update_weights_from_tensor") > tried + 1)
+            await async_until(lambda: server.calls.count("update_weights_from_tensor") > tried + 1)
             server.refuses.clear()
             await updating
 

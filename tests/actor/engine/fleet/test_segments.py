@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
-from tests.actor.engine.support import until
+from tests.helpers import async_until
 
 STOP = 99
 
@@ -48,7 +48,7 @@ def test_every_segment_goes_on_behind_the_last_one_on_the_same_server() -> None:
     async def scenario() -> None:
         async with serving(*servers), fleet_over(*servers, segment_tokens=30) as fleet:
             await fleet.update_weights(0, tensors(0))
-            await until(lambda: fleet.stats().counters["servers_ready"] == 2)
+            await async_until(lambda: fleet.stats().counters["servers_ready"] == 2)
             await asyncio.gather(*(fleet.generate(ids(i, 1), Sampling(1.0, 100), (), f"s{i}") for i in range(4)))
 
     run(scenario)
@@ -68,9 +68,9 @@ def test_a_server_that_dies_takes_no_more_than_a_segment_of_each_turn() -> None:
     async def scenario() -> Any:
         async with serving(*servers), fleet_over(*servers, segment_tokens=segment) as fleet:
             await fleet.update_weights(3, tensors(3))
-            await until(lambda: fleet.stats().counters["servers_ready"] == 2)
+            await async_until(lambda: fleet.stats().counters["servers_ready"] == 2)
             calls = [asyncio.create_task(fleet.generate(ids(), Sampling(1.0, 300), (), f"s{i}")) for i in range(turns)]
-            await until(lambda: len(servers[0].running) == 4 and servers[0].sampled > 4 * 5 * segment)
+            await async_until(lambda: len(servers[0].running) == 4 and servers[0].sampled > 4 * 5 * segment)
             await servers[0].die()
             return await asyncio.gather(*calls), fleet.stats().counters["lost_segments"]
 
@@ -89,7 +89,7 @@ def test_a_length_that_is_the_servers_own_ends_the_turn() -> None:
         async with serving(server), fleet_over(server, segment_tokens=200) as fleet:
             await fleet.update_weights(1, tensors(1))
             call = asyncio.create_task(fleet.generate(ids(), Sampling(1.0, 300), (), "s"))
-            await until(lambda: server.running and len(server.running[0].pairs) > 3)
+            await async_until(lambda: server.running and len(server.running[0].pairs) > 3)
             server._end(server.running[0], "length")
             return await call
 
@@ -106,10 +106,10 @@ def test_a_turn_that_is_released_keeps_its_segments() -> None:
         async with serving(server), fleet_over(server, segment_tokens=20) as fleet:
             await fleet.update_weights(1, tensors(1))
             call = asyncio.create_task(fleet.generate(ids(), Sampling(1.0, 100_000), (), "s"))
-            await until(lambda: len(server.prompts) > 3)
+            await async_until(lambda: len(server.prompts) > 3)
             fleet.release("s")
             got = await call
-            await until(lambda: not server.running)
+            await async_until(lambda: not server.running)
             return got
 
     got = run(scenario)

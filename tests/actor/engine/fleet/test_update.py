@@ -19,8 +19,7 @@ from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import TENSORS, Folder, read_folder, write_folder
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
-from tests.actor.engine.support import until
-from tests.helpers import OWN_RUN
+from tests.helpers import OWN_RUN, async_until
 from tests.weights.fakes import same_bits, some_tensors
 
 SHORT = Sampling(1.0, 5)
@@ -149,12 +148,12 @@ def test_servers_load_the_learners_folder_which_may_go_at_once_and_a_late_joiner
             for version in range(4):
                 folder = pushed(tmp_path / "pushed", version)
                 taken = asyncio.create_task(fleet.update_weights(version, folder))
-                await until(lambda version=version: (tmp_path / "held" / f"v{version:08d}").exists())
+                await async_until(lambda version=version: (tmp_path / "held" / f"v{version:08d}").exists())
                 assert (tmp_path / "held" / f"v{version:08d}" / TENSORS).samefile(folder.path / TENSORS)
                 shutil.rmtree(folder.path)
                 await taken
             servers.append(late)
-            await until(lambda: fleet.stats().counters["servers_ready"] == 2)
+            await async_until(lambda: fleet.stats().counters["servers_ready"] == 2)
             assert late.weights == 3
             return await asyncio.gather(*(fleet.generate(ids(), SHORT, (), f"s{i}") for i in range(4)))
 

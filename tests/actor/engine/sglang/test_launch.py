@@ -15,8 +15,7 @@ from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.ports import free_ports
-from tests.actor.engine.support import until as become
-from tests.helpers import GENEROUS_S, until
+from tests.helpers import GENEROUS_S, async_until, until
 
 SERVER = """
 import http.server, sys
@@ -46,11 +45,11 @@ def test_a_server_that_dies_is_started_again_and_none_is_left_in_the_end(tmp_pat
 
     async def scenario() -> int:
         keeper = asyncio.create_task(server.keep())
-        await become(lambda: server.starts == 1 and server.answering)
+        await async_until(lambda: server.starts == 1 and server.answering)
         first = server.process
         assert first is not None
         first.kill()
-        await become(lambda: server.starts == 2 and server.answering)
+        await async_until(lambda: server.starts == 2 and server.answering)
         assert server.process is not None
         last = server.process.pid
         keeper.cancel()
@@ -85,7 +84,7 @@ def test_a_server_that_ran_and_does_not_start_any_more_ends_the_actor(tmp_path: 
 
     async def scenario() -> None:
         keeper = asyncio.create_task(server.keep())
-        await become(lambda: server.answering)
+        await async_until(lambda: server.answering)
         broken.touch()
         assert server.process is not None
         server.process.kill()

@@ -12,7 +12,7 @@ from asyncrl.actor.engine.fleet.http import Http, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, bucketed
 from tests.actor.engine.fleet.fakes import FakeSglang, run, serving
-from tests.actor.engine.support import until
+from tests.helpers import async_until
 
 TENSORS = {name: torch.zeros(4) for name in "abcde"}
 
@@ -31,7 +31,7 @@ def test_the_next_bucket_is_made_while_one_is_in_use_and_none_further_ahead():
             async for number in buckets:
                 taken += 1
                 assert number == taken
-                await until(lambda taken=taken: len(made) == min(taken + 1, 3))
+                await async_until(lambda taken=taken: len(made) == min(taken + 1, 3))
 
     run(scenario)
     assert made == [(["a", "b"], None), (["c", "d"], None), (["e"], "1-me")]

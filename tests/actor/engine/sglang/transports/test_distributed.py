@@ -25,7 +25,7 @@ from asyncrl.actor.engine.sglang.transports.distributed import DistributedTransp
 from asyncrl.actor.engine.sglang.transports.threads import NAME
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
-from tests.actor.engine.support import until
+from tests.helpers import async_until
 from tests.weights.fakes import same_bits, some_tensors
 
 RANKS = 2
@@ -152,7 +152,7 @@ def test_a_server_that_will_not_join_refuses_at_once_and_the_next_transport_brin
     async def scenario():
         async with serving(server), fleet_over(server, transports=("distributed", "tensor")) as fleet:
             await fleet.update_weights(3, tensors(3))
-            await until(lambda: not calls_into_torch())
+            await async_until(lambda: not calls_into_torch())
             return await fleet.generate(ids(), SHORT, (), "s")
 
     # Less than the 30 s for which a side that comes later would be waited for.
@@ -170,12 +170,12 @@ def test_an_update_that_is_cut_off_leaves_no_call_into_torch_behind_which_would_
         async with serving(server):
             transport = transport_to(server)
             sending = asyncio.create_task(transport.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)})))
-            await until(lambda: hangs in server.calls and calls_into_torch())
+            await async_until(lambda: hangs in server.calls and calls_into_torch())
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             await transport.reset()
             # A thread ends a moment after its call.
-            await until(lambda: not calls_into_torch())
+            await async_until(lambda: not calls_into_torch())
             await transport.end.http.close()
 
     run(scenario)
@@ -189,11 +189,11 @@ def test_a_reset_waits_for_a_call_that_is_still_within_torch(monkeypatch):
         async with serving(server):
             transport = transport_to(server)
             sending = asyncio.create_task(transport.send(Update(1, "1-me", tensors(1))))
-            await until(lambda: "update_weights_from_distributed" in server.calls)
+            await async_until(lambda: "update_weights_from_distributed" in server.calls)
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             resetting = asyncio.create_task(transport.reset())
-            await until(lambda: "destroy_weights_update_group" in server.calls)
+            await async_until(lambda: "destroy_weights_update_group" in server.calls)
             done, _ = await asyncio.wait((resetting,), timeout=0.2)
             assert not done
             returns.set()
@@ -261,7 +261,7 @@ def test_the_group_of_another_server_goes_on_where_one_dies_in_a_broadcast():
         async with serving(good, bad), fleet_over(good, bad, transports=("distributed",)) as fleet:
             for version in range(4):
                 await fleet.update_weights(version, tensors(version))
-            await until(lambda: fleet.stats().counters["server_faults"] >= 1)
+            await async_until(lambda: fleet.stats().counters["server_faults"] >= 1)
             return await fleet.generate(ids(), SHORT, (), "s")
 
     assert_true(run(scenario))
