@@ -171,7 +171,7 @@ def _visible() -> list[str]:
     """What Python and the system's programs need, asyncrl's own code, and nothing of a run, of keys or of homes."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parents[1])}
     python = [f"{prefix}/{name}" for prefix in sorted(prefixes) for name in _OF_PYTHON]
-    return [each for each in (*_SYSTEM, *python, str(_CHILD.parent)) if Path(each).exists()]
+    return [each for each in (*_SYSTEM, *python, str(_CHILD.parents[1])) if Path(each).exists()]
 
 
 def _environment(folder: str) -> dict[str, str]:
