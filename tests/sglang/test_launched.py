@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor.engine.fleet.opening import open_fleet
+from asyncrl.actor.engine.opening import open_engine
 from asyncrl.actor.engine.sglang.launch import LaunchedServer
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Sampling
@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> TrainConfig:
 
 def test_a_launched_server_that_is_killed_starts_again_and_its_turns_go_on(config: TrainConfig) -> None:
     async def scenario() -> None:
-        opened = open_fleet(config)
+        opened = open_engine(config)
         keepers = [asyncio.ensure_future(keep()) for keep in opened.keepers]
         fleet, server = opened.engine, opened.keepers[1].__self__  # type: ignore[attr-defined]
         assert isinstance(server, LaunchedServer)

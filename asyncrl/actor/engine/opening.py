@@ -1,25 +1,119 @@
-"""The engine that the configuration names."""
+"""The engine that the configuration names; this file alone knows all kinds."""
 
 from __future__ import annotations
 
-from asyncrl.actor.engine.opened import OpenedEngine
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from asyncrl.actor.engine.base import Engine
+from asyncrl.actor.engine.embedded import EmbeddedEngine
+from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_file, listed
+from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.fleet.server import Server
+from asyncrl.actor.engine.fleet.signal import Signal
+from asyncrl.actor.engine.fleet.switch import Switcher
+from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
+from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.actor.engine.vllm.server import VllmServer
+from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.machine import process
+from asyncrl.machine.ports import free_ports
+from asyncrl.modelling.shapes import model_shapes
+from asyncrl.weights.channels.opening import weights_dir
+from asyncrl.weights.nccl import agree_with_servers
+from asyncrl.weights.staging import staging_device
+
+SERVERS: Mapping[str, Callable[[TrainConfig, str], Server]] = {"sglang": SglangServer.of, "vllm": VllmServer.of}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEngine:
+    """An engine that is ready.
+
+    `expected` has names and shapes of the tensors of an update. Each of `keepers` must run as long as the engine is
+    used; it returns only by cancellation, or raises the error that ends the actor.
+    """
+
+    engine: Engine
+    expected: Mapping[str, tuple[int, ...]]
+    keepers: Sequence[Callable[[], Awaitable[None]]] = ()
 
 
 def open_engine(config: TrainConfig) -> OpenedEngine:
-    """Open the engine of `engine.kind`; no other's modules are imported. Raises ConfigError."""
-    if config.engine.kind == "embedded":
-        return _embedded(config)
-    from asyncrl.actor.engine.fleet.opening import open_fleet
-
-    return open_fleet(config)
+    """Open the engine of `engine.kind`. Raises ConfigError."""
+    return _open_embedded(config) if config.engine.kind == "embedded" else _open_fleet(config)
 
 
-def _embedded(config: TrainConfig) -> OpenedEngine:
-    from asyncrl.actor.engine.embedded import EmbeddedEngine
-
+def _open_embedded(config: TrainConfig) -> OpenedEngine:
     model = config.model
     engine = EmbeddedEngine.load(
         model.path, config.engine, dtype=model.dtype, trust_remote_code=model.trust_remote_code, seed=config.run.seed
     )
     return OpenedEngine(engine, engine.expected)
+
+
+def _open_fleet(config: TrainConfig) -> OpenedEngine:
+    """A fleet, over servers of its own where `engine.launch` is set."""
+    engine, weights = config.engine, config.weights
+    launched = _launched(config) if engine.launch else []
+    policy, changed = model_shapes(config.model), Signal()
+    flush, staging = engine.prefix_cache == "flush", staging_device(weights)
+    agree_with_servers(config)
+    fleet = Fleet(
+        listed([server.url for server in launched]) if launched else _discovery(config),
+        partial(SERVERS[engine.kind], config),
+        Switcher(weights.mode, flush, weights.drain_s, changed),
+        changed,
+        expected=policy.tensors,
+        vocabulary=policy.vocabulary,
+        rules=Rules(engine.attempts, engine.wait_s, engine.check_s, not flush, engine.segment_tokens),
+        folders=_folders(config) if "disk" in weights.transports else None,
+        staging=staging,
+    )
+    return OpenedEngine(fleet, policy.tensors, [fleet.keep, *(server.keep for server in launched)])
+
+
+def _discovery(config: TrainConfig) -> Discovery:
+    engine = config.engine
+    if engine.router is not None:
+        return behind_router(engine.router)
+    if engine.urls_file is not None:
+        return in_file(Path(engine.urls_file))
+    return listed(engine.urls)
+
+
+def _folders(config: TrainConfig) -> Folders:
+    model, actor = config.model, process.worker_name("actor")
+    policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    written = locations.run_dir(config.run) / "weights" / actor
+    held = weights_dir(config) / "held" / actor
+    try:
+        run = locations.run_identity(config.run)
+        return Folders(written.absolute(), policy.save_pretrained, run, held.absolute(), config.weights.load_s)
+    except OSError as error:
+        raise ConfigError(f"what is left in {written} or {held} cannot be removed: {error}; remove it") from error
+
+
+def _launched(config: TrainConfig) -> list[LaunchedServer]:
+    server = config.engine.server
+    logs = locations.run_dir(config.run) / "logs"
+    name = process.worker_name("actor")
+    first = server.port or free_ports(server.count)
+    return [
+        LaunchedServer(
+            f"http://127.0.0.1:{first + index}",
+            server_command(config, first + index, index),
+            logs / f"{name}-server-{index}.log",
+            server.environment,
+            server.start_s,
+            server.max_failures,
+        )
+        for index in range(server.count)
+    ]
