@@ -15,9 +15,8 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
-from asyncrl.modelling.attention_kinds import attentions, check_positions, divergence, tolerance
-from asyncrl.modelling.packed_attention import PACKED
-from asyncrl.modelling.published import Published, own_tensors
+from asyncrl.modelling.attention import PACKED, check_positions, check_same_logits, inspect_attention
+from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 from asyncrl.weights.buckets import on_host
 
 LONGEST_PROBE = 256
@@ -77,10 +76,10 @@ def _attend_packed(model: Any, attention: str, length: int) -> None:
     plain = model.config._attn_implementation
     # Only flex attention builds masks; transformers gives soft caps and sinks to the kernels of flash attention.
     allowed = () if attention == "sdpa" else ("softcap", "s_aux")
-    windows = [] if attention == "flex_attention" else [each.window for each in attentions(model, length, allowed)]
+    found = [] if attention == "flex_attention" else inspect_attention(model, length, allowed)
     if not isinstance(model.get_decoder(), PreTrainedModel) or model.get_decoder() is model:
         raise ConfigError("its decoder cannot be run without its head")
-    narrowest = min((window for window in windows if window is not None), default=0)
+    narrowest = min((each.window for each in found if each.window is not None), default=0)
     sequences = _probes(model.config.get_text_config().vocab_size, narrowest)
     model.set_attn_implementation(plain)
     with torch.no_grad():
@@ -102,8 +101,7 @@ def _probes(vocabulary: int, window: int) -> list[Tensor]:
 def _check_packed(model: Any, sequences: Sequence[Tensor], alone: Tensor) -> None:
     """See that packing changes nothing, since an architecture may mix sequences or change its logits afterwards."""
     packed = model.get_output_embeddings()(hidden_states(model.get_decoder(), Packed.of(sequences)))
-    if not (distance := divergence(alone, packed)) < tolerance(model.dtype):
-        raise ConfigError(f"it caps or scales its logits, or mixes sequences: KL to its own forward is {distance:.2g}")
+    check_same_logits(alone, packed, model.dtype, "it caps or scales its logits, or mixes sequences")
 
 
 def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks) -> None:
@@ -126,10 +124,10 @@ def _layers(model: Any) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def full_tensors(model: nn.Module, published: Published, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
+def full_tensors(model: nn.Module, published: WeightFormat, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
     """The published tensors of `model` by name, parameters in `dtype`, as copies on rank 0's CPU; empty elsewhere. All
     ranks take part."""
     tensors: dict[str, Tensor] = {}
-    for filled in gather(own_tensors(model), plan_gather(published, dtype), published, ranks):
+    for filled in gather(model_tensors(model), plan_gather(published, dtype), published, ranks):
         tensors |= on_host(filled)
     return tensors

@@ -22,7 +22,7 @@ from asyncrl.machine.files import sync
 def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event) -> None:
     """Write `folder` anew, parameters in the compute dtype, as soon as the disk has room; it appears whole, under its
     name, or not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
-    tensors = full_tensors(policy.model, policy.published, DTYPES[config.dtype], ranks)
+    tensors = full_tensors(policy.model, policy.weight_format, DTYPES[config.dtype], ranks)
     stopped = False
     if ranks.rank == 0:
         try:

@@ -1,8 +1,8 @@
 """A sharded model's weights as they are published, whole, one bucket after the other on rank 0.
 
 What holds: no rank's device has more than two buckets of gathered weights at any time; rank 0 has beside them one part
-that is being converted (see published.py), such as the stacked experts of a layer, two or three times. The next bucket
-is gathered while the caller is busy with the last one.
+that is being converted (see weight_format.py), such as the stacked experts of a layer, two or three times. The next
+bucket is gathered while the caller is busy with the last one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks, shard_of
-from asyncrl.modelling.published import Part, Published
+from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
 from asyncrl.weights.buckets import Bucket, Entry, Filled
 from asyncrl.weights.manifest import DTYPES, dtype_name, new_bytes
 
@@ -28,7 +28,7 @@ BUCKET_BYTES = 256 << 20
 class Portion:
     """What is gathered at once: tensors of one dtype, in whole parts, which become those of the published `bucket`."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ConvertedTensors, ...]
     bucket: Bucket
 
     @property
@@ -36,12 +36,12 @@ class Portion:
         return DTYPES[self.bucket.entries[0].dtype]
 
 
-def plan_gather(published: Published, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[Portion]:
+def plan_gather(published: WeightFormat, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[Portion]:
     """The portions in which the weights will travel: parameters in `dtype`, buffers in their own."""
     portions: list[Portion] = []
     room = 0
     for part in published.parts:
-        own = published.dtypes.get(next(iter(part.own)), dtype)
+        own = published.buffer_dtypes.get(next(iter(part.model)), dtype)
         entries = tuple(Entry(name, dtype_name(own), shape) for name, shape in part.published.items())
         size = Bucket(entries).nbytes
         if portions and size <= room and portions[-1].dtype == own:
@@ -55,7 +55,7 @@ def plan_gather(published: Published, dtype: torch.dtype, bucket_bytes: int = BU
 
 
 def gather(
-    tensors: Mapping[str, Tensor], portions: Sequence[Portion], published: Published, ranks: Ranks
+    tensors: Mapping[str, Tensor], portions: Sequence[Portion], published: WeightFormat, ranks: Ranks
 ) -> Iterator[Filled]:
     """The published tensors in the buckets of a plan, on the device of rank 0, from the model's own; nothing elsewhere.
 
@@ -77,11 +77,11 @@ def gather(
 class _Gathering:
     """One portion on its way since it was made, and in place with `finish`."""
 
-    def __init__(self, portion: Portion, tensors: Mapping[str, Tensor], published: Published, ranks: Ranks) -> None:
+    def __init__(self, portion: Portion, tensors: Mapping[str, Tensor], published: WeightFormat, ranks: Ranks) -> None:
         self._portion = portion
         self._published = published
         self._ranks = ranks
-        names = [name for part in portion.parts for name in part.own]
+        names = [name for part in portion.parts for name in part.model]
         self._pieces = {name: _Piece.of(tensors[name], portion.dtype, ranks) for name in names}
         self._received: list[Tensor] = []
         self._work = self._begin() if ranks.size > 1 else None
@@ -116,12 +116,12 @@ class _Gathering:
         self._received, self._pieces, self._work = [], {}, None
         return filled
 
-    def _publish(self, part: Part, views: Mapping[str, Tensor]) -> None:
-        if part.alone:
-            [own], [target] = part.own, part.published
+    def _publish(self, part: ConvertedTensors, views: Mapping[str, Tensor]) -> None:
+        if part.unchanged:
+            [own], [target] = part.model, part.published
             torch.cat(self._shards(self._pieces[own]), out=views[target].view(-1))
             return
-        whole = {name: torch.cat(self._shards(self._pieces[name])).view(shape) for name, shape in part.own.items()}
+        whole = {name: torch.cat(self._shards(self._pieces[name])).view(shape) for name, shape in part.model.items()}
         for name, tensor in self._published.publish(part, whole).items():
             views[name].copy_(tensor)
 

@@ -31,7 +31,7 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.report import Phases, lag_counts, step_values
 from asyncrl.learner.share import Share, build_episodes, build_share
 from asyncrl.learner.trainer import Minibatch, Result, Trainer
-from asyncrl.modelling.published import own_tensors
+from asyncrl.modelling.weight_format import model_tensors
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, Filled
@@ -166,8 +166,8 @@ class Learner:
 
     def _publish(self, version: int) -> None:
         policy, bucket_bytes = self._trainer.policy.module, self._config.weights.bucket_mb << 20
-        plan = plan_gather(policy.published, DTYPES[self._config.model.dtype], bucket_bytes)
-        buckets = gather(own_tensors(policy.model), plan, policy.published, self._ranks)
+        plan = plan_gather(policy.weight_format, DTYPES[self._config.model.dtype], bucket_bytes)
+        buckets = gather(model_tensors(policy.model), plan, policy.weight_format, self._ranks)
         self._together(self._offer, version, [portion.bucket for portion in plan], buckets)
 
     def _offer(self, version: int, plan: Sequence[Bucket], buckets: Iterator[Filled]) -> None:

@@ -10,20 +10,20 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.backbone import Packed, hidden_states, load_model, shard
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.logprobs import token_logprobs
-from asyncrl.modelling.published import Published
+from asyncrl.modelling.weight_format import WeightFormat
 
 
 class Policy(nn.Module):
     """Log-probs of packed tokens at `temperature`, of the Hugging Face causal language model `model`, which is not
-    sharded yet. `published` says how its weights are published.
+    sharded yet. `weight_format` converts its weights to what is published.
 
-    Raises ConfigError: see `Published`.
+    Raises ConfigError: see `WeightFormat`.
     """
 
     def __init__(self, model: Any, temperature: float) -> None:
         super().__init__()
         self.model = model
-        self.published = Published(model)
+        self.weight_format = WeightFormat(model)
         self._temperature = temperature
 
     @property

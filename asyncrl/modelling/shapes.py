@@ -1,4 +1,4 @@
-"""What is known of the policy without its weights."""
+"""Shapes of a model's tensors, read without its weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.modelling.published import Published
+from asyncrl.modelling.weight_format import WeightFormat
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 """In transformers' order; large models have an index beside several files."""
@@ -23,7 +23,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class ModelShapes:
-    """`tensors` are those that are pushed (see published.py); `vocabulary` counts token ids."""
+    """`tensors` are the published ones (see weight_format.py); `vocabulary` counts token ids."""
 
     tensors: Mapping[str, tuple[int, ...]]
     vocabulary: int
@@ -39,7 +39,7 @@ def model_shapes(model: ModelConfig) -> ModelShapes:
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
     stored = stored_shapes(model.path)
-    pushed = Published(empty, stored).shapes
+    pushed = WeightFormat(empty, stored).shapes
     if wrong := [name for name, shape in pushed.items() if stored.get(name) != shape]:
         first = wrong[0]
         raise ConfigError(

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.modelling.published import Published, Shapes, own_tensors
+from asyncrl.modelling.weight_format import Shapes, WeightFormat, model_tensors
 from asyncrl.weights.buckets import Bucket, Entry, on_host
 from tests.mixtures import MIXTURES, mixture
 
@@ -29,10 +29,10 @@ class Odd(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.randn(shape)))
 
 
-def gathered(model: Any, published: Published, bucket_bytes: int, ranks: Ranks) -> dict[str, torch.Tensor]:
+def gathered(model: Any, published: WeightFormat, bucket_bytes: int, ranks: Ranks) -> dict[str, torch.Tensor]:
     got: dict[str, torch.Tensor] = {}
     largest = max(part_bytes(part.published) for part in published.parts)
-    for filled in gather(own_tensors(model), plan_gather(published, torch.bfloat16, bucket_bytes), published, ranks):
+    for filled in gather(model_tensors(model), plan_gather(published, torch.bfloat16, bucket_bytes), published, ranks):
         assert filled.flat.untyped_storage().nbytes() <= max(bucket_bytes, largest)
         got |= on_host(filled)
     return got
@@ -46,7 +46,7 @@ def check_odd_shards(bucket_bytes: int, ranks: Ranks) -> None:
     model = Odd()
     model.tied = nn.Parameter(torch.randn(4))
     expected = {name: each.detach().clone().bfloat16() for name, each in model.named_parameters()}
-    published = Published(model)
+    published = WeightFormat(model)
     fully_shard(model, mesh=ranks.mesh, ignored_params={model.tied})
     got = gathered(model, published, bucket_bytes, ranks)
     if ranks.rank == 0:
@@ -60,7 +60,7 @@ def check_odd_shards(bucket_bytes: int, ranks: Ranks) -> None:
 def check_experts(family: str, bucket_bytes: int, ranks: Ranks) -> None:
     """What is gathered of stacked experts is what `save_pretrained` writes of the whole model."""
     model = mixture(family)
-    published = Published(model)
+    published = WeightFormat(model)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         # The other ranks write none.

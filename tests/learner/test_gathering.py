@@ -6,7 +6,7 @@ from torch import nn
 
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks
-from asyncrl.modelling.published import Published, own_tensors
+from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 from asyncrl.weights.buckets import on_host
 from tests.learner.support import launch
 
@@ -20,8 +20,8 @@ def test_later_buckets_and_steps_leave_tensors_on_the_host_alone(ranks: Ranks):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     expected = {name: each.detach().clone() for name, each in model.named_parameters()}
     got = {}
-    published = Published(model)
-    for filled in gather(own_tensors(model), plan_gather(published, torch.float32, 64), published, ranks):
+    published = WeightFormat(model)
+    for filled in gather(model_tensors(model), plan_gather(published, torch.float32, 64), published, ranks):
         got |= on_host(filled)
     for each in model.parameters():
         nn.init.zeros_(each)

@@ -85,7 +85,7 @@ def test_the_export_holds_what_was_trained_buffers_included(folder: Path, ranks:
 
 def test_a_pushed_folder_holds_what_was_trained_buffers_included(folder: Path, ranks: Ranks, tmp_path: Path):
     config, policy = ModelConfig(str(folder)), changed(folder, ranks)
-    tensors = full_tensors(policy.model, policy.published, torch.float32, ranks)
+    tensors = full_tensors(policy.model, policy.weight_format, torch.float32, ranks)
     assert {name: tuple(each.shape) for name, each in tensors.items()} == model_shapes(config).tensors
     assert_loads_as(policy, write_folder(tmp_path, 1, tensors, described(config), OWN_RUN))
 
@@ -93,11 +93,11 @@ def test_a_pushed_folder_holds_what_was_trained_buffers_included(folder: Path, r
 @pytest.mark.parametrize("folder", EMBEDDED, indirect=True)
 def test_an_embedded_engine_serves_the_pushed_weights_log_prob_for_log_prob(folder: Path, ranks: Ranks):
     policy = changed(folder, ranks)
-    tensors = full_tensors(policy.model, policy.published, torch.float32, ranks)
+    tensors = full_tensors(policy.model, policy.weight_format, torch.float32, ranks)
 
     async def scenario():
         engine = EmbeddedEngine.load(str(folder), EngineConfig(slots=2, max_length=64), initial_version=0)
-        assert engine.expected == policy.published.shapes
+        assert engine.expected == policy.weight_format.shapes
         old = await engine.generate(PROMPT, Sampling(1.0, 20), (), "old")
         await engine.update_weights(1, tensors)
         new = await engine.generate(PROMPT, Sampling(1.0, 20), (), "new")
@@ -119,7 +119,7 @@ def test_buffers_are_pushed_and_exported_in_their_own_dtype(folder: Path, ranks:
     original = buffers(load_file(folder / "model.safetensors"))
     assert original
     assert all(each.abs().min() > 0 for each in original.values())
-    pushed = full_tensors(policy.model, policy.published, torch.bfloat16, ranks)
+    pushed = full_tensors(policy.model, policy.weight_format, torch.bfloat16, ranks)
     export(policy, config, tmp_path / "exported", ranks, threading.Event())
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "bfloat16"
     for tensors in (pushed, load_file(tmp_path / "exported" / "model.safetensors")):

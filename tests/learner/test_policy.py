@@ -94,17 +94,17 @@ def test_bfloat16_computes_in_half_precision_over_float32_master_weights(model: 
 def test_published_tensors_are_those_of_the_bare_model_in_the_compute_dtype(model: Path, ranks: Ranks):
     policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     bare = AutoModelForCausalLM.from_pretrained(model)
-    tensors = full_tensors(policy.model, policy.published, torch.float32, ranks)
+    tensors = full_tensors(policy.model, policy.weight_format, torch.float32, ranks)
     assert list(tensors) == [name for name, _ in bare.named_parameters()]
     for name, parameter in bare.named_parameters():
         assert torch.equal(tensors[name], parameter)
-    half = full_tensors(policy.model, policy.published, torch.bfloat16, ranks)
+    half = full_tensors(policy.model, policy.weight_format, torch.bfloat16, ranks)
     assert {tensor.dtype for tensor in half.values()} == {torch.bfloat16}
 
 
 def test_published_tensors_do_not_change_with_the_policy(model: Path, ranks: Ranks):
     policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
-    tensors = full_tensors(policy.model, policy.published, torch.float32, ranks)
+    tensors = full_tensors(policy.model, policy.weight_format, torch.float32, ranks)
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     with torch.no_grad():
         for parameter in policy.parameters():

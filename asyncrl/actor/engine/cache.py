@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from asyncrl.actor.engine.scheduler import Chunk
 from asyncrl.errors import ConfigError
-from asyncrl.modelling.attention_kinds import attentions, check_positions, divergence, tolerance
+from asyncrl.modelling.attention import check_positions, check_same_logits, inspect_attention
 
 _NAME = "asyncrl_slots"
 _TRIAL = 8
@@ -162,7 +162,7 @@ def use_slot_attention(model: Any, cache: SlotCache) -> None:
 
 def _check_kind(model: Any, cache: SlotCache) -> None:
     check_positions(model.config, cache.length)
-    found = attentions(model, cache.length)
+    found = inspect_attention(model, cache.length)
     heads, width = cache.keys[0].shape[1], cache.keys[0].shape[3]
     for each in found:
         if each.window is not None:
@@ -189,8 +189,8 @@ def _check_slots(model: Any, cache: SlotCache, ids: torch.Tensor, alone: torch.T
         layout = Layout(cache, chunks)
         where = torch.cat([torch.arange(chunk.start, chunk.end, device=ids.device) for chunk in chunks])
         ours = model(ids[where][None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
-        if not (distance := divergence(alone[where], ours)) < tolerance(model.dtype):
-            raise ConfigError(f"its log-probs change where it computes with cached keys and values, KL {distance:.2g}")
+        reason = "its log-probs change where it computes with cached keys and values"
+        check_same_logits(alone[where], ours, model.dtype, reason)
 
 
 AttentionInterface.register(_NAME, _slot_attention)

@@ -8,20 +8,20 @@ from typing import Any
 import torch
 
 from asyncrl.errors import WeightsError
-from asyncrl.modelling.published import Published, own_tensors
+from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 
 
 class Parameters:
-    """The parameters and persistent buffers of a Hugging Face `model`, given as they are published (see published.py).
+    """The parameters and persistent buffers of a Hugging Face `model`, given in the format of `WeightFormat`.
 
     Raises ConfigError: transformers cannot convert them.
     """
 
     def __init__(self, model: Any) -> None:
-        self._tensors = own_tensors(model)
-        self._published = Published(model)
-        self._published.check_adopts()
-        self.shapes = self._published.shapes
+        self._tensors = model_tensors(model)
+        self._format = WeightFormat(model)
+        self._format.check_restores()
+        self.shapes = self._format.shapes
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The model's own tensors, from published `tensors`, on its device in its dtypes; where nothing is to be
@@ -36,7 +36,7 @@ class Parameters:
                 raise WeightsError(
                     f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; the model has {shape}"
                 )
-        own = self._published.adopt(tensors)
+        own = self._format.restore(tensors)
         for name, tensor in self._tensors.items():
             if own[name].is_floating_point() != tensor.is_floating_point():
                 raise WeightsError(f"{name} came as {own[name].dtype}; the model has {tensor.dtype}")

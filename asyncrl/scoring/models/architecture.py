@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asyncrl.modelling.attention_kinds import longest_plain
+from asyncrl.modelling.attention import longest_plain
 
 _PADDED = {
     *("bert", "distilbert", "roberta", "xlm-roberta", "electra", "albert", "deberta-v2", "modernbert"),

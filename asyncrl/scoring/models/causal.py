@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.modelling.attention_kinds import longest_plain
+from asyncrl.modelling.attention import longest_plain
 from asyncrl.scoring.models.architecture import longest_input
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.batching import micro_batches, pass_cost, share_prefixes

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from asyncrl.actor.engine.base import Generation
-from asyncrl.modelling.published import Published, own_tensors
+from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 
 VOCABULARY = 61
 _SIZES: dict[str, Any] = {
@@ -38,10 +38,10 @@ def tiny_model(seed: int = 0, family: str = "qwen3", **extra: Any) -> Any:
 
 def parameters(model: Any) -> dict[str, torch.Tensor]:
     """Copies of the weights as they are published."""
-    published, own = Published(model), own_tensors(model)
+    weights, own = WeightFormat(model), model_tensors(model)
     tensors: dict[str, torch.Tensor] = {}
-    for part in published.parts:
-        tensors |= published.publish(part, {name: own[name] for name in part.own})
+    for part in weights.parts:
+        tensors |= weights.publish(part, {name: own[name] for name in part.model})
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 

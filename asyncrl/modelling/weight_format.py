@@ -1,11 +1,11 @@
-"""A policy's weights as a Hugging Face folder has them: what is pushed, written and exported.
+"""The format in which weights are published: that of a Hugging Face folder.
 
-In memory transformers may have other tensors than in files: it stacks the experts of a layer into one tensor, for
-example, and takes them apart again when it saves. Servers know the names of files only. So what leaves the learner is
-what `save_pretrained` would write: parameters (tied ones once) and persistent buffers, converted back. What arrives at
-an embedded engine is converted as `from_pretrained` would.
+In memory transformers may have other tensors than in files: for example it stacks the experts of a layer into one
+tensor, and takes them apart again when it saves. Servers know only the names in the files. So the learner publishes
+what `save_pretrained` would write: parameters (tied ones once) and persistent buffers, converted back. An embedded
+engine converts what it receives as `from_pretrained` would.
 
-Tensors are converted in parts, each of which needs no tensor of another part; so a model never need be whole.
+Tensors are converted in parts. A part needs no tensor of another part, so a model never has to be whole.
 """
 
 from __future__ import annotations
@@ -33,39 +33,40 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Tensors that are converted together: names and shapes of the model's `own`, and of those that are `published`.
+class ConvertedTensors:
+    """Tensors that are converted together: names and shapes in the `model`, and as `published`.
 
-    Where a tensor is only renamed, or not even that, it is `alone`: a part by itself, whose contents stay.
+    `unchanged`: the one tensor keeps its contents, and is at most renamed.
     """
 
-    own: Shapes
+    model: Shapes
     published: Shapes
-    alone: bool
+    unchanged: bool
 
 
-def own_tensors(model: Any) -> dict[str, Tensor]:
+def model_tensors(model: Any) -> dict[str, Tensor]:
     """The parameters of a Hugging Face `model`, tied ones once under their first name, and its persistent buffers."""
     persistent = model.state_dict().keys()
     buffers = {name: each for name, each in model.named_buffers() if name in persistent}
     return dict(model.named_parameters()) | buffers
 
 
-class Published:
-    """How the tensors of a Hugging Face `model` are published: in `parts`, in the model's order.
+class WeightFormat:
+    """Converts the tensors of a Hugging Face `model` to their published form and back, in `parts` in the model's order.
 
-    `stored` names the tensors of the files that the model is loaded from; without it the model is one that was loaded,
-    or has none. `dtypes` are those of persistent buffers when this is made, by own name.
+    `stored` names the tensors in the files that the model comes from. Leave it out for a model that transformers loaded
+    from files, or for one that has none. `buffer_dtypes` are the dtypes of the persistent buffers when this is made.
 
     Raises ConfigError: transformers cannot convert the model back part by part.
     """
 
     def __init__(self, model: Any, stored: Collection[str] | None = None) -> None:
         self._model = model
-        tensors = own_tensors(model)
+        tensors = model_tensors(model)
         if stored is not None:
             model._weight_conversions = _used(model, stored)
-        self.dtypes = {name: tensors[name].dtype for name in tensors.keys() - dict(model.named_parameters()).keys()}
+        buffers = tensors.keys() - dict(model.named_parameters()).keys()
+        self.buffer_dtypes = {name: tensors[name].dtype for name in buffers}
         empty = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in tensors.items()}
         try:
             self.parts = self._parts(empty)
@@ -81,42 +82,44 @@ class Published:
         """Names and shapes of all published tensors."""
         return {name: shape for part in self.parts for name, shape in part.published.items()}
 
-    def publish(self, part: Part, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The published tensors of `part`, on the device and in the dtype of `own`, whose memory they may share."""
-        if part.alone:
-            return dict(zip(part.published, own.values(), strict=True))
-        return self._revert(own)
+    def publish(self, part: ConvertedTensors, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The published form of the model's `tensors` of `part`, on their device and in their dtype. It may share their
+        memory."""
+        if part.unchanged:
+            return dict(zip(part.published, tensors.values(), strict=True))
+        return self._revert(tensors)
 
-    def adopt(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model's own tensors from all `published` ones, with which they share memory where nothing is converted.
+    def restore(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model's tensors from all `published` ones, with which unchanged tensors share memory.
 
         Raises ConfigError: transformers does not make the model's tensors of them.
         """
-        own: dict[str, Tensor] = {}
+        restored: dict[str, Tensor] = {}
         for part in self.parts:
             given = {name: published[name] for name in part.published}
-            made = dict(zip(part.own, given.values(), strict=True)) if part.alone else self._convert(given)
-            if {name: tuple(each.shape) for name, each in made.items()} != part.own:
-                raise ConfigError(f"transformers makes {sorted(made)[:3]} of published tensors, not {list(part.own)}")
-            own |= made
-        return own
+            made = dict(zip(part.model, given.values(), strict=True)) if part.unchanged else self._convert(given)
+            if _shapes(made) != part.model:
+                raise ConfigError(f"transformers makes {sorted(made)[:3]} of published tensors, not {list(part.model)}")
+            restored |= made
+        return restored
 
-    def check_adopts(self) -> None:
-        """Raises ConfigError: `adopt` is not the way back from `publish`."""
-        self.adopt({name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()})
+    def check_restores(self) -> None:
+        """Raises ConfigError: `restore` does not undo `publish`."""
+        self.restore({name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()})
 
-    def _parts(self, empty: Mapping[str, Tensor]) -> tuple[Part, ...]:
+    def _parts(self, empty: Mapping[str, Tensor]) -> tuple[ConvertedTensors, ...]:
         whole = self._revert(empty)
-        # What is not converted comes back as the same object, perhaps under another name.
+        # A tensor that is not converted comes back as the same object, perhaps under another name.
         names = {id(each): name for name, each in whole.items()}
         together = {name: self._revert({name: each}).keys() for name, each in empty.items() if id(each) not in names}
-        parts: dict[str, Part] = {}
+        parts: dict[str, ConvertedTensors] = {}
         for name, each in empty.items():
             if name not in together:
-                parts[name] = Part(_shapes({name: each}), _shapes({names[id(each)]: each}), alone=True)
-            elif not any(name in part.own for part in parts.values()):
-                own = {other: empty[other] for other in _connected(name, together)}
-                parts[name] = Part(_shapes(own), _shapes(self._revert(own)), alone=False)
+                renamed = _shapes({names[id(each)]: each})
+                parts[name] = ConvertedTensors(_shapes({name: each}), renamed, unchanged=True)
+            elif not any(name in part.model for part in parts.values()):
+                group = {other: empty[other] for other in _connected(name, together)}
+                parts[name] = ConvertedTensors(_shapes(group), _shapes(self._revert(group)), unchanged=False)
         found = {name: shape for part in parts.values() for name, shape in part.published.items()}
         if found != _shapes(whole):
             wrong = sorted(found.items() ^ _shapes(whole).items())
@@ -126,28 +129,28 @@ class Published:
             )
         return tuple(parts.values())
 
-    def _revert(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(revert_weight_conversion(self._model, dict(own)))
+    def _revert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(revert_weight_conversion(self._model, dict(tensors)))
 
     def _convert(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
         renamings, converters = _sorted(_conversions(self._model))
         sources = {pattern: each for each in converters for pattern in each.source_patterns}
-        under_way: dict[str, Any] = {}
+        started: dict[str, Any] = {}
         for name in sorted(published, key=dot_natural_key):
             target, pattern = rename_source_key(name, renamings, converters)
             if pattern is None:
                 raise ConfigError(f"transformers knows how to save {name}, and not how to load it")
-            converter = under_way.setdefault(target, deepcopy(sources[pattern]))
+            converter = started.setdefault(target, deepcopy(sources[pattern]))
             converter.add_tensor(target, name, pattern, published[name])
         made: dict[str, Tensor] = {}
-        for target, converter in under_way.items():
+        for target, converter in started.items():
             converted = converter.convert(target, model=self._model, config=self._model.config)
             made |= {name: each[0] if isinstance(each, list) else each for name, each in converted.items()}
         return made
 
 
 def _connected(name: str, together: Mapping[str, Collection[str]]) -> list[str]:
-    """Which tensors are converted with `name`: those that have a part in the same published one, and so on."""
+    """The tensors that are converted with `name`: they share a published tensor with it, or with one that does."""
     found, reached = {name}, set(together[name])
     while more := {other for other in together.keys() - found if reached & set(together[other])}:
         found |= more
@@ -165,7 +168,7 @@ def _sorted(conversions: Collection[Any]) -> tuple[list[WeightRenaming], list[We
 
 
 def _conversions(model: Any) -> list[Any]:
-    """Those that the model was loaded with, or what transformers takes for a model that was not loaded."""
+    """The conversions that the model was loaded with, or transformers' usual ones for a model that was not loaded."""
     loaded = getattr(model, "_weight_conversions", None)
     if loaded is not None:
         return list(loaded)

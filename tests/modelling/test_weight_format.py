@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.modelling.published import Published, own_tensors
 from asyncrl.modelling.shapes import model_shapes, stored_shapes
+from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 from tests.actor.engine.support import parameters, tiny_model
 from tests.mixtures import BIASED, MIXTURES, mixture, save_mixture
 
@@ -42,8 +42,8 @@ def test_what_is_published_is_what_save_pretrained_writes(family: str, loaded: b
 @pytest.mark.parametrize("family", [*DENSE, *MIXTURES])
 def test_what_arrives_becomes_the_models_own_tensors_again(family: str):
     model = any_model(family)
-    own = own_tensors(model)
-    back = Published(model).adopt(parameters(model))
+    own = model_tensors(model)
+    back = WeightFormat(model).restore(parameters(model))
     assert back.keys() == own.keys()
     assert all(torch.equal(back[name], own[name]) for name in own)
 
@@ -52,16 +52,16 @@ def test_what_arrives_becomes_the_models_own_tensors_again(family: str):
 def test_without_the_weights_the_same_tensors_are_expected(family: str, tmp_path: Path):
     model = any_model(family)
     model.save_pretrained(tmp_path)
-    assert model_shapes(ModelConfig(path=str(tmp_path))).tensors == Published(model).shapes
+    assert model_shapes(ModelConfig(path=str(tmp_path))).tensors == WeightFormat(model).shapes
 
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_every_expert_is_a_tensor_and_every_stacked_one_a_part_of_its_own(family: str):
-    published = Published(mixture(family))
+    published = WeightFormat(mixture(family))
     experts = [name for name in published.shapes if re.search(r"\.experts\.\d\.\w+\.weight$", name)]
     layers = 1 if family in BIASED else 2
     assert len(experts) == layers * 4 * 3
-    assert [len(part.own) for part in published.parts if not part.alone] == [1] * layers * 2
+    assert [len(part.model) for part in published.parts if not part.unchanged] == [1] * layers * 2
 
 
 @pytest.mark.parametrize("family", BIASED)
@@ -69,7 +69,7 @@ def test_persistent_buffers_are_published_in_their_own_dtype(family: str):
     model = mixture(family).bfloat16()
     bias = "model.layers.1.mlp.gate.e_score_correction_bias"
     model.get_submodule(bias.rpartition(".")[0]).e_score_correction_bias = torch.arange(4.0)
-    assert Published(model).dtypes == {bias: torch.float32}
+    assert WeightFormat(model).buffer_dtypes == {bias: torch.float32}
     assert torch.equal(parameters(model)[bias], torch.arange(4.0))
 
 
@@ -95,12 +95,12 @@ def test_what_is_pushed_follows_the_folder_where_experts_are_stacked_in_files(tm
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     expected = model_shapes(ModelConfig(path=str(tmp_path))).tensors
     assert "model.layers.0.mlp.experts.gate_up_proj" in expected
-    assert Published(loaded).shapes == expected
+    assert WeightFormat(loaded).shapes == expected
 
 
 def test_names_and_shapes_are_read_of_many_files_and_of_pickles(tmp_path: Path):
     model = mixture("mixtral")
-    expected = Published(model).shapes
+    expected = WeightFormat(model).shapes
     model.save_pretrained(tmp_path / "many", max_shard_size="20KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
     assert stored_shapes(str(tmp_path / "many")) == expected
