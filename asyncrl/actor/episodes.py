@@ -51,7 +51,7 @@ async def open_episodes(config: TrainConfig, engine: Engine, tools: Toolbox) -> 
     from asyncrl.actor.chat_api.server import Door
 
     agent = load_agent(actor.agent)
-    door = Door(engine, chat, of_branches, actor.door_host, actor.door_port, as_rendered=as_rendered)
+    door = Door(engine, chat, of_branches, actor.chat_api_host, actor.chat_api_port, as_rendered=as_rendered)
     await door.start()
     try:
         play = partial(run_agent_episode, engine=engine, chat=chat, door=door, agent=agent, step_split=split)

@@ -7,11 +7,11 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING
 from typing import Any
 
 from asyncrl.algorithms import registry
-from asyncrl.algorithms.parts import Parameter, Part, card, parameters
+from asyncrl.algorithms.parts import Part, card
+from asyncrl.config.option import Option, options
 
 
 def table(kinds: Sequence[str] = tuple(registry.HOMES)) -> list[dict[str, Any]]:
@@ -41,12 +41,12 @@ def shown(value: Any) -> str:
 
 
 def _entry(part: type[Part]) -> dict[str, Any]:
-    described = [_parameter(parameter) for parameter in parameters(part)]
+    described = [_parameter(parameter) for parameter in options(part)]
     return {"kind": part.kind, "name": part.name, **card(part), "parameters": described}
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
-    default = {} if parameter.default is MISSING else {"default": _plain(parameter.default)}
+def _parameter(parameter: Option) -> dict[str, Any]:
+    default = {} if parameter.required else {"default": _plain(parameter.default)}
     return {"name": parameter.name, **default, "allowed": parameter.allowed, "meaning": parameter.meaning}
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from asyncrl.config.checks import CHOICES
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.checks import sections
+from asyncrl.config.option import Option, options
+from asyncrl.config.schema import Choice, TrainConfig
 
 HEAD = """# Configuration
 
@@ -17,7 +16,7 @@ Every role reads the same configuration. Three levels, the later wins: the defau
 (`experiment=NAME`, a file of `configs/experiment/`), the command line (`KEY=VALUE`). `algorithm=NAME` and
 `scoring=NAME` take presets of `configs/algorithm/` and `configs/scoring/`. A mapping gets new names with a plus,
 `+scoring.rules={my_data: gsm8k}`. `--cfg job` prints what would run, `--help` lists the groups. Unknown keys, bad
-values and impossible combinations end the command with a message that names the fix, before anything starts.
+values and impossible combinations end the command before anything starts, with a line for each and the fix.
 
 This page is generated from `asyncrl/config/schema/`; `make docs` writes it anew.
 """
@@ -25,36 +24,35 @@ This page is generated from `asyncrl/config/schema/`; `make docs` writes it anew
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(_section(name, cls) for name, cls in _sections(TrainConfig))
+    return HEAD + "".join(_section(prefix, type(section)) for prefix, section in sections(TrainConfig()))
 
 
-def _sections(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, type[Any]]]:
-    for name, hint in get_type_hints(cls).items():
-        if isinstance(hint, type) and is_dataclass(hint):
-            yield prefix + name, hint
-            yield from _sections(hint, f"{prefix}{name}.")
-
-
-def _section(name: str, cls: type[Any]) -> str:
-    rows = [_row(name, field) for field in fields(cls) if "meaning" in field.metadata]
+def _section(prefix: str, cls: type[Any]) -> str:
+    rows = "".join(_row(prefix, option) for option in options(cls))
     if not rows:
         return ""
     summary = (cls.__doc__ or "").strip().splitlines()[0]
-    return f"\n## {name}\n{summary}\n\n| key | default | meaning |\n| --- | --- | --- |\n" + "".join(rows)
+    head = "| key | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
+    return f"\n## {prefix.rstrip('.')}\n{summary}\n\n{head}{rows}"
 
 
-def _row(section: str, field: Field[Any]) -> str:
-    key = f"{section}.{field.name}"
-    meaning = str(field.metadata["meaning"]).replace("|", "\\|")
-    if key in CHOICES and not all(choice in meaning for choice in CHOICES[key]):
-        meaning += f" ({', '.join(CHOICES[key])})"
-    return f"| `{key}` | {_default(field)} | {meaning} |\n"
+def _row(prefix: str, option: Option) -> str:
+    cells = [f"`{prefix}{option.name}`", _default(option.default), option.allowed, option.meaning]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _default(field: Field[Any]) -> str:
-    value = field.default if field.default_factory is MISSING else field.default_factory()
-    shown = str(value).replace("|", "\\|")
-    return "must be set" if value == "???" else "none" if value is None else f"`{shown}`"
+def _default(value: Any) -> str:
+    return "must be set" if value == "???" else "null" if value is None else f"`{_plain(value)}`"
+
+
+def _plain(value: Any) -> Any:
+    """A part as YAML writes it."""
+    if isinstance(value, list):
+        return f"[{', '.join(str(_plain(each)) for each in value)}]"
+    if isinstance(value, Choice):
+        params = ", ".join(f"{name}: {each}" for name, each in value.params.items())
+        return f"{{name: {value.name}" + (f", params: {{{params}}}}}" if params else "}")
+    return value
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 import asyncrl
 from asyncrl.config.checks import check
+from asyncrl.config.renamed import advice
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
 from asyncrl.machine.disk import LossyText
@@ -62,6 +63,11 @@ def role_main(role: Callable[[TrainConfig], None]) -> None:
     A configuration or a data file that is refused ends the process with a message and status 2, what fails later with
     status 1; neither shows a traceback.
     """
+    for argument in sys.argv[1:]:
+        key = argument.lstrip("+~").partition("=")[0]
+        if instead := advice(key):
+            sys.stderr.write(f"asyncrl: {key}: {instead}\n")
+            sys.exit(EXIT_USAGE)
     ConfigStore.instance().store(name="schema", node=TrainConfig)
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")

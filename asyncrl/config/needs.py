@@ -5,10 +5,7 @@ The replay and the scorers both ask here, so that they agree. Without torch, for
 
 from __future__ import annotations
 
-from asyncrl.config.schema import ScoringConfig
-
-KINDS = ("rules", "outcome_model", "prm")
-"""In the order in which a trajectory passes through them."""
+from asyncrl.config.schema.scoring import KINDS, ScoringConfig
 
 
 def configured(config: ScoringConfig) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from asyncrl.config.checks import is_loopback
+from asyncrl.config.bind import is_loopback
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig

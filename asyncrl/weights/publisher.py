@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import zmq
 
-from asyncrl.config.checks import check_bind
+from asyncrl.config.bind import check_bind
 from asyncrl.errors import RefusedError, WeightsError, WireError
 from asyncrl.network.keys import ServerKeys
 from asyncrl.network.sockets import listen

@@ -86,7 +86,7 @@ def test_a_wrong_configuration_ends_with_a_message_before_anything_starts(start:
     for change, fix in (
         ("actor.tools=[abacus]", "there is no tool 'abacus'"),
         ("scoring.rule=guess", "use one of"),
-        ("learner.batch_size=63", "multiple of learner.group_size"),
+        ("learner.batch_size=63", "groups are whole"),
     ):
         run = start("train", *prepared, change)
         assert run.process.wait(GENEROUS_S) == 2, run.output

@@ -45,7 +45,7 @@ def test_dapo_adds_the_soft_penalty_on_long_answers(preset):
 
 
 def test_dapo_must_be_told_the_length(preset):
-    with pytest.raises(ConfigError, match=r"scoring\.shaping\.overlong_max_length=0: .* at least overlong_buffer"):
+    with pytest.raises(ConfigError, match=r"scoring\.shaping\.overlong_max_length=0 with .*overlong_buffer=512"):
         preset("scoring=dapo")
 
 

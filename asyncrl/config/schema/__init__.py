@@ -1,6 +1,7 @@
 """The schema of the whole configuration, read by every role: one frozen-by-habit dataclass a section.
 
-Every field carries its meaning, from which docs/configuration.md is generated. Values are checked in `checks.py`.
+Every option carries its meaning and its constraint; docs/configuration.md is generated from them. `checks.py` refuses
+values that break a constraint, and combinations that cannot work.
 """
 
 from __future__ import annotations

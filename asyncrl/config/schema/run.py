@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from asyncrl.config.schema.option import option
+from asyncrl.config.option import option
 
 
 @dataclass
@@ -23,8 +23,12 @@ class ModelConfig:
     """The policy."""
 
     path: str = option(MISSING, "Hugging Face folder or hub name of the policy, with its tokenizer")
-    dtype: str = option("float32", "compute dtype of learner and embedded engine: float32 | bfloat16")
-    attention: str = option("sdpa", "attention kernel of the learner: sdpa | flash_attention_2 | flex_attention")
+    dtype: str = option("float32", "compute dtype of learner and embedded engine", choices=("float32", "bfloat16"))
+    attention: str = option(
+        "sdpa",
+        "attention kernel of the learner",
+        choices=("sdpa", "flash_attention_2", "flex_attention"),
+    )
     recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
@@ -36,23 +40,31 @@ class DataConfig:
     train: str = option(MISSING, "Parquet file of training tasks")
     eval: str | None = option(None, "Parquet file of held-out tasks")
     shuffle: bool = option(True, "shuffle every epoch by the run's seed")
-    weights: dict[str, float] = option({}, "chance of each data source in a draw; empty draws from all rows alike")
-    band: list[float] = option([], "running success rates [low, high] of the tasks that are drawn; empty is any")
-    band_revisit: int = option(4, "epochs after which a task outside the band is tried again")
+    weights: dict[str, float] = option(
+        {}, "chance of each data source in a draw; empty draws from all rows alike", "(0, inf)"
+    )
+    band: list[float] = option(
+        [], "running success rates [low, high] of the tasks that are drawn; empty is any", "[0, 1]"
+    )
+    band_revisit: int = option(4, "epochs after which a task outside the band is tried again", "[1, inf)")
 
 
 @dataclass
 class ClusterConfig:
     """How many processes of each role, and their threads."""
 
-    actors: int = option(1, "actor processes")
-    scorers: int = option(1, "scoring processes")
-    learner_ranks: int = option(1, "ranks of the learner")
-    actor_threads: int = option(1, "torch threads of one actor")
-    scorer_threads: int = option(1, "torch threads of one scorer")
-    learner_threads: int = option(1, "torch threads of one learner rank")
-    max_restarts: int = option(20, "failures of one role after which a run ends; forgotten once it ran for 5 minutes")
-    restart_pause_s: float = option(60.0, "longest pause before a role is started again; it doubles from 0.25 s")
+    actors: int = option(1, "actor processes", "[1, inf)")
+    scorers: int = option(1, "scoring processes", "[1, inf)")
+    learner_ranks: int = option(1, "ranks of the learner", "[1, inf)")
+    actor_threads: int = option(1, "torch threads of one actor", "[1, inf)")
+    scorer_threads: int = option(1, "torch threads of one scorer", "[1, inf)")
+    learner_threads: int = option(1, "torch threads of one learner rank", "[1, inf)")
+    max_restarts: int = option(
+        20, "failures of one role after which a run ends; forgotten once it ran for 5 minutes", "[0, inf)"
+    )
+    restart_pause_s: float = option(
+        60.0, "longest pause before a role is started again; it doubles from 0.25 s", "[0, inf)"
+    )
 
 
 @dataclass
@@ -60,11 +72,15 @@ class NetworkConfig:
     """Where the roles meet."""
 
     host: str = option("127.0.0.1", "address that replay and publisher bind, and that others connect to")
-    replay_port: int = option(5755, "port of the replay, its shards on those that follow; 0 chooses free ones")
-    weights_port: int = option(5756, "port of the weight publisher; 0 lets `asyncrl train` choose one")
+    replay_port: int = option(
+        5755, "port of the replay, its shards on those that follow; 0 chooses free ones", "[0, 65535]"
+    )
+    weights_port: int = option(5756, "port of the weight publisher; 0 lets `asyncrl train` choose one", "[0, 65535]")
     keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md")
     insecure: bool = option(False, "allow an address that others can reach without keys, open to everyone there")
-    max_message_mb: int = option(256, "largest frame of a message that is taken; more ends its sender's connection")
+    max_message_mb: int = option(
+        256, "largest frame of a message that is taken; more ends its sender's connection", "[1, 4095]"
+    )
 
 
 @dataclass

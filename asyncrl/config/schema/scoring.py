@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncrl.config.schema.option import option
+from asyncrl.config.option import option
+
+KINDS = ("rules", "outcome_model", "prm")
+"""The kinds of scoring, in the order in which a trajectory passes through them."""
 
 
 @dataclass
@@ -21,29 +24,38 @@ class ShapingConfig:
     environment_weight: float = option(0.0, "weight of the sum of the tools' own rewards in the reward")
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
     use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau); before the sigmoid")
-    tanh_tau: float = option(2.0, "logit at which tanh bends; with 2 and tanh_rmax 1 it is 2 * sigmoid - 1")
-    tanh_rmax: float = option(1.0, "largest score that tanh gives")
+    tanh_tau: float = option(2.0, "logit at which tanh bends; with 2 and tanh_rmax 1 it is 2 * sigmoid - 1", "(0, inf)")
+    tanh_rmax: float = option(1.0, "largest score that tanh gives", "(0, inf)")
     prm_aggregation: str = option(
         "mean_response",
         "step scores to one number: mean_response | pooled_last | min | product | per_step (none: the algorithm reads "
         "the steps) | best_of_n (mean_response; needs the part best_of_n in algorithm.reward)",
+        choices=("mean_response", "pooled_last", "min", "product", "per_step", "best_of_n"),
     )
-    step_transforms: list[str] = option([], "what algorithms read of a step score r_k, in order: clip | delta")
+    step_transforms: list[str] = option(
+        [], "what algorithms read of a step score r_k, in order", choices=("clip", "delta")
+    )
     clip_eta: float = option(0.5, "clip makes it min(r_k - clip_eta, 0); delta makes it r_k - r_{k+1}")
     enable_anti_hack: bool = option(True, "turns on the five keys below, and leaves out repeated steps")
     stop_at_answer: bool = option(True, "steps behind the first final answer count only where they cost")
     answer_pattern: str = option(
         r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression that a step with a final answer matches"
     )
-    incorrect_answer_penalty: float = option(0.0, "added to the reward of a wrong answer; a negative number")
-    max_step_tokens: int = option(512, "policy tokens over which a step earns nothing")
-    max_resp_len: int = option(1024, "policy tokens over which an episode earns no process score")
-    prm_acc_bonus_weight: float = option(0.0, "added to the reward of a right answer")
-    length_bonus_weight: float = option(0.0, "the most that a right answer of the right length gets on top")
-    target_response_length: int = option(400, "policy tokens of the right length; 0 or twice as many get no bonus")
-    overlong_penalty: float = option(0.0, "taken from the reward at overlong_max_length policy tokens or more")
-    overlong_max_length: int = option(0, "policy tokens at which the whole penalty is due")
-    overlong_buffer: int = option(512, "policy tokens before that at which it begins, growing linearly")
+    incorrect_answer_penalty: float = option(
+        0.0, "added to the reward of a wrong answer; a negative number", "(-inf, 0]"
+    )
+    max_step_tokens: int = option(512, "policy tokens over which a step earns nothing", "[1, inf)")
+    max_resp_len: int = option(1024, "policy tokens over which an episode earns no process score", "[1, inf)")
+    prm_acc_bonus_weight: float = option(0.0, "added to the reward of a right answer", "[0, inf)")
+    length_bonus_weight: float = option(0.0, "the most that a right answer of the right length gets on top", "[0, inf)")
+    target_response_length: int = option(
+        400, "policy tokens of the right length; 0 or twice as many get no bonus", "[1, inf)"
+    )
+    overlong_penalty: float = option(
+        0.0, "taken from the reward at overlong_max_length policy tokens or more", "[0, inf)"
+    )
+    overlong_max_length: int = option(0, "policy tokens at which the whole penalty is due", "[0, inf)")
+    overlong_buffer: int = option(512, "policy tokens before that at which it begins, growing linearly", "[1, inf)")
 
 
 @dataclass
@@ -52,10 +64,14 @@ class ScoringModelConfig:
 
     family: str = option("value_head", "how it reads and scores: a built-in family, or the dotted path of a class")
     path: str | None = option(None, "local folder or hub name of the model, the URL of a remote one, or none")
-    dtype: str = option("float32", "compute dtype: float32 | bfloat16 | float16")
+    dtype: str = option("float32", "compute dtype", choices=("float32", "bfloat16", "float16"))
     device: str = option("cpu", "where it runs: cpu | cuda | cuda:N | auto (a GPU where there is one)")
-    micro_tokens: int = option(16384, "tokens of one forward pass, padding included")
-    long_inputs: str = option("refuse", "inputs that are too long: refuse | drop_oldest (tool results, never steps)")
+    micro_tokens: int = option(16384, "tokens of one forward pass, padding included", "[1, inf)")
+    long_inputs: str = option(
+        "refuse",
+        "inputs that are too long: refuse | drop_oldest (tool results, never steps)",
+        choices=("refuse", "drop_oldest"),
+    )
     trust_remote_code: bool = option(False, "run code that comes with the model")
     params: dict[str, Any] = option({}, "what this family alone takes, where it differs from its defaults")
 
@@ -71,9 +87,9 @@ class OutcomeModelConfig(ScoringModelConfig):
 class GuardConfig:
     """When a scorer warns that rewards rise while its process model and the outcomes disagree more and more."""
 
-    window_s: float = option(900.0, "seconds over which both trends are taken")
-    reward_rise: float = option(0.05, "rise of the mean reward over the window")
-    agreement_fall: float = option(0.05, "fall of the agreement over the window")
+    window_s: float = option(900.0, "seconds over which both trends are taken", "(0, inf)")
+    reward_rise: float = option(0.05, "rise of the mean reward over the window", "(0, inf)")
+    agreement_fall: float = option(0.05, "fall of the agreement over the window", "(0, inf)")
 
 
 @dataclass
@@ -87,14 +103,18 @@ class ScoringConfig:
     strip_thoughts: bool = option(
         True, "rules judge what follows the answer's last closed thought; nothing if one is open"
     )
-    rule_processes: int = option(1, "processes in which the rules of one scorer run at once")
-    rule_memory_mb: int = option(4096, "memory that a verification may take")
-    timeout_s: float = option(10.0, "seconds that one verification may take")
-    needs: dict[str, list[str]] = option({}, "kinds (rules, outcome_model, prm) by data source; else all configured")
-    serve: list[str] = option([], "kinds that a scoring process does; empty is all configured")
-    batch_trajectories: int = option(32, "trajectories that one lease holds at most")
-    batch_tokens: int = option(65536, "tokens that one lease holds at most")
-    stall_s: float = option(600.0, "seconds without any result after which a scorer counts as hung and ends")
+    rule_processes: int = option(1, "processes in which the rules of one scorer run at once", "[1, inf)")
+    rule_memory_mb: int = option(4096, "memory that a verification may take", "[1, inf)")
+    timeout_s: float = option(10.0, "seconds that one verification may take", "(0, inf)")
+    needs: dict[str, list[str]] = option(
+        {}, "kinds of scoring by data source; without an entry all that are configured", choices=KINDS
+    )
+    serve: list[str] = option([], "kinds that a scoring process does; empty is all configured", choices=KINDS)
+    batch_trajectories: int = option(32, "trajectories that one lease holds at most", "[1, inf)")
+    batch_tokens: int = option(65536, "tokens that one lease holds at most", "[1, inf)")
+    stall_s: float = option(
+        600.0, "seconds without any result after which a scorer counts as hung and ends", "(0, inf)"
+    )
     shadow: bool = option(False, "record what the models say, and train without it")
     prm: ScoringModelConfig = field(default_factory=ScoringModelConfig)
     outcome_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)

@@ -26,7 +26,7 @@ from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
 from asyncrl.actor.engine.sglang.transports.threads import OwnThreads
-from asyncrl.config.checks import SERVER_GROUP_FIX, check_bind
+from asyncrl.config.bind import SERVER_GROUP_FIX, check_bind
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
 from asyncrl.weights.buckets import Bucket, flatten
 from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, open_store

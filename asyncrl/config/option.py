@@ -1,0 +1,105 @@
+"""How an option is declared: its default, its meaning and its constraint.
+
+The sections of the configuration and the parts of algorithms declare their fields in this way.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any
+
+_WORDS = {bool: "true or false", str: "text", Any: "anything", float: "number", int: "whole number"}
+
+
+def option(default: Any, meaning: str, within: str = "", choices: Sequence[str] = ()) -> Any:
+    """A dataclass field.
+
+    default: `...` if a value must be given. A list, a mapping or a part is copied for each instance.
+    within: an interval such as "(0, inf]". choices: the allowed texts. In a list or mapping they hold for each value.
+    """
+    metadata = {"meaning": meaning, "within": within, "choices": tuple(choices)}
+    if default is ...:
+        return field(metadata=metadata)
+    if type(default).__hash__ is None:
+        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option as declared. `type` is without None: `optional` says whether None is allowed."""
+
+    name: str
+    type: Any
+    optional: bool
+    default: Any
+    meaning: str
+    within: str
+    choices: tuple[str, ...]
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def allowed(self) -> str:
+        """What a value must be, in words."""
+        return self._words(self.type) + (" or null" if self.optional else "")
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value has the type and meets the constraint."""
+        return self.optional if value is None else self._fits(value, self.type)
+
+    def _words(self, hint: Any, plural: bool = False) -> str:
+        article, end = ("", "s") if plural else ("a ", "")
+        if typing.get_origin(hint) in (list, dict):
+            container = f"list{end} of" if typing.get_origin(hint) is list else f"mapping{end} to"
+            return f"{article}{container} {self._words(typing.get_args(hint)[-1], plural=True)}"
+        if self.choices:
+            return ("" if plural else "one of ") + ", ".join(self.choices)
+        if hint in (float, int):
+            return f"{article}{_WORDS[hint]}{end}" + (f" in {self.within}" if self.within else "")
+        return _WORDS.get(hint, f"{article}part{end}")
+
+    def _fits(self, value: Any, hint: Any) -> bool:
+        origin, each = typing.get_origin(hint), typing.get_args(hint)[-1:]
+        if origin is list:
+            return isinstance(value, list) and all(self._fits(one, *each) for one in value)
+        if origin is dict:
+            return isinstance(value, Mapping) and all(self._fits(one, *each) for one in value.values())
+        if hint in (float, int):
+            return _is_number(value, hint) and _inside(float(value), self.within or "(-inf, inf)")
+        return hint is Any or (isinstance(value, hint) and (not self.choices or value in self.choices))
+
+
+def options(cls: type[Any]) -> Iterator[Option]:
+    """The options that a dataclass declares, in order."""
+    hints = typing.get_type_hints(cls)
+    for declared in fields(cls):
+        if declared.metadata:
+            yield _option(declared, hints[declared.name])
+
+
+def _option(declared: Field[Any], hint: Any) -> Option:
+    optional = isinstance(hint, types.UnionType)
+    if optional:
+        hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
+    factory = declared.default_factory
+    default = declared.default if factory is MISSING else factory()
+    return Option(declared.name, hint, optional, default, **declared.metadata)
+
+
+def _is_number(value: Any, wanted: type) -> bool:
+    types_taken = (int, float) if wanted is float else (int,)
+    return isinstance(value, types_taken) and not isinstance(value, bool) and value == value
+
+
+def _inside(value: float, interval: str) -> bool:
+    low, high = (float(edge) for edge in interval[1:-1].split(","))
+    above = value >= low if interval[0] == "[" else value > low
+    below = value <= high if interval[-1] == "]" else value < high
+    return above and below

@@ -1,0 +1,22 @@
+"""Keys that were renamed or removed: the old key, and its new key or what to do instead.
+
+An old key is refused with this in the message. An entry holds for the keys below it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RENAMED: Mapping[str, str] = {
+    "actor.door_host": "actor.chat_api_host",
+    "actor.door_port": "actor.chat_api_port",
+    "engine.sampling": "it allowed neutral values only; leave it out (actor.temperature sets the temperature)",
+}
+
+
+def advice(key: str) -> str | None:
+    """What to do instead of using an old key; None where the key was never renamed."""
+    for old, new in RENAMED.items():
+        if key == old or key.startswith(f"{old}."):
+            return f"{old} was removed: {new}" if " " in new else f"the key is now {new}{key.removeprefix(old)}"
+    return None
