@@ -43,6 +43,7 @@ PRODUCERS = 8
 BATCH = 32
 SCORERS = 2
 LEASE = 256
+LONGEST_S = 300.0
 Spawn = multiprocessing.get_context("spawn")
 
 
@@ -65,7 +66,7 @@ class Crew:
 def produce(crew: Crew, endpoint: str, worker: str, count: int, tokens: int, tell: bool) -> None:
     """Deliver `count` trajectories under tickets; where `tell`, their ids go to the consumer once acknowledged."""
     client = ReplayClient(endpoint, worker, "1", run=OWN_RUN)
-    made = make_trajectory(tokens)
+    made = make_trajectory(tokens, version=0)
     with crew.at_work():
         while count:
             batch = [
@@ -109,7 +110,7 @@ def throughput(served: Replay, mode: str, count: int, tokens: int) -> dict[str, 
     crew = Crew(Spawn.Barrier(PRODUCERS + consumers + 1), Spawn.Queue(), Spawn.Queue())
 
     def start(work: Callable[..., None], *arguments: Any) -> SpawnProcess:
-        process = Spawn.Process(target=work, args=(crew, *arguments))
+        process = Spawn.Process(target=work, args=(crew, *arguments), daemon=True)
         process.start()
         return process
 
@@ -124,9 +125,9 @@ def throughput(served: Replay, mode: str, count: int, tokens: int) -> dict[str, 
     before = served.cpu()
     crew.ready.wait()
     started = time.perf_counter()
-    spent = [crew.spent.get() for _ in producing]
+    spent = [crew.spent.get(timeout=LONGEST_S) for _ in producing]
     acknowledged = time.perf_counter() - started
-    spent += [crew.spent.get() for _ in consuming]
+    spent += [crew.spent.get(timeout=LONGEST_S) for _ in consuming]
     seconds = time.perf_counter() - started
     for process in (*producing, *consuming):
         process.join()

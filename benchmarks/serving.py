@@ -64,7 +64,14 @@ def replay(folder: Path, shards: int = 1, settings: Sequence[str] = ()) -> Itera
     command = [
         *(sys.executable, "-m", "asyncrl.replay", "model.path=none", f"data.train={data}"),
         *(f"run.dir={folder}", "run.name=run", f"network.replay_port={port}", f"replay.shards={shards}"),
-        *("replay.max_lag=1000000", "learner.batch_size=64", "learner.group_size=8", *settings),
+        *(
+            "replay.max_lag=1000000",
+            "actor.max_tokens=1000000",
+            "engine.max_length=1000000",
+            "learner.batch_size=64",
+            "learner.group_size=8",
+            *settings,
+        ),
     ]
     endpoints = [f"tcp://127.0.0.1:{port + shard}" for shard in range(shards)]
     with ExitStack() as stack:
