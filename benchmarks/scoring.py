@@ -163,8 +163,7 @@ def measure(device: str, groups: int, micro_tokens: int, rounds: int) -> Iterato
 def make_ways(backbone: Any, device: str, micro_tokens: int) -> dict[str, Way]:
     width = backbone.config.hidden_size
     head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)).to(device).float()
-    whole, sharing = (CausalReader(backbone, contrast(head), micro_tokens) for _ in range(2))
-    whole.shares_prefixes = False
+    whole, sharing = (CausalReader(backbone, contrast(head), micro_tokens, share) for share in (False, True))
     return {
         "one by one": lambda inputs: list(chain.from_iterable(whole.read([each]) for each in inputs)),
         "micro-batches": whole.read,

@@ -18,7 +18,7 @@ def preflight(config: TrainConfig) -> None:
     from asyncrl.actor.tools.registry import tool_classes
     from asyncrl.algorithms.compose import check
     from asyncrl.network.keys import client_keys, server_keys
-    from asyncrl.scoring.models.registry import check_outcome_model, check_prm
+    from asyncrl.scoring.models.registry import check_models
     from asyncrl.scoring.rules.registry import load_rules
 
     server_keys(config.network)
@@ -30,8 +30,7 @@ def preflight(config: TrainConfig) -> None:
         _check_template(config, {name: tool.schema for name, tool in tools.items()})
     find_split(config.actor.step_split)
     load_rules(config.scoring)
-    check_prm(config.scoring.prm, "scoring.prm")
-    check_outcome_model(config.scoring.outcome_model, "scoring.outcome_model")
+    check_models(config.scoring.prm, config.scoring.outcome_model)
     check(
         config.algorithm,
         critic=True,

@@ -45,8 +45,8 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     scoring, kinds = config.scoring, serves(config.scoring)
     name, life = process.worker_name("scoring"), process.incarnation()
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    prm = load_prm(scoring.prm, "scoring.prm") if "prm" in kinds else None
-    outcome = load_outcome_model(scoring.outcome_model, "scoring.outcome_model") if "outcome_model" in kinds else None
+    prm = load_prm(scoring.prm) if "prm" in kinds else None
+    outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
     verifier = stack.enter_context(closing(Verifier(scoring, config.model))) if "rules" in kinds else None
     scorer = Scorer(scoring, tokenizer, verifier, prm, outcome)
     workers, keys = [], client_keys(config.network)

@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
+from asyncrl.scoring.answers import answer_texts, response_text
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
 from asyncrl.scoring.outages import AwayError
 from asyncrl.scoring.rules.base import Case, Verdict
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Found, shape
 from asyncrl.scoring.steps import Scores, aggregate, earned, middle, repeated, said_at, scale, transformed
-from asyncrl.scoring.transcript import Decoder, Segment, Transcript, answer_texts, response_text, transcripts
+from asyncrl.scoring.transcript import Decoder, Passage, Transcript, transcripts
 from asyncrl.text import reason_of
 from asyncrl.types import Labels, Lease
 
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_EASY = [Segment("1 + 1 =", False), Segment(" 2", True)]
+_EASY = [Passage("1 + 1 =", False), Passage(" 2", True)]
 _NO_SCORES, _NO_ENDS = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 
@@ -130,7 +131,7 @@ class Scorer:
         branches = [branch for each in asked for branch in each]
         scores = [scale(each, self._config.shaping) for each in model.score(branches)]
         found = [each.shape for each in scores]
-        wanted = [(sum(segment.is_step for segment in branch),) for branch in branches]
+        wanted = [(sum(passage.is_step for passage in branch),) for branch in branches]
         if found != wanted:
             raise ScoringError(f"{model.name} gave scores of shapes {found} for steps of shapes {wanted}")
         if not all(np.isfinite(each).all() for each in scores):

@@ -23,7 +23,7 @@ from asyncrl.scoring.models.registry import load_prm
 
 
 def load(folder):
-    return load_prm(ScoringModelConfig(path=str(folder)), "scoring.prm")
+    return load_prm(ScoringModelConfig(path=str(folder)))
 
 
 @pytest.fixture(scope="module")

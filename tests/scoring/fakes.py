@@ -10,11 +10,12 @@ import numpy as np
 from asyncrl.config.needs import needs
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
+from asyncrl.scoring.answers import answer_texts, response_text
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.rules.base import Case
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.scorer import Scorer
-from asyncrl.scoring.transcript import Transcript, answer_texts, response_text
+from asyncrl.scoring.transcript import Transcript
 from asyncrl.types import Finish, Labels, Lease, Role, Step, Task, ToolCall, Trajectory, Turn
 
 END = 0x10FFFF
@@ -130,8 +131,8 @@ class FakePRM:
         return [StepScores.of_probabilities(self._one(transcript)) for transcript in transcripts]
 
     def _one(self, transcript: Transcript) -> np.ndarray:
-        scores = np.full(sum(segment.is_step for segment in transcript), 0.75, np.float32)
-        if not any("bad" in segment.text for segment in transcript):
+        scores = np.full(sum(passage.is_step for passage in transcript), 0.75, np.float32)
+        if not any("bad" in passage.text for passage in transcript):
             return scores
         match self.failure:
             case "nan":
@@ -152,7 +153,7 @@ class ServedPRM(FakePRM):
 
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
         self.calls -= 1
-        if self.calls >= 0 or any("fatal" in segment.text for transcript in transcripts for segment in transcript):
+        if self.calls >= 0 or any("fatal" in passage.text for transcript in transcripts for passage in transcript):
             raise UnavailableError("connection refused")
         return super().score(transcripts)
 
@@ -167,7 +168,7 @@ class SaidPRM:
 
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
         return [
-            StepScores.of_probabilities([self._judge(segment.plain) for segment in each if segment.is_step])
+            StepScores.of_probabilities([self._judge(passage.plain) for passage in each if passage.is_step])
             for each in transcripts
         ]
 
@@ -181,7 +182,7 @@ class FakeOutcome:
         self._value = value
 
     def score(self, transcripts: Sequence[Transcript]) -> list[float]:
-        return [float("nan") if any("bad" in segment.text for segment in each) else self._value for each in transcripts]
+        return [float("nan") if any("bad" in passage.text for passage in each) else self._value for each in transcripts]
 
 
 class FakeReplay:

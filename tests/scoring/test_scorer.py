@@ -186,7 +186,7 @@ def test_without_rules_the_models_verdict_is_the_outcome():
 def test_step_scores_stand_on_their_steps():
     class Counting(FakePRM):
         def _one(self, transcript):
-            return np.arange(sum(segment.is_step for segment in transcript), dtype=np.float32) / 4
+            return np.arange(sum(passage.is_step for passage in transcript), dtype=np.float32) / 4
 
     _, trajectory = found = answered("72")
     labels = score(found, prm=Counting())

@@ -1,24 +1,12 @@
 from dataclasses import replace
 
-from asyncrl.scoring.transcript import Segment, Transcript, answer_texts, response_text, transcripts
-from asyncrl.types import Finish, Step, Task, Trajectory
+from asyncrl.scoring.answers import answer_texts, response_text
+from asyncrl.scoring.transcript import Passage, Transcript, transcripts
+from asyncrl.types import Step, Task, Trajectory
 from tests.scoring.fakes import END, CharTokenizer, answered, episode
 
 E = chr(END)
 TURNS = [("prompt", "Q"), ("assistant", "call"), ("tool", "ok"), ("assistant", "it is 5"), ("tool", "after")]
-
-
-def test_the_answer_is_the_last_assistant_turn_without_special_tokens():
-    _, trajectory = episode(*TURNS)
-    assert answer_texts(trajectory, CharTokenizer())[0] == "it is 5"
-
-
-def test_an_episode_that_was_cut_at_a_tool_call_has_no_answer_and_one_that_ended_with_it_has():
-    turns = ("prompt", "Q"), ("assistant", "call 72")
-    _, trajectory = episode(*turns, finish=Finish.TRUNCATED)
-    assert answer_texts(trajectory, CharTokenizer())[0] == ""
-    _, trajectory = episode(*turns)
-    assert answer_texts(trajectory, CharTokenizer())[0] == "call 72"
 
 
 def transcript(trajectory: Trajectory, tokenizer: CharTokenizer, task: Task) -> Transcript:
@@ -30,11 +18,11 @@ def test_a_branch_is_a_transcript_of_its_own_and_the_last_one_has_the_answer():
     again = ("prompt", f"{E}system\nbe brief{E}\n{E}user\nso far: 5")
     task, trajectory = episode(*TURNS, again, ("assistant", "six"), ("tool", "after"))
     first, second = transcripts(trajectory, CharTokenizer(), task)
-    assert [segment.text for segment in first] == ["Q", "call<end>", "ok", "it is 5<end>"]
+    assert [passage.text for passage in first] == ["Q", "call<end>", "ok", "it is 5<end>"]
     assert first[0].plain == "Q"
     assert second == [
-        Segment("<end>system\nbe brief<end>\n<end>user\nso far: 5", False, "so far: 5"),
-        Segment("six<end>", True, "six"),
+        Passage("<end>system\nbe brief<end>\n<end>user\nso far: 5", False, "so far: 5"),
+        Passage("six<end>", True, "six"),
     ]
     assert answer_texts(trajectory, CharTokenizer())[0] == "six"
     assert response_text(trajectory, CharTokenizer()) == "sixafter"
@@ -43,10 +31,10 @@ def test_a_branch_is_a_transcript_of_its_own_and_the_last_one_has_the_answer():
 def test_a_transcript_is_cut_at_the_bounds_of_the_steps_and_ends_with_the_last():
     task, trajectory = episode(*TURNS)
     assert transcript(trajectory, CharTokenizer(), task) == [
-        Segment("Q", False, "?"),
-        Segment("call<end>", True, "call"),
-        Segment("ok", False, "ok"),
-        Segment("it is 5<end>", True, "it is 5"),
+        Passage("Q", False, "?"),
+        Passage("call<end>", True, "call"),
+        Passage("ok", False, "ok"),
+        Passage("it is 5<end>", True, "it is 5"),
     ]
 
 
@@ -61,7 +49,7 @@ def test_plain_text_has_the_problem_as_the_task_says_it_and_nothing_of_the_templ
             {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2"}]},
         ],
     )
-    plain = [segment.plain for segment in transcript(trajectory, CharTokenizer(), task)]
+    plain = [passage.plain for passage in transcript(trajectory, CharTokenizer(), task)]
     assert plain == ["?\n\n2+2", "call", "<r>ok\nuser\n</r>", "user\n5"]
 
 
@@ -76,6 +64,6 @@ def test_a_prompt_of_several_speakers_is_told_whole_and_says_who_speaks():
 
 def test_steps_within_a_turn_follow_each_other():
     task, trajectory = answered("72", steps=(Step(5, 7), Step(7, 10), Step(12, 15)))
-    segments = transcript(trajectory, CharTokenizer(), task)
-    assert [segment.text for segment in segments if segment.is_step] == ["ca", "ll<end>", "72<end>"]
-    assert [segment.is_step for segment in segments] == [False, True, True, False, True]
+    passages = transcript(trajectory, CharTokenizer(), task)
+    assert [passage.text for passage in passages if passage.is_step] == ["ca", "ll<end>", "72<end>"]
+    assert [passage.is_step for passage in passages] == [False, True, True, False, True]

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import UnavailableError
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
-from asyncrl.scoring.transcript import Segment
+from asyncrl.scoring.transcript import Passage
 from tests.actor.engine.real import run
 from tests.helpers import until
 from tests.scoring.models.support import LLAMA3, SHAPE, byte_tokenizer, save
@@ -26,19 +26,19 @@ TOKENIZER.pad_token = "<pad>"
 HEADS_OF_32: dict[str, Any] = {**SHAPE, "hidden_size": 64, "pad_token_id": 261}
 START_S = 300.0
 BATCH = [
-    [Segment("what is 12 + 5?", False), Segment("12 + 5", True), Segment("17", False), Segment("so it is 17", True)],
-    [Segment("what is 12 + 5?", False), *(Segment(f"{number} more", True) for number in range(12))],
-    [Segment("é", False), Segment("<|eot|> ки +", True)],
-    [Segment("no steps", False)],
+    [Passage("what is 12 + 5?", False), Passage("12 + 5", True), Passage("17", False), Passage("so it is 17", True)],
+    [Passage("what is 12 + 5?", False), *(Passage(f"{number} more", True) for number in range(12))],
+    [Passage("é", False), Passage("<|eot|> ки +", True)],
+    [Passage("no steps", False)],
 ]
 
 
 def prm(**changes: Any) -> Any:
-    return load_prm(ScoringModelConfig(**changes), "scoring.prm")
+    return load_prm(ScoringModelConfig(**changes))
 
 
 def outcome_model(**changes: Any) -> Any:
-    return load_outcome_model(OutcomeModelConfig(**changes), "scoring.outcome_model")
+    return load_outcome_model(OutcomeModelConfig(**changes))
 
 
 def served(folder: Path, *arguments: str) -> Iterator[tuple[Path, RealServer]]:

@@ -1,4 +1,4 @@
-"""What of a model's architecture bears on scoring: how much it reads at once, and what may stand beside an input."""
+"""What scoring must know of an architecture: its longest input, and whether padding or later tokens change a score."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NOISE, _HALF_NOISE = 1e-4, 0.02
 
 
 def longest_input(model: Any) -> int:
-    """The most tokens that the model was made for; sys.maxsize where nothing says."""
+    """The most tokens that the model was made for; sys.maxsize if its configuration does not say."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from behind the padding's.
+        # RoBERTa and models like it begin to count after the position of the padding.
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             limit = module.num_embeddings - module.padding_idx - 1
     return limit if isinstance(limit, int) and limit > 0 else sys.maxsize
@@ -31,8 +31,8 @@ def longest_input(model: Any) -> int:
 def classifies_padded(model: Any) -> bool:
     """Whether the scores of a sequence classifier are known not to change with padding on the right.
 
-    It holds for all that read the last token, and for encoders that mask. Others convolve or mix over the padding, or
-    read what stands last.
+    They do not change in models that read the last token of the input, and in encoders that mask the padding. Other
+    models convolve or mix over the padding, or read the last position.
     """
     from transformers.modeling_layers import GenericForSequenceClassification
 
@@ -42,7 +42,7 @@ def classifies_padded(model: Any) -> bool:
 
 @torch.inference_mode()
 def is_causal(backbone: Any) -> bool:
-    """Whether tokens that follow leave what stands before them as it is: seen on a short input and two ends of it."""
+    """Whether hidden states do not depend on later tokens, tried out on one short input with two endings."""
     tokens = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=backbone.device)
     one, other = (backbone(input_ids=each[None]).last_hidden_state[0, :3].float() for each in tokens)
     return _same(one, other, backbone.dtype)
@@ -50,7 +50,7 @@ def is_causal(backbone: Any) -> bool:
 
 @torch.inference_mode()
 def logits_are_the_heads(model: Any) -> bool:
-    """Whether a causal language model's logits are its head's of the final hidden states, and not scaled or capped."""
+    """Whether a causal language model's logits are those of its head, neither scaled nor capped."""
     tokens = torch.tensor([[3, 4, 5, 6]], device=model.device)
     head = model.get_output_embeddings()(model.base_model(input_ids=tokens).last_hidden_state)
     return _same(head.float(), model(input_ids=tokens).logits.float(), model.dtype)

@@ -1,10 +1,10 @@
-"""The protocols of process reward models and outcome models, and what a step's score is."""
+"""What a reward model is, and what it says of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,14 +13,14 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.transcript import Transcript
 
 _MAX_LOGIT = 30.0
-"""The logit that stands for a probability of 1, at which float32 has no other."""
+"""The logit of a probability of 1: float32 cannot tell larger ones apart."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepScores:
     """The scores of one episode's K steps: probability float32[K] in [0, 1] and logit float32[K], its log-odds.
 
-    A model with two labels has the logit positive minus negative; an implicit one has its value.
+    A model with two labels has the logit positive minus negative; an implicit model has its value.
 
     Raises ScoringError: the shapes differ, or a score is not finite.
     """
@@ -36,13 +36,13 @@ class StepScores:
 
     @staticmethod
     def of_logits(logits: ArrayLike) -> StepScores:
-        """The scores whose probability is the sigmoid of the logits, [K]."""
+        """Scores from logits [K]: the probability is their sigmoid."""
         logit = np.asarray(logits, np.float32)
         return StepScores((0.5 * (1 + np.tanh(0.5 * logit.astype(np.float64)))).astype(np.float32), logit)
 
     @staticmethod
     def of_probabilities(probabilities: ArrayLike) -> StepScores:
-        """The scores of a model that tells no logits, [K]: log p/(1-p), bounded so that 0 and 1 stay finite.
+        """Scores from probabilities [K]: the logit is log p/(1-p), bounded so that 0 and 1 stay finite.
 
         Raises ScoringError: a value is no probability.
         """
@@ -57,35 +57,27 @@ class StepScores:
         return len(self.probability)
 
 
-class ProcessRewardModel(Protocol):
-    """Scores the steps of episodes."""
+Score = TypeVar("Score")
+
+
+class RewardModel(Protocol[Score]):
+    """Scores episodes, given as transcripts."""
 
     @property
     def name(self) -> str:
-        """Name and version, which are stamped on every label."""
+        """Name and version, which every label records."""
         ...
 
-    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
-        """The scores of each transcript's steps, in order; the same whatever else is in the batch.
+    def score(self, transcripts: Sequence[Transcript]) -> list[Score]:
+        """One score a transcript, in order. It does not depend on the other transcripts of the batch.
 
-        Raises ScoringError: a transcript cannot be scored, such as one that is too long. Raises UnavailableError: a
-        service that is asked cannot be reached, which is no fault of the transcripts.
+        Raises ScoringError: a transcript cannot be scored, for example because it is too long. Raises UnavailableError:
+        a remote service cannot be reached, which is no fault of the transcripts.
         """
         ...
 
 
-class OutcomeModel(Protocol):
-    """Scores whole episodes."""
-
-    @property
-    def name(self) -> str:
-        """Name and version, which are stamped on every label."""
-        ...
-
-    def score(self, transcripts: Sequence[Transcript]) -> list[float]:
-        """One finite number a transcript; the same whatever else is in the batch.
-
-        Raises ScoringError: a transcript cannot be scored, such as one that is too long. Raises UnavailableError: a
-        service that is asked cannot be reached, which is no fault of the transcripts.
-        """
-        ...
+ProcessRewardModel = RewardModel[StepScores]
+"""Scores the steps of each episode."""
+OutcomeModel = RewardModel[float]
+"""Scores each whole episode with one finite number."""

@@ -1,4 +1,4 @@
-"""Which inputs go into one forward pass, and which of them begin alike, so that their beginning is computed once."""
+"""Groups inputs into forward passes, and finds prefixes that several inputs share and that are computed once."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 Shared = tuple[int, list[int]]
-"""A number of tokens that inputs have in common at their beginning, and the inputs."""
+"""The length of a common prefix in tokens, and the indices of the inputs that have it."""
 
 
 def pass_cost(device: str) -> int:
-    """The tokens that could be computed while a forward pass starts, by the type of the device.
+    """The cost of starting a forward pass, in tokens that could be computed meanwhile, by the type of the device.
 
-    On a GPU a pass of a 7B model takes about 20 ms however few its tokens (benchmarks/scoring.py).
+    On a GPU the shortest pass of a 7B model takes about 20 ms (benchmarks/scoring.py).
     """
     return 32 if device == "cpu" else 1024
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, pass_cost: int) -> list[list[int]]:
-    """Every index once, in batches of at most `max_tokens` tokens when padded to their longest; one that is longer by
-    itself is a batch of its own.
+    """Every index once, in batches of at most `max_tokens` tokens including padding. A longer input is a batch of its
+    own.
 
-    Of all splits of the inputs sorted by length it is the one of least cost, where a batch costs its tokens, padding
-    included, and `pass_cost`.
+    The inputs are sorted by length, and of all ways to cut the sorted list this is the cheapest. A batch costs its
+    tokens, including padding, plus `pass_cost`.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     costs, begins = [0], [0]
@@ -44,11 +44,11 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, pass_cost: int) -> li
 
 
 def share_prefixes(ids: Sequence[Sequence[int]], pass_cost: int) -> list[Shared]:
-    """Every index once, in sets that save many tokens; those that share nothing are one set of prefix 0.
+    """Every index once, in sets with a common prefix; inputs that share nothing are one set of prefix 0.
 
     `ids` are the tokens that an input may share. A set of n inputs with a common prefix of p tokens saves (n - 1) * p
-    tokens and costs `pass_cost`. Sorted, inputs that begin alike are neighbours; of all splits into sets of neighbours
-    this is the one that saves most.
+    tokens and costs `pass_cost`. Sorting makes neighbours of inputs that begin alike. Of all ways to cut the sorted
+    list this one saves most.
     """
     order = sorted(range(len(ids)), key=lambda index: list(ids[index]))
     common = [_common(ids[first], ids[second]) for first, second in pairwise(order)]

@@ -6,7 +6,7 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,54 +17,68 @@ from asyncrl.modelling.attention import longest_plain
 from asyncrl.scoring.models.architecture import longest_input
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.batching import micro_batches, pass_cost, share_prefixes
-from asyncrl.scoring.models.encoding import Encode, Encoded, LengthLimit, encode_within
+from asyncrl.scoring.models.checkpoint import Checkpoint
+from asyncrl.scoring.models.encoding import Encode, Encoded, Encoder
 from asyncrl.scoring.transcript import Transcript
 
 Readout = Callable[[Tensor, Tensor], Tensor]
-"""Final hidden states [R, H] and the id of the token that follows each int64[R], to one number a row [R]."""
+"""From final hidden states [R, H] and the id of the next token int64[R] to one number a row [R]."""
+LabelTokens = tuple[int, int]
+"""The token ids of the good and the bad label."""
+
+
+class Reader(Protocol):
+    """Reads numbers at positions of its inputs, each of at most `max_tokens` tokens."""
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
+        """float64[K] an input: the sum of the values at each of its K steps' positions."""
+        ...
 
 
 class CausalReader:
-    """A causal backbone, read at chosen positions.
+    """A causal backbone with a readout.
 
-    `micro_tokens` bounds the tokens of one forward pass, padding and shared prefix included. In float32 what is read
-    does not depend on what else is in the batch, up to rounding.
+    `micro_tokens` bounds the tokens of one forward pass, padding and shared prefix included. In float32 a value does
+    not depend on the rest of the batch, up to rounding.
     """
 
-    def __init__(self, backbone: Any, readout: Readout, micro_tokens: int) -> None:
-        self.backbone = backbone.eval()
+    def __init__(self, backbone: Any, readout: Readout, micro_tokens: int, share: bool = True) -> None:
+        self._backbone = backbone.eval()
         self._readout = readout
-        # A longer input beside it would encode an input's positions otherwise.
+        # In such a model a longer input of the same pass changes the positions of the others.
         alone = longest_plain(backbone.config) < sys.maxsize
-        # No bound is as low as 0: every input is a batch of its own.
+        # No input is as short as 0 tokens, so every input becomes a batch of its own.
         self._micro_tokens = 0 if alone else micro_tokens
+        self._share = share and not alone and _caches_attention_only(backbone.config)
         self.pass_cost = pass_cost(backbone.device.type)
-        self.shares_prefixes = _remembers_by_attention(backbone.config) and not alone
 
     @property
     def max_tokens(self) -> int:
         """The longest input that the backbone was made for."""
-        return longest_input(self.backbone)
+        return longest_input(self._backbone)
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-        """float64[K] an input: the sum of what is read at each of its K steps' positions."""
+        """See Reader."""
         totals = [np.zeros(len(each.reads)) for each in inputs]
         used = [index for index, each in enumerate(inputs) if any(each.reads)]
-        # What follows the last read changes nothing, for the backbone is causal.
+        # The backbone is causal: tokens after the last position that is read change nothing.
         ends = {index: max(chain.from_iterable(inputs[index].reads)) + 1 for index in used}
-        for prefix, positions in self._shared([inputs[index] for index in used]):
+        for prefix, positions in self._prefixes([inputs[index] for index in used]):
             members = [used[position] for position in positions]
             past = self._run([inputs[members[0]].ids[:prefix]], use_cache=True).past_key_values if prefix else None
             for batch in micro_batches([ends[index] for index in members], self._micro_tokens, self.pass_cost):
                 chosen = [members[position] for position in batch]
-                found = self._read([inputs[i] for i in chosen], [ends[i] for i in chosen], prefix, past)
-                for index, sums in zip(chosen, found, strict=True):
+                values = self._read([inputs[i] for i in chosen], [ends[i] for i in chosen], prefix, past)
+                for index, sums in zip(chosen, values, strict=True):
                     totals[index] = sums
         return totals
 
-    def _shared(self, inputs: Sequence[Encoded]) -> list[tuple[int, list[int]]]:
-        if not self.shares_prefixes:
+    def _prefixes(self, inputs: Sequence[Encoded]) -> list[tuple[int, list[int]]]:
+        if not self._share:
             return [(0, list(range(len(inputs))))]
         before = [each.ids[: min(chain.from_iterable(each.reads))] for each in inputs]
         return share_prefixes(before, self.pass_cost)
@@ -87,13 +101,13 @@ class CausalReader:
     def _run(self, ids: Sequence[Sequence[int]], past: Any = None, *, use_cache: bool) -> Any:
         longest = max(len(each) for each in ids)
         padded = [[*each, *[0] * (longest - len(each))] for each in ids]
-        tokens = torch.tensor(padded, device=self.backbone.device)
-        # No attention mask: the backbone is causal, so that nothing sees the padding on the right.
-        return self.backbone(input_ids=tokens, past_key_values=past, use_cache=use_cache)
+        tokens = torch.tensor(padded, device=self._backbone.device)
+        # No attention mask: in a causal backbone no token sees the padding on its right.
+        return self._backbone(input_ids=tokens, past_key_values=past, use_cache=use_cache)
 
 
-def _remembers_by_attention(config: Any) -> bool:
-    """Whether its cache of a prefix can be handed to several inputs: recurrent layers keep another kind of state."""
+def _caches_attention_only(config: Any) -> bool:
+    """Whether several inputs can continue a cached prefix: recurrent layers keep another kind of state."""
     layers = set(getattr(config, "layer_types", None) or ())
     return hasattr(config, "num_attention_heads") and layers <= {"full_attention", "sliding_attention"}
 
@@ -103,35 +117,45 @@ def _following(ids: Sequence[int], position: int) -> int:
 
 
 def _sum_by_step(values: NDArray[np.float64], inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-    """Flat values, in the order of inputs, steps and reads, to the sum of each step."""
-    found, position = [], 0
+    """From flat values, in the order of inputs, steps and reads, to the sum of each step."""
+    sums, position = [], 0
     for each in inputs:
         bounds = [position, *(position + count for count in accumulate(len(reads) for reads in each.reads))]
-        found.append(np.array([values[start:end].sum() for start, end in pairwise(bounds)]))
+        sums.append(np.array([values[start:end].sum() for start, end in pairwise(bounds)]))
         position = bounds[-1]
-    return found
+    return sums
 
 
 class CausalPRM:
-    """A process reward model whose step logits are read off one causal backbone; the families make it."""
+    """A process reward model whose step logits a reader gives; every local family makes one."""
 
-    def __init__(self, name: str, encode: Encode, reader: CausalReader, drop_oldest: bool = False) -> None:
-        self._name = name
-        self._encode = encode
-        self._reader = reader
-        self._limit = LengthLimit(reader.max_tokens, drop_oldest, name)
-
-    @property
-    def name(self) -> str:
-        return self._name
+    def __init__(self, checkpoint: Checkpoint, encode: Encode, reader: Reader) -> None:
+        self.name = checkpoint.name
+        self.reader = reader
+        self._encoder = Encoder(encode, reader.max_tokens, checkpoint.drop_oldest, checkpoint.name)
 
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
-        """See ProcessRewardModel."""
-        inputs = [encode_within(transcript, self._encode, self._limit) for transcript in transcripts]
-        return [StepScores.of_logits(logits) for logits in self._reader.read(inputs)]
+        """See RewardModel."""
+        return [StepScores.of_logits(logits) for logits in self.reader.read(list(map(self._encoder, transcripts)))]
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Readout:
     """weight [H] and bias [] as a readout, in float32."""
     weight, offset = weight.float(), 0.0 if bias is None else bias.float()
     return lambda hidden, _: hidden.float() @ weight + offset
+
+
+def label_prm(checkpoint: Checkpoint, read_with: Callable[[Any], tuple[Encode, LabelTokens]]) -> CausalPRM:
+    """A causal language model that judges a step by the next token: the good label's logit minus the bad label's.
+
+    `read_with(tokenizer)` gives the encoding and the label tokens. Raises ConfigError.
+    """
+    model = checkpoint.language_model()
+    encode, (good, bad) = read_with(checkpoint.tokenizer())
+    head = model.get_output_embeddings()
+    weight = head.weight[good].float() - head.weight[bad].float()
+    bias = getattr(head, "bias", None)
+    offset = None if bias is None else (bias[good].float() - bias[bad].float()).detach()
+    return CausalPRM(
+        checkpoint, encode, CausalReader(model.base_model, linear(weight.detach(), offset), checkpoint.micro_tokens)
+    )

@@ -1,4 +1,4 @@
-"""A model's folder, local or from the Hugging Face hub: its name and version, tokenizer, weights and single tensors."""
+"""A model's folder, local or from the Hugging Face hub: its name, tokenizer, weights and single tensors."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.models.architecture import is_causal, logits_are_the_heads
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "pytorch_model*.bin"]
 _SAMPLE = 1 << 20
 
 
 class Checkpoint:
-    """The model that the configuration has at `key`. `name` is the folder's or hub name with its version.
+    """The model that the configuration names at `key`. `name` is the name of the folder or on the hub, with a version.
 
-    The version is the hub's commit, or a digest of the local files: of their sizes, and of the begin, middle and end of
-    each, so that large weights need not be read whole.
+    The version is the hub's commit, or a digest of the local files. To avoid reading large weights whole, the digest
+    covers the size of each file, and its beginning, middle and end.
 
     Raises ConfigError: there is no such model.
     """
 
     def __init__(self, config: ScoringModelConfig, key: str) -> None:
-        self.config = config
-        self.key = key
+        self.micro_tokens = config.micro_tokens
+        self.drop_oldest = config.long_inputs == "drop_oldest"
+        self._config = config
+        self._key = key
         if config.path is None:
             raise ConfigError(f"{key}.path must be set: a local folder or a hub name")
         local = Path(config.path)
@@ -41,45 +41,45 @@ class Checkpoint:
         self.name = f"{local.name}@{version}"
 
     def refuse(self, problem: str) -> ConfigError:
-        """The error that names the key, its value and the problem."""
-        return ConfigError(f"{self.key}.path={self.config.path}: {problem}")
+        """An error that names the key, its value and the problem."""
+        return ConfigError(f"{self._key}.path={self._config.path}: {problem}")
 
     @property
     def device(self) -> torch.device:
         """Where the model runs."""
-        if self.config.device == "auto":
+        if self._config.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.config.device)
+        return torch.device(self._config.device)
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
         with self._refusing():
-            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self.config.trust_remote_code)
+            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self._config.trust_remote_code)
 
     def model(self, auto_class: str) -> Any:
-        """The weights as the transformers class of that name has them, for inference."""
+        """The model for inference, loaded by the transformers class of that name."""
         import transformers
 
         with self._refusing():
             model = getattr(transformers, auto_class).from_pretrained(
                 self.folder,
-                dtype=getattr(torch, self.config.dtype),
-                trust_remote_code=self.config.trust_remote_code,
+                dtype=getattr(torch, self._config.dtype),
+                trust_remote_code=self._config.trust_remote_code,
             )
             return model.to(self.device).eval()
 
     def causal_model(self, auto_class: str) -> Any:
-        """As `model`. Raises ConfigError: what it reads of a token depends on tokens that follow."""
+        """As `model`. Raises ConfigError: a token's hidden state depends on later tokens."""
         model = self.model(auto_class)
         with self._refusing():
             causal = is_causal(model.base_model)
         if not causal:
-            raise self.refuse("its backbone is not causal, and step scores must not depend on what comes later")
+            raise self.refuse("its backbone is not causal, and a step's score must not depend on later tokens")
         return model
 
     def language_model(self) -> Any:
-        """A causal model with its head. Raises ConfigError: it does more to its logits than the head does."""
+        """A causal model with its head. Raises ConfigError: it scales or caps the logits that its head gives."""
         model = self.causal_model("AutoModelForCausalLM")
         with self._refusing():
             plain = logits_are_the_heads(model)

@@ -1,4 +1,4 @@
-"""Transcripts as a model's input: its own tokens, and where in them each step is read."""
+"""Transcripts as a model's input: token ids of the model's own tokenizer, and the positions at which a step is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARK = "asyncrlmark"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids, and for each of K steps the positions at which it is read: what is read there adds up to its logit."""
+    """Token ids, and for each of K steps the positions at which it is read. The values read there sum to its logit."""
 
     ids: Sequence[int]
     reads: Sequence[Sequence[int]]
@@ -25,92 +25,88 @@ Encode = Callable[[Transcript], Encoded]
 
 
 @dataclass(frozen=True, slots=True)
-class LengthLimit:
-    """What becomes of inputs over `max_tokens`: see `encode_within`. `reader` is who cannot read more."""
+class Encoder:
+    """Encodes transcripts into at most `max_tokens` tokens, for the model of that name.
 
+    With `drop_oldest`, a longer transcript loses its tool results, the oldest first, until the rest fits. The prompt
+    and the steps always stay, and nothing is cut.
+    """
+
+    encode: Encode
     max_tokens: int
     drop_oldest: bool
-    reader: str
+    model: str
 
-
-def encode_within(transcript: Transcript, encode: Encode, limit: LengthLimit) -> Encoded:
-    """The model's input, of at most `limit.max_tokens` tokens.
-
-    With `drop_oldest`, tool results are left out, the oldest first, until the rest fits. The prompt and the steps
-    always stay: nothing is cut, and no step goes unseen.
-
-    Raises ScoringError: it is too long.
-    """
-    kept = list(transcript)
-    encoded = encode(kept)
-    while len(encoded.ids) > limit.max_tokens:
-        tool_result = _oldest_tool_result(kept) if limit.drop_oldest else None
-        if tool_result is None:
-            told = " without its tool results" if limit.drop_oldest else ""
-            raise ScoringError(
-                f"the transcript has {len(encoded.ids)} tokens{told}; {limit.reader} reads {limit.max_tokens}"
-            )
-        del kept[tool_result]
-        encoded = encode(kept)
-    return encoded
+    def __call__(self, transcript: Transcript) -> Encoded:
+        """Raises ScoringError: the transcript is too long."""
+        kept = list(transcript)
+        encoded = self.encode(kept)
+        while len(encoded.ids) > self.max_tokens:
+            tool_result = _oldest_tool_result(kept) if self.drop_oldest else None
+            if tool_result is None:
+                without = " without its tool results" if self.drop_oldest else ""
+                raise ScoringError(
+                    f"the transcript has {len(encoded.ids)} tokens{without}; {self.model} reads {self.max_tokens}"
+                )
+            del kept[tool_result]
+            encoded = self.encode(kept)
+        return encoded
 
 
 def _oldest_tool_result(transcript: Transcript) -> int | None:
-    steps = [index for index, segment in enumerate(transcript) if segment.is_step]
+    steps = [index for index, passage in enumerate(transcript) if passage.is_step]
     if not steps:
         return None
     return next((index for index in range(steps[0], steps[-1]) if not transcript[index].is_step), None)
 
 
 def tokenize(transcript: Transcript, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]]:
-    """The transcript as it is, special tokens included, and the token span [start, end) of each step.
+    """The transcript with its special tokens, as ids and the token span [start, end) of each step.
 
-    Segments are tokenised one by one, so that no token spans a step's end. What the policy's tokens spell in letters,
-    such as an end of a turn in a result, stays letters.
+    Each passage is tokenised by itself, so that no token spans a step's end. Where ordinary tokens of the policy spell
+    out a special token, such as an end of a turn in a tool result, they stay ordinary tokens.
     """
-    with_runs = any(segment.runs for segment in transcript)
+    with_runs = any(passage.runs for passage in transcript)
     added = tokenizer.added_tokens_decoder.values() if with_runs else ()
     special = [token.content for token in added if token.special]
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
-    for segment in transcript:
+    for passage in transcript:
         start = len(ids)
-        if any(mark in text for is_special, text in segment.runs if not is_special for mark in special):
-            for is_special, text in segment.runs:
+        if any(mark in text for is_special, text in passage.runs if not is_special for mark in special):
+            for is_special, text in passage.runs:
                 ids += tokenizer.encode(text, add_special_tokens=False) if is_special else words(tokenizer, text)
         else:
-            ids += tokenizer.encode(segment.text, add_special_tokens=False)
-        if segment.is_step:
+            ids += tokenizer.encode(passage.text, add_special_tokens=False)
+        if passage.is_step:
             spans.append((start, len(ids)))
     return ids, spans
 
 
 def problem_and_steps(transcript: Transcript) -> tuple[str, list[str]]:
-    """Plain texts: the problem, and each step behind the tool results that came since the last one."""
+    """Plain texts: the problem, and each step preceded by the tool results since the last step."""
     problem: list[str] = []
     steps: list[str] = []
     context: list[str] = []
-    for segment in transcript:
-        text = segment.plain.strip()
-        if segment.is_step:
+    for passage in transcript:
+        text = passage.plain.strip()
+        if passage.is_step:
             steps.append("\n".join([*context, text]))
             context = []
-        elif steps:
-            context.append(text)
         else:
-            problem.append(text)
+            (context if steps else problem).append(text)
     return "\n".join(problem), steps
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The token that ends a step, and the tokens of its characters one by one: as which a text may hold it."""
+    """The token that ends a step, and the tokens of its characters one by one, for texts that contain the marker."""
 
     token: int
     spelled: Sequence[int]
 
     def written_out(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a text, in which no token is the marker."""
+        """`ids` with every marker replaced by the tokens of its characters."""
         return [each for token in ids for each in (self.spelled if token == self.token else (token,))]
 
 
@@ -121,21 +117,21 @@ def marker(tokenizer: Any, text: str, key: str) -> Marker:
 
 
 def words(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text that is only words: a special token written out in it stays the characters it is written in."""
+    """The ids of a text without special tokens: where the text spells one out, it becomes ordinary tokens."""
     return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
 def single_token(tokenizer: Any, text: str, key: str) -> int:
-    """The id of the token that `text` ends with, which must say all of it. Raises ConfigError."""
+    """The id of the last token of `text`, which must spell all of it. Raises ConfigError."""
     ids = tokenizer.encode(text, add_special_tokens=False)
-    said = tokenizer.decode(ids[-1:], skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
-    if not ids or said.strip() != text.strip():
+    last = tokenizer.decode(ids[-1:], skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
+    if not ids or last.strip() != text.strip():
         raise ConfigError(f"{key}: the model's tokenizer has no token {text!r}; name the one that it was trained with")
     return int(ids[-1])
 
 
 def chat_frame(tokenizer: Any, roles: Sequence[str], key: str, system: str | None = None) -> list[list[int]]:
-    """What the chat template writes before, between and behind messages of these roles: a list of ids more than roles.
+    """The ids that the chat template writes before, between and after messages of these roles: len(roles) + 1 lists.
 
     Raises ConfigError: there is no template, or it does not show every message.
     """

@@ -1,28 +1,27 @@
 """Implicit process rewards (PRIME): a step's logit is beta * (log pi_phi - log pi_ref), summed over its tokens.
 
-Two causal models with one tokenizer: phi, at the path, and the reference, of which phi is a fine-tuned form. They read
-the transcript as it is, special tokens included, for both come from the policy. Source: Cui et al. 2025, "Process
-Reinforcement through Implicit Rewards", arXiv 2502.01456; Yuan et al. 2024, arXiv 2412.01981.
+Two causal models with one tokenizer: phi, at the path, and the reference model from which phi was fine-tuned. Both come
+from the policy, so they read its own text, special tokens included. Source: Cui et al. 2025, "Process Reinforcement
+through Implicit Rewards", arXiv 2502.01456; Yuan et al. 2024, arXiv 2412.01981.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.modelling.logprobs import token_logprobs
-from asyncrl.scoring.models.base import StepScores
-from asyncrl.scoring.models.causal import CausalReader
+from asyncrl.scoring.models.causal import CausalPRM, CausalReader
 from asyncrl.scoring.models.checkpoint import Checkpoint
-from asyncrl.scoring.models.encoding import Encode, Encoded, LengthLimit, encode_within, tokenize
+from asyncrl.scoring.models.encoding import Encoded, tokenize
 from asyncrl.scoring.transcript import Transcript
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
 
 
 @dataclass(frozen=True)
@@ -33,29 +32,26 @@ class Params:
     reference: str = ""
 
 
-class ImplicitPRM:
-    """The two models. Whoever trains phi changes the weights of `phi.backbone` and the head, and sets `name`."""
+@dataclass(frozen=True)
+class LogRatioReader:
+    """Reads beta * (log pi_phi - log pi_ref) of the tokens after the given positions."""
 
-    def __init__(
-        self, name: str, encode: Encode, phi: CausalReader, reference: CausalReader, beta: float, drop_oldest: bool
-    ) -> None:
-        self.name = name
-        self.phi = phi
-        self._encode = encode
-        self._reference = reference
-        self._beta = beta
-        self._drop_oldest = drop_oldest
+    phi: CausalReader
+    reference: CausalReader
+    beta: float
 
-    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
-        """See ProcessRewardModel."""
-        limit = LengthLimit(min(self.phi.max_tokens, self._reference.max_tokens), self._drop_oldest, self.name)
-        inputs = [encode_within(transcript, self._encode, limit) for transcript in transcripts]
-        pairs = zip(self.phi.read(inputs), self._reference.read(inputs), strict=True)
-        return [StepScores.of_logits(self._beta * (phi - reference)) for phi, reference in pairs]
+    @property
+    def max_tokens(self) -> int:
+        return min(self.phi.max_tokens, self.reference.max_tokens)
+
+    def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
+        """See Reader."""
+        pairs = zip(self.phi.read(inputs), self.reference.read(inputs), strict=True)
+        return [self.beta * (phi - reference) for phi, reference in pairs]
 
 
-def load(config: ScoringModelConfig, params: Params, key: str) -> ImplicitPRM:
-    """Phi and its reference. Raises ConfigError: one is no causal model, or they know different tokens."""
+def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
+    """Phi and its reference. Raises ConfigError: one is no causal model, or their tokenizers differ."""
     if not params.reference:
         raise ConfigError(f"{key}.params.reference must be set: the model that phi is compared with")
     checkpoint = Checkpoint(config, key)
@@ -63,15 +59,15 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> ImplicitPRM:
     tokenizer = checkpoint.tokenizer()
     if other.tokenizer().get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{key}: {checkpoint.name} and its reference {other.name} have different tokenizers")
-    phi, reference = (log_prob_reader(each.language_model(), config.micro_tokens) for each in (checkpoint, other))
-    drop_oldest = config.long_inputs == "drop_oldest"
-    return ImplicitPRM(checkpoint.name, lambda each: encode(each, tokenizer), phi, reference, params.beta, drop_oldest)
+    phi, reference = (_log_prob_reader(each.language_model(), config.micro_tokens) for each in (checkpoint, other))
+    reader = LogRatioReader(phi, reference, params.beta)
+    return CausalPRM(checkpoint, lambda each: _encode(each, tokenizer), reader)
 
 
-def encode(transcript: Transcript, tokenizer: Any) -> Encoded:
-    """The transcript as it is; a step is read before each of its tokens, where the token is foretold.
+def _encode(transcript: Transcript, tokenizer: Any) -> Encoded:
+    """A step is read before each of its tokens, at the position that predicts the token.
 
-    Raises ScoringError: it begins with a step, whose first token nothing foretells.
+    Raises ScoringError: the transcript begins with a step, so no position predicts its first token.
     """
     ids, spans = tokenize(transcript, tokenizer)
     if spans and spans[0][0] == 0:
@@ -79,8 +75,7 @@ def encode(transcript: Transcript, tokenizer: Any) -> Encoded:
     return Encoded(ids, [range(start - 1, end - 1) for start, end in spans])
 
 
-def log_prob_reader(model: Any, micro_tokens: int) -> CausalReader:
-    """A causal model, read as the log-prob of the token that follows each position."""
+def _log_prob_reader(model: Any, micro_tokens: int) -> CausalReader:
     head = model.get_output_embeddings()
     vocabulary = int(head.weight.shape[0])
 

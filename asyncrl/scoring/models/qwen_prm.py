@@ -1,27 +1,24 @@
-"""Qwen2.5-Math-PRM: two labels by a small head, read at the marker `<extra_0>` behind each step.
+"""Qwen2.5-Math-PRM: two labels by a small head, read at the marker `<extra_0>` after each step.
 
 The folder is the published checkpoint: a Qwen2 backbone with its tokenizer and chat template, and among its weights the
-head, a linear layer to H (`score.0`), a ReLU and a linear layer to the two labels (`score.2`), of which the second is
-the positive one. The input is the chat of a system prompt, the problem as the user and the steps, each with its marker,
-as the assistant (huggingface.co/Qwen/Qwen2.5-Math-PRM-7B). The built-in head needs no remote code; with
-`trust_remote_code` the checkpoint's own class is loaded, and its `model` and `score` are used.
+head, a linear layer to H (`score.0`), a ReLU and a linear layer to the two labels (`score.2`), the second of which is
+the positive one. The input is a chat: a system prompt, the problem as the user, and the steps with their markers as the
+assistant (huggingface.co/Qwen/Qwen2.5-Math-PRM-7B). The built-in head needs no remote code. With `trust_remote_code`
+the checkpoint's own class is loaded instead, and its `model` and `score` are used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.scoring.models.causal import CausalPRM, CausalReader, Readout
 from asyncrl.scoring.models.checkpoint import Checkpoint
-from asyncrl.scoring.models.encoding import Encoded, Marker, chat_frame, marker, problem_and_steps, words
+from asyncrl.scoring.models.encoding import Encoded, chat_frame, marker, problem_and_steps, words
 from asyncrl.scoring.transcript import Transcript
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
 
 LABELS = 2
 
@@ -44,24 +41,18 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
         backbone, head = model, _head(checkpoint, model.config.hidden_size)
     end = marker(tokenizer, params.marker, f"{key}.params.marker={params.marker}")
     before, between, _ = chat_frame(tokenizer, ["user", "assistant"], f"{key}.path={config.path}", params.system)
-    return CausalPRM(
-        checkpoint.name,
-        lambda each: encode(each, tokenizer, (before, between), end),
-        CausalReader(backbone, contrast(head), config.micro_tokens),
-        config.long_inputs == "drop_oldest",
-    )
 
+    def encode(transcript: Transcript) -> Encoded:
+        """The chat up to the last marker. A marker inside a text is spelled out in characters."""
+        problem, steps = problem_and_steps(transcript)
+        ids = [*before, *end.written_out(words(tokenizer, problem)), *between]
+        reads = []
+        for step in steps:
+            ids += [*end.written_out(words(tokenizer, step)), end.token]
+            reads.append([len(ids) - 1])
+        return Encoded(ids, reads)
 
-def encode(transcript: Transcript, tokenizer: Any, frame: tuple[list[int], list[int]], end: Marker) -> Encoded:
-    """The chat up to the last marker; each step is read at its own, and no text holds another."""
-    problem, steps = problem_and_steps(transcript)
-    before, between = frame
-    ids = [*before, *end.written_out(words(tokenizer, problem)), *between]
-    reads = []
-    for step in steps:
-        ids += [*end.written_out(words(tokenizer, step)), end.token]
-        reads.append([len(ids) - 1])
-    return Encoded(ids, reads)
+    return CausalPRM(checkpoint, encode, CausalReader(backbone, contrast(head), config.micro_tokens))
 
 
 def contrast(head: nn.Module) -> Readout:

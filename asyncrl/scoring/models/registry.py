@@ -1,8 +1,8 @@
 """Models by family: built in, or a class of yours by its dotted path.
 
 A built-in family is a module with a dataclass `Params`, whose fields are the keys of the section's `params`, and
-`load(config, params, key)`. A class of yours is called with its section of the configuration, and scores as
-`ProcessRewardModel` or `OutcomeModel`. Families are imported only when they are named, and with them torch.
+`load(config, params, key)`. A class of yours is called with its section of the configuration, and is a `RewardModel`.
+A family's module, and with it torch, is imported only when the configuration names the family.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncrl.config.imports import imported
+from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
 
 _LOCAL = ("value_head", "qwen_prm", "skywork_prm", "math_shepherd", "rlhflow", "prime")
 PRM_FAMILIES: Mapping[str, str] = {**{name: name for name in _LOCAL}, "remote": "remote_prm"}
@@ -25,31 +23,27 @@ PRM_FAMILIES: Mapping[str, str] = {**{name: name for name in _LOCAL}, "remote": 
 OUTCOME_FAMILIES: Mapping[str, str] = {"sequence_classifier": "sequence_classifier", "remote": "remote_outcome"}
 
 
-def load_prm(config: ScoringModelConfig, key: str) -> ProcessRewardModel:
-    """The process reward model that the configuration has at `key`. Raises ConfigError, which says how to mend it."""
-    model: ProcessRewardModel = _load(config, key, PRM_FAMILIES)
+def load_prm(config: ScoringModelConfig) -> ProcessRewardModel:
+    """The model that `scoring.prm` names. Raises ConfigError: the message says how to mend it."""
+    model: ProcessRewardModel = _load(config, "scoring.prm", PRM_FAMILIES)
     return model
 
 
-def load_outcome_model(config: ScoringModelConfig, key: str) -> OutcomeModel:
-    """The outcome model that the configuration has at `key`. Raises ConfigError, which says how to mend it."""
-    model: OutcomeModel = _load(config, key, OUTCOME_FAMILIES)
+def load_outcome_model(config: OutcomeModelConfig) -> OutcomeModel:
+    """The model that `scoring.outcome_model` names. Raises ConfigError: the message says how to mend it."""
+    model: OutcomeModel = _load(config, "scoring.outcome_model", OUTCOME_FAMILIES)
     return model
 
 
-def check_prm(config: ScoringModelConfig, key: str) -> None:
-    """Refuse a family that does not exist and parameters that it does not take, without loading. Raises ConfigError."""
-    _find(config, key, PRM_FAMILIES)
-
-
-def check_outcome_model(config: ScoringModelConfig, key: str) -> None:
-    """As `check_prm`, for outcome models."""
-    _find(config, key, OUTCOME_FAMILIES)
+def check_models(prm: ScoringModelConfig, outcome_model: OutcomeModelConfig) -> None:
+    """Checks both families and their parameters without loading a model. Raises ConfigError."""
+    _find(prm, "scoring.prm", PRM_FAMILIES)
+    _find(outcome_model, "scoring.outcome_model", OUTCOME_FAMILIES)
 
 
 def _load(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> Any:
-    found, params = _find(config, key, families)
-    return found(config) if params is None else found.load(config, params, key)
+    family, params = _find(config, key, families)
+    return family(config) if params is None else family.load(config, params, key)
 
 
 def _find(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> tuple[Any, Any]:
@@ -57,18 +51,15 @@ def _find(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> 
     if config.family in families:
         module = importlib.import_module(f"{__package__}.{families[config.family]}")
         return module, _params(module.Params, config.params, f"{key}.params")
-    return _imported(config.family, f"{key}.family={config.family}", families), None
-
-
-def _imported(path: str, told: str, families: Mapping[str, str]) -> Any:
-    if "." not in path:
+    setting = f"{key}.family={config.family}"
+    if "." not in config.family:
         raise ConfigError(
-            f"{told}: use one of {', '.join(families)}, or the dotted path of a class, such as my_models.MyPRM"
+            f"{setting}: use one of {', '.join(families)}, or the dotted path of a class, such as my_models.MyPRM"
         )
-    found = imported(path, told, "module.Class")
-    if not callable(getattr(found, "score", None)):
-        raise ConfigError(f"{told} is no model: it needs a `name` and a method `score(transcripts)`")
-    return found
+    users = imported(config.family, setting, "module.Class")
+    if not callable(getattr(users, "score", None)):
+        raise ConfigError(f"{setting} is no model: it needs a `name` and a method `score(transcripts)`")
+    return users, None
 
 
 def _params(cls: Any, given: Mapping[str, Any], key: str) -> Any:

@@ -1,78 +1,153 @@
-"""What remote models share: their parameters, their name, and the plain JSON contract.
+"""Models behind HTTP: the parameters they share, the client that posts JSON, and the contract `json`.
 
-The plain contract, `json`: POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]} to the URL is answered by
-{"scores": [...]}, one entry an episode, in order: from a process reward model a list of one probability a step, from an
+Contract `json`: POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]} to the URL is answered by
+{"scores": [...]}, one entry an episode, in order. A process reward model gives a list of one probability a step, an
 outcome model a number. `plain` is the text without the policy's special tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlsplit
 
-from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.models.service import Service
+import aiohttp
+
+from asyncrl.config.schema import ScoringModelConfig
+from asyncrl.errors import ConfigError, ScoringError, UnavailableError
+from asyncrl.scoring.models.checkpoint import Checkpoint
 from asyncrl.scoring.transcript import Transcript
 
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
+_FIRST_PAUSE_S = 0.1
+_CHUNK = 1 << 16
+_MAX_BYTES = 1 << 28
+_REFUSED = (400, 413, 422)
+"""Statuses that blame the request. All others blame the server, or the network."""
 
 
 @dataclass(frozen=True)
 class RemoteParams:
-    """`version` is stamped on labels; `timeout_s` bounds one request with its retries, and stays under the lease."""
+    """`version` is recorded on labels. `timeout_s` bounds one request with its retries; keep it under the lease.
+    `tokenizer` is the folder or hub name of the served model's tokenizer, where the contract needs one."""
 
     contract: str = "json"
     version: str = "unversioned"
     timeout_s: float = 20.0
     retries: int = 2
+    tokenizer: str = ""
 
 
-def connect(config: ScoringModelConfig, params: RemoteParams, key: str) -> Service:
-    """The service at the URL. Raises ConfigError: it is no URL, or a bound is impossible."""
-    url = urlsplit(config.path or "")
-    if url.scheme not in ("http", "https") or not url.hostname:
+class JsonEndpoint:
+    """Posts JSON under a base URL.
+
+    Broken connections, status 429 and statuses from 500 on are retried, at most `retries` times and after a growing
+    pause. `timeout_s` bounds a request with its retries, however slowly the answer arrives.
+    """
+
+    def __init__(
+        self, url: str, timeout_s: float, retries: int, pause: Callable[[float], Awaitable[object]] = asyncio.sleep
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._pause = pause
+
+    def post(self, path: str, body: Any) -> Any:
+        """The JSON of the answer.
+
+        Raises ScoringError: the server refuses the request, or the answer is no JSON. Raises UnavailableError: no
+        complete answer arrived in time.
+        """
+        return asyncio.run(self._post(self.url + path, json.dumps(body).encode()))
+
+    async def _post(self, url: str, data: bytes) -> Any:
+        failure = ""
+        try:
+            async with asyncio.timeout(self._timeout_s), aiohttp.ClientSession(trust_env=True) as session:
+                for attempt in range(self._retries + 1):
+                    if attempt:
+                        await self._pause(_FIRST_PAUSE_S * 2 ** (attempt - 1))
+                    try:
+                        status, answer = await _request(session, url, data)
+                    except (aiohttp.ClientError, OSError) as error:
+                        failure = f"{type(error).__name__}: {error}"
+                        continue
+                    if status == 200:
+                        return _decoded(url, answer)
+                    failure = f"status {status}: {answer[:300].decode(errors='replace')}"
+                    if status in _REFUSED:
+                        raise ScoringError(f"{url} gave no scores ({failure})")
+                    if status != 429 and status < 500:
+                        break
+        except TimeoutError:
+            failure = f"no whole answer within {self._timeout_s:g} s{failure and ', before that '}{failure}"
+        raise UnavailableError(f"{url} gave no scores ({failure})")
+
+    def post_episodes(self, transcripts: Sequence[Transcript]) -> list[Any]:
+        """One unchecked entry a transcript, by the contract `json`. Raises ScoringError: their number is wrong.
+        Raises UnavailableError."""
+        episodes = [
+            {"segments": [{"text": each.text, "plain": each.plain, "is_step": each.is_step} for each in transcript]}
+            for transcript in transcripts
+        ]
+        answer = self.post("", {"episodes": episodes})
+        scores = answer.get("scores") if isinstance(answer, dict) else None
+        if not isinstance(scores, list) or len(scores) != len(transcripts):
+            raise ScoringError(
+                f'{self.url} must answer {{"scores": [...]}} with {len(transcripts)} entries: {answer!r:.200}'
+            )
+        return scores
+
+    def numbers(self, values: Any, count: int) -> list[float]:
+        """`values` as `count` numbers. Raises ScoringError: they are something else."""
+        if not isinstance(values, list) or len(values) != count:
+            raise ScoringError(f"{self.url} must give {count} scores, and gave {values!r:.200}")
+        if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+            raise ScoringError(f"{self.url} gave scores that are no numbers: {values!r:.200}")
+        return [float(value) for value in values]
+
+
+async def _request(session: aiohttp.ClientSession, url: str, data: bytes) -> tuple[int, bytes]:
+    unbounded, headers = aiohttp.ClientTimeout(total=None), {"Content-Type": "application/json"}
+    answer = bytearray()
+    async with session.post(url, data=data, headers=headers, timeout=unbounded, allow_redirects=False) as response:
+        async for chunk in response.content.iter_chunked(_CHUNK):
+            answer += chunk
+            if len(answer) > _MAX_BYTES:
+                raise ScoringError(f"{url} gave no scores (the answer is longer than {_MAX_BYTES} bytes)")
+    return response.status, bytes(answer)
+
+
+def _decoded(url: str, answer: bytes) -> Any:
+    try:
+        return json.loads(answer)
+    except ValueError as error:
+        raise ScoringError(f"{url} gave no scores (the answer is not JSON: {error})") from error
+
+
+def connect(
+    config: ScoringModelConfig, params: RemoteParams, contracts: Sequence[str], key: str
+) -> tuple[JsonEndpoint, str]:
+    """The endpoint, to which nothing is sent yet, and the model's name. Raises ConfigError: a setting is impossible."""
+    if params.contract not in contracts:
+        raise ConfigError(f"{key}.params.contract={params.contract}: use one of {', '.join(contracts)}")
+    path = config.path or ""
+    if urlsplit(path).scheme not in ("http", "https") or not urlsplit(path).hostname:
         raise ConfigError(f"{key}.path={config.path}: a remote model needs a URL, such as http://127.0.0.1:30000")
     if params.timeout_s <= 0 or params.retries < 0:
         raise ConfigError(f"{key}.params: timeout_s must be positive, and retries 0 or more")
     if config.long_inputs != "refuse":
-        raise ConfigError(f"{key}.long_inputs={config.long_inputs}: a remote model refuses by itself what is too long")
-    assert config.path is not None
-    return Service(config.path, params.timeout_s, params.retries)
+        raise ConfigError(f"{key}.long_inputs={config.long_inputs}: a remote model refuses inputs that are too long")
+    endpoint = JsonEndpoint(path, params.timeout_s, params.retries)
+    return endpoint, f"{endpoint.url.partition('://')[2]}@{params.version}"
 
 
-def remote_name(service: Service, params: RemoteParams) -> str:
-    """Where it is, and the version that the configuration gives it."""
-    return f"{service.url.partition('://')[2]}@{params.version}"
-
-
-def require_contract(contract: str, known: Sequence[str], key: str) -> None:
-    """Raises ConfigError: there is no such contract."""
-    if contract not in known:
-        raise ConfigError(f"{key}.params.contract={contract}: use one of {', '.join(known)}")
-
-
-def plain_contract(service: Service, transcripts: Sequence[Transcript]) -> list[Any]:
-    """One entry a transcript, unchecked. Raises ScoringError: their number is wrong. Raises UnavailableError."""
-    episodes = [
-        {"segments": [{"text": each.text, "plain": each.plain, "is_step": each.is_step} for each in transcript]}
-        for transcript in transcripts
-    ]
-    answer = service.post("", {"episodes": episodes})
-    scores = answer.get("scores") if isinstance(answer, dict) else None
-    if not isinstance(scores, list) or len(scores) != len(transcripts):
-        raise ScoringError(
-            f'{service.url} must answer {{"scores": [...]}} with {len(transcripts)} entries: {answer!r:.200}'
-        )
-    return scores
-
-
-def numbers(values: Any, count: int, service: Service) -> list[float]:
-    """`count` numbers. Raises ScoringError: it is something else."""
-    if not isinstance(values, list) or len(values) != count:
-        raise ScoringError(f"{service.url} must give {count} scores, and gave {values!r:.200}")
-    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-        raise ScoringError(f"{service.url} gave scores that are no numbers: {values!r:.200}")
-    return [float(value) for value in values]
+def served_tokenizer(config: ScoringModelConfig, params: RemoteParams, key: str) -> Any:
+    """The tokenizer of the served model. Raises ConfigError."""
+    key = f"{key}.params.tokenizer"
+    if not params.tokenizer:
+        raise ConfigError(f"{key} must be set: the folder or hub name of the served model's tokenizer")
+    return Checkpoint(replace(config, path=params.tokenizer), key).tokenizer()

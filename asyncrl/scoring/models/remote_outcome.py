@@ -1,71 +1,56 @@
 """Outcome models behind HTTP.
 
-- `json`: the plain contract of remote.py.
-- `classify`: an SGLang server with a reward model or a sequence classifier, through `/classify`, which gives the logits
-  of all labels. Input and score are made as sequence_classifier.py makes them, the input with the served model's
-  tokenizer (`tokenizer`, a folder or hub name).
+- `json`: see remote.py.
+- `classify`: an SGLang server with a reward model or a sequence classifier, whose `/classify` gives the logits of all
+  labels. The input and the score are those of sequence_classifier.py, and `tokenizer` is that of the served model.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.models.checkpoint import Checkpoint
+from asyncrl.config.schema import ScoringModelConfig
+from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.encoding import Encode
-from asyncrl.scoring.models.remote import (
-    RemoteParams,
-    connect,
-    numbers,
-    plain_contract,
-    remote_name,
-    require_contract,
-)
-from asyncrl.scoring.models.sequence_classifier import encoder
-from asyncrl.scoring.models.service import Service
+from asyncrl.scoring.models.remote import JsonEndpoint, RemoteParams, connect, served_tokenizer
+from asyncrl.scoring.models.sequence_classifier import reading
 from asyncrl.scoring.transcript import Transcript
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
 
 
 @dataclass(frozen=True)
 class Params(RemoteParams):
     """`label` is the good one of several."""
 
-    tokenizer: str = ""
     label: int = 1
 
 
 class RemoteOutcomeModel:
-    """A server that scores episodes, by the plain contract where `encode` is None."""
+    """A server that scores episodes; without `encode` by the contract `json`."""
 
-    def __init__(self, name: str, service: Service, encode: Encode | None, label: int) -> None:
+    def __init__(self, name: str, endpoint: JsonEndpoint, encode: Encode | None, label: int) -> None:
         self.name = name
-        self._service = service
+        self._endpoint = endpoint
         self._encode = encode
         self._label = label
 
     def score(self, transcripts: Sequence[Transcript]) -> list[float]:
-        """See OutcomeModel."""
-        given = (
-            self._classify(transcripts, self._encode) if self._encode else plain_contract(self._service, transcripts)
-        )
-        scores = numbers(given, len(transcripts), self._service)
+        """See RewardModel."""
+        encode = self._encode
+        given = self._classify(transcripts, encode) if encode else self._endpoint.post_episodes(transcripts)
+        scores = self._endpoint.numbers(given, len(transcripts))
         if not all(math.isfinite(score) for score in scores):
             raise ScoringError(f"{self.name} gave scores that are not finite: {scores!r:.200}")
         return scores
 
     def _classify(self, transcripts: Sequence[Transcript], encode: Encode) -> list[float]:
         ids = [list(encode(transcript).ids) for transcript in transcripts]
-        answer = self._service.post("/classify", {"input_ids": ids})
+        answer = self._endpoint.post("/classify", {"input_ids": ids})
         try:
             return [_score(each["embedding"], self._label) for each in answer]
         except (LookupError, TypeError, ValueError) as error:
-            raise ScoringError(f"{self._service.url}/classify gave no scores ({error!r}): {answer!r:.200}") from error
+            raise ScoringError(f"{self._endpoint.url}/classify gave no scores ({error!r}): {answer!r:.200}") from error
 
 
 def _score(logits: Sequence[float], label: int) -> float:
@@ -78,12 +63,7 @@ def _score(logits: Sequence[float], label: int) -> float:
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> RemoteOutcomeModel:
-    """The service at the URL, which is not asked yet. Raises ConfigError."""
-    require_contract(params.contract, ("json", "classify"), key)
-    service = connect(config, params, key)
-    encode = None
-    if params.contract == "classify":
-        if not params.tokenizer:
-            raise ConfigError(f"{key}.params.tokenizer must be set: the folder or hub name of the served model's")
-        encode = encoder(Checkpoint(replace(config, path=params.tokenizer), f"{key}.params.tokenizer").tokenizer(), key)
-    return RemoteOutcomeModel(remote_name(service, params), service, encode, params.label)
+    """The model at the URL, to which nothing is sent yet. Raises ConfigError."""
+    endpoint, name = connect(config, params, ("json", "classify"), key)
+    encode = reading(served_tokenizer(config, params, key), key) if params.contract == "classify" else None
+    return RemoteOutcomeModel(name, endpoint, encode, params.label)

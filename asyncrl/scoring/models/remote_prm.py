@@ -1,12 +1,12 @@
 """Process reward models behind HTTP.
 
-- `json`: the plain contract of remote.py.
-- `generate`: an SGLang server with a causal model that judges by label tokens, asked for their log-probs at the steps
-  through `/generate`: one request an episode.
-- `score`: such a model through SGLang's `/v1/score`: one request an episode, one item a step.
+- `json`: see remote.py.
+- `generate`: an SGLang server with a causal model that judges by label tokens. One `/generate` request an episode asks
+  for the labels' log-probs at the steps.
+- `score`: such a model through SGLang's `/v1/score`, with one request an episode and one item a step.
 
-For the last two `format` says how transcripts are read (math_shepherd or rlhflow), and `tokenizer` is the folder or hub
-name of the served model's tokenizer. `parallel` requests are under way at once.
+For the last two `format` names the encoding of transcripts (math_shepherd or rlhflow), and `tokenizer` the tokenizer of
+the served model. At most `parallel` requests run at once.
 """
 
 from __future__ import annotations
@@ -14,28 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
+from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models import math_shepherd, rlhflow
 from asyncrl.scoring.models.base import StepScores
-from asyncrl.scoring.models.checkpoint import Checkpoint
+from asyncrl.scoring.models.causal import LabelTokens
 from asyncrl.scoring.models.encoding import Encode, Encoded
-from asyncrl.scoring.models.label_tokens import Labels
-from asyncrl.scoring.models.remote import (
-    RemoteParams,
-    connect,
-    numbers,
-    plain_contract,
-    remote_name,
-    require_contract,
-)
-from asyncrl.scoring.models.service import Service
+from asyncrl.scoring.models.remote import JsonEndpoint, RemoteParams, connect, served_tokenizer
 from asyncrl.scoring.transcript import Transcript
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
 
 
 @dataclass(frozen=True)
@@ -43,41 +32,41 @@ class Params(RemoteParams):
     """See the module."""
 
     format: str = "rlhflow"
-    tokenizer: str = ""
     parallel: int = 8
 
 
-class PlainRemotePRM:
-    """A server that knows the plain contract."""
+class JsonPRM:
+    """A server of the contract `json`."""
 
-    def __init__(self, name: str, service: Service) -> None:
+    def __init__(self, name: str, endpoint: JsonEndpoint) -> None:
         self.name = name
-        self._service = service
+        self._endpoint = endpoint
 
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
-        """See ProcessRewardModel."""
-        given = plain_contract(self._service, transcripts)
-        steps = [sum(segment.is_step for segment in transcript) for transcript in transcripts]
-        pairs = zip(given, steps, strict=True)
-        return [StepScores.of_probabilities(numbers(each, count, self._service)) for each, count in pairs]
+        """See RewardModel."""
+        steps = [sum(passage.is_step for passage in transcript) for transcript in transcripts]
+        pairs = zip(self._endpoint.post_episodes(transcripts), steps, strict=True)
+        return [StepScores.of_probabilities(self._endpoint.numbers(each, count)) for each, count in pairs]
 
 
-Ask = Callable[[Service, Encoded, Labels], StepScores]
+Request = Callable[[JsonEndpoint, Encoded, LabelTokens], StepScores]
 
 
 class SGLangPRM:
     """An SGLang server with a causal model that judges by label tokens."""
 
-    def __init__(self, name: str, service: Service, encode: Encode, labels: Labels, ask: Ask, parallel: int) -> None:
+    def __init__(
+        self, name: str, endpoint: JsonEndpoint, encode: Encode, labels: LabelTokens, request: Request, parallel: int
+    ) -> None:
         self.name = name
-        self._service = service
+        self._endpoint = endpoint
         self._encode = encode
         self._labels = labels
-        self._ask = ask
+        self._request = request
         self._parallel = parallel
 
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
-        """See ProcessRewardModel."""
+        """See RewardModel."""
         inputs = [self._encode(transcript) for transcript in transcripts]
         with ThreadPoolExecutor(self._parallel) as pool:
             return list(pool.map(self._score, inputs))
@@ -85,36 +74,29 @@ class SGLangPRM:
     def _score(self, encoded: Encoded) -> StepScores:
         if not encoded.reads:
             return StepScores.of_logits([])
-        return self._ask(self._service, encoded, self._labels)
+        return self._request(self._endpoint, encoded, self._labels)
 
 
-def load(config: ScoringModelConfig, params: Params, key: str) -> PlainRemotePRM | SGLangPRM:
-    """The service at the URL, which is not asked yet. Raises ConfigError."""
-    require_contract(params.contract, ("json", *_ASK), key)
-    service = connect(config, params, key)
-    name = remote_name(service, params)
+def load(config: ScoringModelConfig, params: Params, key: str) -> JsonPRM | SGLangPRM:
+    """The model at the URL, to which nothing is sent yet. Raises ConfigError."""
+    endpoint, name = connect(config, params, ("json", *_REQUESTS), key)
     if params.contract == "json":
-        return PlainRemotePRM(name, service)
-    encode, labels = _reading(config, params, key)
-    return SGLangPRM(name, service, encode, labels, _ASK[params.contract], params.parallel)
-
-
-def _reading(config: ScoringModelConfig, params: Params, key: str) -> tuple[Encode, Labels]:
-    if not params.tokenizer:
-        raise ConfigError(f"{key}.params.tokenizer must be set: the folder or hub name of the served model's tokenizer")
-    tokenizer = Checkpoint(replace(config, path=params.tokenizer), f"{key}.params.tokenizer").tokenizer()
+        return JsonPRM(name, endpoint)
+    tokenizer = served_tokenizer(config, params, key)
     match params.format:
         case "rlhflow":
-            return rlhflow.reading(tokenizer, rlhflow.Params(), key)
+            encode, labels = rlhflow.reading(tokenizer, rlhflow.Params(), key)
         case "math_shepherd":
-            return math_shepherd.reading(tokenizer, math_shepherd.Params(), key)
-    raise ConfigError(f"{key}.params.format={params.format}: use one of rlhflow, math_shepherd")
+            encode, labels = math_shepherd.reading(tokenizer, math_shepherd.Params(), key)
+        case other:
+            raise ConfigError(f"{key}.params.format={other}: use one of rlhflow, math_shepherd")
+    return SGLangPRM(name, endpoint, encode, labels, _REQUESTS[params.contract], params.parallel)
 
 
-def ask_generate(service: Service, encoded: Encoded, labels: Labels) -> StepScores:
-    """The log-probs of both labels behind each position that is read. Raises ScoringError."""
+def _generate(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> StepScores:
+    """From the log-probs of both labels after each position that is read. Raises ScoringError."""
     reads = [read for (read,) in encoded.reads]
-    # The entry of a token holds what is foretold before it, so that one more token makes the last read's entry.
+    # The entry of a token holds the prediction made before it, so the last read needs one more token.
     ids = [*encoded.ids[: reads[-1] + 1], labels[0]]
     body = {
         "input_ids": ids,
@@ -123,20 +105,20 @@ def ask_generate(service: Service, encoded: Encoded, labels: Labels) -> StepScor
         "logprob_start_len": reads[0],
         "token_ids_logprob": list(labels),
     }
-    answer = service.post("/generate", body)
+    answer = endpoint.post("/generate", body)
     try:
         entries = answer["meta_info"]["input_token_ids_logprobs"]
-        found = [{token: logprob for logprob, token, *_ in entries[read + 1 - len(ids)]} for read in reads]
-        logits = [each[labels[0]] - each[labels[1]] for each in found]
+        by_label = [{token: logprob for logprob, token, *_ in entries[read + 1 - len(ids)]} for read in reads]
+        logits = [each[labels[0]] - each[labels[1]] for each in by_label]
     except (LookupError, TypeError, ValueError) as error:
         raise ScoringError(
-            f"{service.url}/generate gave no log-probs of the labels ({type(error).__name__}: {error}): {answer!r:.200}"
+            f"{endpoint.url}/generate gave no log-probs of the labels ({error!r}): {answer!r:.200}"
         ) from error
     return StepScores.of_logits(logits)
 
 
-def ask_score(service: Service, encoded: Encoded, labels: Labels) -> StepScores:
-    """The probability of the good label behind each position that is read. Raises ScoringError."""
+def _score(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> StepScores:
+    """From the probability of the good label after each position that is read. Raises ScoringError."""
     reads = [read for (read,) in encoded.reads]
     prompt = reads[0]
     body = {
@@ -145,14 +127,14 @@ def ask_score(service: Service, encoded: Encoded, labels: Labels) -> StepScores:
         "label_token_ids": list(labels),
         "apply_softmax": True,
     }
-    answer: Any = service.post("/v1/score", body)
+    answer: Any = endpoint.post("/v1/score", body)
     scores = answer.get("scores") if isinstance(answer, dict) else None
     if not isinstance(scores, list) or len(scores) != len(reads):
-        raise ScoringError(f"{service.url}/v1/score must give {len(reads)} scores: {answer!r:.200}")
-    pairs = [numbers(pair, 2, service) for pair in scores]
+        raise ScoringError(f"{endpoint.url}/v1/score must give {len(reads)} scores: {answer!r:.200}")
+    pairs = [endpoint.numbers(pair, 2) for pair in scores]
     if not all(math.isclose(sum(pair), 1, abs_tol=1e-3) for pair in pairs):
-        raise ScoringError(f"{service.url}/v1/score gave probabilities that do not add up to 1: {pairs!r:.200}")
+        raise ScoringError(f"{endpoint.url}/v1/score gave probabilities that do not add up to 1: {pairs!r:.200}")
     return StepScores.of_probabilities([good for good, _ in pairs])
 
 
-_ASK: dict[str, Ask] = {"generate": ask_generate, "score": ask_score}
+_REQUESTS: dict[str, Request] = {"generate": _generate, "score": _score}

@@ -2,35 +2,25 @@
 
 The folder holds the model with its tokenizer. With a chat template the input is the problem as the user and the whole
 response as the assistant, otherwise the two with a newline between them. A model with one label scores by its logit, a
-model with more by the probability of `label`.
+model with several labels by the probability of `label`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.models.architecture import classifies_padded, longest_input
 from asyncrl.scoring.models.batching import micro_batches, pass_cost
 from asyncrl.scoring.models.checkpoint import Checkpoint
-from asyncrl.scoring.models.encoding import (
-    Encode,
-    Encoded,
-    LengthLimit,
-    chat_frame,
-    encode_within,
-    problem_and_steps,
-    words,
-)
+from asyncrl.scoring.models.encoding import Encode, Encoded, Encoder, chat_frame, problem_and_steps, words
 from asyncrl.scoring.transcript import Transcript
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
 
 
 @dataclass(frozen=True)
@@ -43,23 +33,18 @@ class Params:
 class SequenceClassifier:
     """The model; see `load`."""
 
-    def __init__(self, name: str, model: Any, encode: Encode, label: int, micro_tokens: int, drop_oldest: bool) -> None:
-        self._name = name
+    def __init__(self, checkpoint: Checkpoint, model: Any, encode: Encode, label: int) -> None:
+        self.name = checkpoint.name
         self._model = model
-        self._own_filler = _own_filler(model)
-        self._encode = encode
+        self._padding = _padding_token(model)
         self._label = label
-        # No bound is as low as 0: every input is a batch of its own.
-        self._micro_tokens = micro_tokens if classifies_padded(model) else 0
-        self._limit = LengthLimit(longest_input(model), drop_oldest, name)
-
-    @property
-    def name(self) -> str:
-        return self._name
+        # No input is as short as 0 tokens, so every input becomes a batch of its own.
+        self._micro_tokens = checkpoint.micro_tokens if classifies_padded(model) else 0
+        self._encoder = Encoder(encode, longest_input(model), checkpoint.drop_oldest, checkpoint.name)
 
     def score(self, transcripts: Sequence[Transcript]) -> list[float]:
-        """See OutcomeModel."""
-        ids = [encode_within(transcript, self._encode, self._limit).ids for transcript in transcripts]
+        """See RewardModel."""
+        ids = [self._encoder(transcript).ids for transcript in transcripts]
         scores = [0.0] * len(ids)
         cost = pass_cost(self._model.device.type)
         for batch in micro_batches([len(each) for each in ids], self._micro_tokens, cost):
@@ -69,19 +54,20 @@ class SequenceClassifier:
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> list[float]:
-        longest, filler = max(len(each) for each in ids), self._filler(ids)
-        self._model.config.get_text_config().pad_token_id = filler
-        tokens = self._tensor([[*each, *[filler] * (longest - len(each))] for each in ids])
+        longest, padding = max(len(each) for each in ids), self._padding_for(ids)
+        self._model.config.get_text_config().pad_token_id = padding
+        tokens = self._tensor([[*each, *[padding] * (longest - len(each))] for each in ids])
         mask = self._tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
         masked = {"attention_mask": mask} if len(ids) > 1 else {}
         logits = self._model(input_ids=tokens, **masked).logits.float()
         scores = logits[:, 0] if logits.shape[1] == 1 else logits.softmax(-1)[:, self._label]
         return [float(score) for score in scores.cpu()]
 
-    def _filler(self, ids: Sequence[Sequence[int]]) -> int:
-        """The model's own; where it has none, a token that ends no input: the model is read at the last other one."""
-        if self._own_filler is not None:
-            return self._own_filler
+    def _padding_for(self, ids: Sequence[Sequence[int]]) -> int:
+        """The model's padding token. If it has none, a token with which no input ends: the model reads its score at
+        the last token that is not padding."""
+        if self._padding is not None:
+            return self._padding
         ends = {each[-1] for each in ids}
         return next(token for token in range(len(ends) + 1) if token not in ends)
 
@@ -89,8 +75,8 @@ class SequenceClassifier:
         return torch.tensor(rows, device=self._model.device)
 
 
-def _own_filler(model: Any) -> int | None:
-    """The token that the model's configuration pads with, if there is such a token."""
+def _padding_token(model: Any) -> int | None:
+    """The padding token of the model's configuration, if it is a token of the model."""
     named = getattr(model.config.get_text_config(), "pad_token_id", None)
     return named if named is not None and 0 <= named < model.get_input_embeddings().num_embeddings else None
 
@@ -102,24 +88,28 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> SequenceClassi
     labels = model.config.num_labels
     if labels > 1 and not 0 <= params.label < labels:
         raise ConfigError(f"{key}.params.label={params.label}: the model has the labels 0 to {labels - 1}")
-    encode = encoder(tokenizer, key)
-    drop_oldest = config.long_inputs == "drop_oldest"
-    return SequenceClassifier(checkpoint.name, model, encode, params.label, config.micro_tokens, drop_oldest)
+    return SequenceClassifier(checkpoint, model, reading(tokenizer, key), params.label)
 
 
-def encoder(tokenizer: Any, key: str) -> Encode:
-    """How an episode becomes the model's input."""
+def reading(tokenizer: Any, key: str) -> Encode:
+    """The encoding of episodes. Raises ConfigError."""
     if not getattr(tokenizer, "chat_template", None):
-        return lambda transcript: Encoded(tokenizer.encode("\n".join(_said(transcript)), split_special_tokens=True), [])
+
+        def encode_plain(transcript: Transcript) -> Encoded:
+            return Encoded(
+                tokenizer.encode("\n".join(_problem_and_response(transcript)), split_special_tokens=True), []
+            )
+
+        return encode_plain
     before, between, after = chat_frame(tokenizer, ["user", "assistant"], key)
 
-    def encode(transcript: Transcript) -> Encoded:
-        problem, response = _said(transcript)
+    def encode_chat(transcript: Transcript) -> Encoded:
+        problem, response = _problem_and_response(transcript)
         return Encoded([*before, *words(tokenizer, problem), *between, *words(tokenizer, response), *after], [])
 
-    return encode
+    return encode_chat
 
 
-def _said(transcript: Transcript) -> tuple[str, str]:
+def _problem_and_response(transcript: Transcript) -> tuple[str, str]:
     problem, steps = problem_and_steps(transcript)
     return problem, "\n".join(steps)

@@ -1,23 +1,21 @@
-"""Skywork-o1-Open-PRM: a value head beside a causal model, read at the newline behind each step.
+"""Skywork-o1-Open-PRM: a value head beside a causal model, read at the newline after each step.
 
 The folder is the published checkpoint: a causal model with its tokenizer, and among its weights `v_head.summary.weight`
 [1, H] and `v_head.summary.bias` [1] on the final hidden states. The input is bos, the problem and a newline, then each
-line and a newline, tokenised line by line as in github.com/SkyworkAI/skywork-o1-prm-inference. There a line is a step;
-a longer step is read at its last newline.
+line and a newline. Lines are tokenised one by one, as in github.com/SkyworkAI/skywork-o1-prm-inference, where each line
+is a step. A step of several lines is read at its last newline.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.scoring.models.causal import CausalPRM, CausalReader, linear
 from asyncrl.scoring.models.checkpoint import Checkpoint
 from asyncrl.scoring.models.encoding import Encoded, problem_and_steps, single_token, words
 from asyncrl.scoring.transcript import Transcript
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
 
 
 @dataclass(frozen=True)
@@ -35,16 +33,11 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     weight, bias = checkpoint.tensors(shapes)
     marker = single_token(tokenizer, params.marker, f"{key}.params.marker={params.marker!r}")
     reader = CausalReader(backbone, linear(weight[0], bias), config.micro_tokens)
-    return CausalPRM(
-        checkpoint.name,
-        lambda each: encode(each, tokenizer, params.marker, marker),
-        reader,
-        config.long_inputs == "drop_oldest",
-    )
+    return CausalPRM(checkpoint, lambda each: encode(each, tokenizer, params.marker, marker), reader)
 
 
 def encode(transcript: Transcript, tokenizer: Any, text_of_marker: str, marker: int) -> Encoded:
-    """Bos, problem, newline, and each line of a step with the marker; the step is read at its last."""
+    """Bos, the problem and a newline, then each line of each step with the marker."""
     problem, steps = problem_and_steps(transcript)
     ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     ids += words(tokenizer, problem + "\n")

@@ -1,24 +1,21 @@
 """Process reward models of our own with a value head: a step's logit is the value at its last token.
 
 The folder holds a backbone for `AutoModel` with its tokenizer, and `value_head.safetensors` with `weight` float[1, H]
-and `bias` float[1]. The model reads the transcript as it is, the policy's special tokens included, through its own
-tokenizer: it is made for a policy with the same template. A step without a token of its own is read at the token
-before.
+and `bias` float[1]. The model reads the policy's own text, special tokens included, through its own tokenizer, so it
+must be trained for a policy with the same template. A step without a token is read at the token before it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.causal import CausalPRM, CausalReader, linear
 from asyncrl.scoring.models.checkpoint import Checkpoint
 from asyncrl.scoring.models.encoding import Encoded, tokenize
 from asyncrl.scoring.transcript import Transcript
-
-if TYPE_CHECKING:
-    from asyncrl.config.schema import ScoringModelConfig
 
 HEAD_FILE = "value_head.safetensors"
 
@@ -38,11 +35,11 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     backbone, tokenizer = checkpoint.causal_model("AutoModel"), checkpoint.tokenizer()
     weight, bias = checkpoint.tensors({"weight": (1, backbone.config.hidden_size), "bias": (1,)})
     reader = CausalReader(backbone, linear(weight[0], bias), config.micro_tokens)
-    return CausalPRM(checkpoint.name, lambda each: encode(each, tokenizer), reader, config.long_inputs == "drop_oldest")
+    return CausalPRM(checkpoint, lambda each: _encode(each, tokenizer), reader)
 
 
-def encode(transcript: Transcript, tokenizer: Any) -> Encoded:
-    """The transcript as it is. Raises ScoringError: it begins with a step that has no token."""
+def _encode(transcript: Transcript, tokenizer: Any) -> Encoded:
+    """Raises ScoringError: the transcript begins with a step that has no token."""
     ids, spans = tokenize(transcript, tokenizer)
     if spans and spans[0][1] == 0:
         raise ScoringError("the transcript begins with a step that has no text")

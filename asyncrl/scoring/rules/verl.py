@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from asyncrl.errors import ScoringError
+from asyncrl.scoring.answers import prompt_and_response
 from asyncrl.scoring.rules.base import Case, Judge, completed, plain
-from asyncrl.scoring.transcript import prompt_and_response
 from asyncrl.types import Trajectory
 
 

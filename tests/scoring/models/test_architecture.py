@@ -24,7 +24,7 @@ from asyncrl.scoring.models.architecture import (
 from asyncrl.scoring.models.causal import CausalReader, linear
 from asyncrl.scoring.models.encoding import Encoded
 from asyncrl.scoring.models.registry import load_outcome_model
-from asyncrl.scoring.transcript import Segment
+from asyncrl.scoring.transcript import Passage
 from tests.scoring.models.support import HIDDEN, SHAPE, VOCABULARY, byte_tokenizer, load, save
 
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -71,7 +71,7 @@ def config_of(kind):
 
 # T5 reads at its eos.
 TOKENIZER = byte_tokenizer("<eos>", template="{% for message in messages %}{{ message.content }} {% endfor %}<eos>")
-BATCH = [[Segment("q", False), Segment(answer, True)] for answer in ("a", "a b c d e f g", "a b c", "a b c d e f h")]
+BATCH = [[Passage("q", False), Passage(answer, True)] for answer in ("a", "a b c d e f g", "a b c", "a b c d e f h")]
 
 
 @pytest.fixture(scope="module", params=[*SHARED, *ALONE])
@@ -80,7 +80,7 @@ def made(request, tmp_path_factory):
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(config_of(request.param)).eval()
     folder = save(tmp_path_factory.mktemp("models") / request.param, model, TOKENIZER)
-    return request.param, model, load_outcome_model(OutcomeModelConfig(path=str(folder)), "scoring.outcome_model")
+    return request.param, model, load_outcome_model(OutcomeModelConfig(path=str(folder)))
 
 
 def test_scores_are_those_of_a_plain_forward_whatever_shares_the_batch(made):
@@ -100,7 +100,7 @@ def test_an_input_of_the_longest_length_is_read_and_a_longer_one_refused(made):
     assert (limit == sys.maxsize) == (kind in ("bloom", "t5", "xlnet"))
     if limit > 600:
         return
-    fits, too_long = ([[Segment("q", False), Segment("a" * length, True)]] for length in (limit - 4, limit - 3))
+    fits, too_long = ([[Passage("q", False), Passage("a" * length, True)]] for length in (limit - 4, limit - 3))
     assert len(ours.score(fits)) == 1
     with pytest.raises(ScoringError, match=f"reads {limit}"):
         ours.score(too_long)

@@ -11,7 +11,7 @@ import pytest
 import asyncrl
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.scoring.models import registry
-from asyncrl.scoring.transcript import Segment
+from asyncrl.scoring.transcript import Passage
 
 PAGE = (Path(asyncrl.__file__).parents[1] / "docs" / "scoring.md").read_text()
 
@@ -32,6 +32,6 @@ def test_the_pages_own_model_scores():
     names = {}
     exec(source, names)
     model = names["MyPRM"](ScoringModelConfig(params={"version": 2}))
-    (scores,) = model.score([[Segment("q", False), Segment("abc", True)]])
+    (scores,) = model.score([[Passage("q", False), Passage("abc", True)]])
     assert model.name == "lengths@2"
     np.testing.assert_allclose(scores.probability, [0.25])

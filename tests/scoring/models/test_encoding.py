@@ -7,14 +7,13 @@ from asyncrl.actor.chat import Chat
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models.encoding import (
     Encoded,
-    LengthLimit,
+    Encoder,
     chat_frame,
-    encode_within,
     problem_and_steps,
     tokenize,
     words,
 )
-from asyncrl.scoring.transcript import Segment, transcripts
+from asyncrl.scoring.transcript import Passage, transcripts
 from asyncrl.types import Role, Step, Turn
 from tests.actor.fakes import END, make_tokenizer
 from tests.helpers import make_task, make_trajectory
@@ -30,7 +29,7 @@ class Words:
 
 
 def test_no_token_spans_the_end_of_a_step():
-    ids, spans = tokenize([Segment("a", True), Segment("b", True), Segment("ab", False), Segment("ab", True)], Words())
+    ids, spans = tokenize([Passage("a", True), Passage("b", True), Passage("ab", False), Passage("ab", True)], Words())
     assert ids == [2, 2, 1, 1]
     assert spans == [(0, 1), (1, 2), (3, 4)]
 
@@ -61,32 +60,32 @@ def test_a_special_token_that_a_result_holds_in_letters_stays_letters():
 
 def test_tool_results_stand_before_the_step_that_reads_them():
     told = [("Q ", False), ("a\n\n", True), ("tool", False), ("more", False), ("b", True), ("after", False)]
-    assert problem_and_steps([Segment(*each) for each in told]) == ("Q", ["a", "tool\nmore\nb"])
+    assert problem_and_steps([Passage(*each) for each in told]) == ("Q", ["a", "tool\nmore\nb"])
 
 
 def letters(transcript):
-    text = "".join(segment.text for segment in transcript)
-    return Encoded([ord(letter) for letter in text], [[0] for segment in transcript if segment.is_step])
+    text = "".join(passage.text for passage in transcript)
+    return Encoded([ord(letter) for letter in text], [[0] for passage in transcript if passage.is_step])
 
 
 CONVERSATION = [("QQ", False), ("a", True), ("111", False), ("b", True), ("2222", False), ("c", True)]
-SEGMENTS = [Segment(*each) for each in CONVERSATION]
+PASSAGES = [Passage(*each) for each in CONVERSATION]
 
 
 @pytest.mark.parametrize(
     ("room", "kept"), [(12, "QQa111b2222c"), (11, "QQab2222c"), (9, "QQab2222c"), (8, "QQabc"), (5, "QQabc")]
 )
 def test_the_oldest_tool_results_make_room_and_nothing_is_cut(room, kept):
-    encoded = encode_within(SEGMENTS, letters, LengthLimit(room, True, "model"))
+    encoded = Encoder(letters, room, True, "model")(PASSAGES)
     assert "".join(map(chr, encoded.ids)) == kept
     assert len(encoded.reads) == 3
 
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ScoringError, match="has 12 tokens; model reads 11"):
-        encode_within(SEGMENTS, letters, LengthLimit(11, False, "model"))
+        Encoder(letters, 11, False, "model")(PASSAGES)
     with pytest.raises(ScoringError, match="has 5 tokens without its tool results; model reads 4"):
-        encode_within(SEGMENTS, letters, LengthLimit(4, True, "model"))
+        Encoder(letters, 4, True, "model")(PASSAGES)
 
 
 @given(st.text("ab <|im_start|>é", max_size=20), st.text("ab\n", max_size=5))

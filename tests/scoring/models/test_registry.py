@@ -9,6 +9,10 @@ from asyncrl.scoring.models import registry
 from asyncrl.scoring.models.checkpoint import Checkpoint
 
 
+def check(prm):
+    registry.check_models(prm, OutcomeModelConfig())
+
+
 class MyModel:
     """A user's model."""
 
@@ -21,20 +25,20 @@ class MyModel:
 
 def test_a_class_of_the_users_is_called_with_its_section():
     config = ScoringModelConfig(family=f"{__name__}.MyModel", params={"version": 3})
-    registry.check_prm(config, "scoring.prm")
-    assert registry.load_prm(config, "scoring.prm").name == "mine@3"
+    check(config)
+    assert registry.load_prm(config).name == "mine@3"
 
 
 @pytest.mark.parametrize("family", registry.PRM_FAMILIES)
 def test_every_family_takes_its_defaults_and_refuses_unknown_parameters(family):
-    registry.check_prm(ScoringModelConfig(family=family, path="x"), "scoring.prm")
+    check(ScoringModelConfig(family=family, path="x"))
     with pytest.raises(ConfigError, match=r"scoring\.prm\.params\.nonsense: this family has no such parameter"):
-        registry.check_prm(ScoringModelConfig(family=family, params={"nonsense": 1}), "scoring.prm")
+        check(ScoringModelConfig(family=family, params={"nonsense": 1}))
 
 
 @pytest.mark.parametrize("family", registry.OUTCOME_FAMILIES)
 def test_outcome_families_are_found(family):
-    registry.check_outcome_model(OutcomeModelConfig(family=family, path="x"), "scoring.outcome_model")
+    registry.check_models(ScoringModelConfig(), OutcomeModelConfig(family=family, path="x"))
 
 
 @pytest.mark.parametrize(
@@ -50,16 +54,16 @@ def test_outcome_families_are_found(family):
 )
 def test_what_cannot_be_is_refused_with_the_fix(family, params, fix):
     with pytest.raises(ConfigError, match=fix):
-        registry.check_prm(ScoringModelConfig(family=family, params=params), "scoring.prm")
+        check(ScoringModelConfig(family=family, params=params))
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     for family in ("qwen_prm", "rlhflow"):
         with pytest.raises(ConfigError, match=r"scoring\.prm\.path=.*cannot be loaded"):
-            registry.load_prm(ScoringModelConfig(family=family, path=str(tmp_path)), "scoring.prm")
+            registry.load_prm(ScoringModelConfig(family=family, path=str(tmp_path)))
     with pytest.raises(ConfigError, match="path must be set"):
-        registry.load_prm(ScoringModelConfig(), "scoring.prm")
+        registry.load_prm(ScoringModelConfig())
 
 
 def test_naming_families_needs_no_torch():

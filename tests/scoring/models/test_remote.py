@@ -15,15 +15,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import ConfigError, ScoringError, UnavailableError
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
-from asyncrl.scoring.models.service import Service
-from asyncrl.scoring.transcript import Segment
+from asyncrl.scoring.models.remote import JsonEndpoint
+from asyncrl.scoring.transcript import Passage
 from tests.scoring.models.support import LLAMA3, SHAPE, byte_tokenizer, load, save
 
 TOKENIZER = byte_tokenizer("<|start|>", "<|end|>", "<|eot|>", bos="<s>", add_bos=True, template=LLAMA3)
 BATCH = [
-    [Segment("<q>", False, "q"), Segment("a<e>", True, "a"), Segment("tool", False), Segment("b", True)],
-    [Segment("r", False), Segment("c", True)],
-    [Segment("no steps", False)],
+    [Passage("<q>", False, "q"), Passage("a<e>", True, "a"), Passage("tool", False), Passage("b", True)],
+    [Passage("r", False), Passage("c", True)],
+    [Passage("no steps", False)],
 ]
 
 
@@ -60,11 +60,11 @@ def serving(answer):
 
 
 def remote(url, **params):
-    return load_prm(ScoringModelConfig(family="remote", path=url, params=params), "scoring.prm")
+    return load_prm(ScoringModelConfig(family="remote", path=url, params=params))
 
 
 def outcome(url, **params):
-    return load_outcome_model(OutcomeModelConfig(family="remote", path=url, params=params), "scoring.outcome_model")
+    return load_outcome_model(OutcomeModelConfig(family="remote", path=url, params=params))
 
 
 def test_the_plain_contract_sends_the_segments_and_takes_a_probability_a_step():
@@ -147,8 +147,8 @@ def test_an_answer_that_breaks_off_is_asked_for_again():
         thread = threading.Thread(target=serve)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        service = Service(url, 20.0, len(answers), pause=lambda _: asyncio.sleep(0))
-        assert service.post("", {}) == {"scores": [0.5, 0.25, 0.125]}
+        endpoint = JsonEndpoint(url, 20.0, len(answers), pause=lambda _: asyncio.sleep(0))
+        assert endpoint.post("", {}) == {"scores": [0.5, 0.25, 0.125]}
         thread.join()
 
 
@@ -174,7 +174,7 @@ def test_pauses_grow():
         pauses.append(seconds)
 
     with serving(lambda *_: (500, {})) as url, pytest.raises(UnavailableError):
-        Service(url, timeout_s=20.0, retries=3, pause=pause).post("", {})
+        JsonEndpoint(url, timeout_s=20.0, retries=3, pause=pause).post("", {})
     assert pauses == [0.1, 0.2, 0.4]
 
 
@@ -193,9 +193,9 @@ def test_an_answer_that_drips_in_costs_the_time_limit_too():
 
         thread = threading.Thread(target=serve)
         thread.start()
-        service = Service(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.3, retries=0)
+        endpoint = JsonEndpoint(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.3, retries=0)
         with pytest.raises(UnavailableError, match=r"no whole answer within 0\.3 s"):
-            service.post("", {})
+            endpoint.post("", {})
         over.set()
         thread.join()
 
@@ -291,10 +291,10 @@ def test_a_classifier_behind_sglang_scores_whole_episodes(served):
         ({"params": {"contract": "grpc"}}, "use one of json, generate, score"),
         ({"params": {"timeout_s": 0.0}}, "must be positive"),
         ({"params": {"contract": "generate"}}, "tokenizer must be set"),
-        ({"long_inputs": "drop_oldest"}, "refuses by itself"),
+        ({"long_inputs": "drop_oldest"}, "refuses inputs that are too long"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_fix(config, fix):
     config = {"family": "remote", "path": "http://127.0.0.1:1", **config}
     with pytest.raises(ConfigError, match=fix):
-        load_prm(ScoringModelConfig(**config), "scoring.prm")
+        load_prm(ScoringModelConfig(**config))

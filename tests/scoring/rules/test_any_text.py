@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config.schema import ScoringConfig
+from asyncrl.scoring.answers import after_thoughts
 from asyncrl.scoring.rules.exact_number import final_number
 from asyncrl.scoring.rules.multiple_choice import option
 from asyncrl.scoring.rules.program import program
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.rules.text import boxes, fenced_blocks, tagged
-from asyncrl.scoring.thoughts import after_thoughts
 from tests.scoring.fakes import case
 
 TRUTHS = {

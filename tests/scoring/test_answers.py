@@ -1,10 +1,10 @@
-"""What a model thinks is not judged: the answer is what follows the last closed thought."""
+"""The answer that rules read: the last assistant turn without special tokens and without its thoughts."""
 
 import pytest
 
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.scoring.thoughts import TAGS
-from asyncrl.scoring.transcript import answer_texts
+from asyncrl.scoring.answers import TAGS, answer_texts
+from asyncrl.types import Finish
 from tests.scoring.fakes import CharTokenizer, episode, score
 
 TAG_IDS = {0x10F000 + index: tag for index, tag in enumerate(tag for pair in TAGS for tag in pair)}
@@ -25,6 +25,21 @@ class SpecialTags(CharTokenizer):
 def answer(text, prompt="user: 8*9?\nassistant: ", tokenizer=None, **options):
     _, trajectory = episode(("prompt", prompt), ("assistant", text))
     return answer_texts(trajectory, tokenizer or CharTokenizer(), **options)[0]
+
+
+def test_the_answer_is_the_last_assistant_turn_without_special_tokens():
+    _, trajectory = episode(
+        ("prompt", "Q"), ("assistant", "call"), ("tool", "ok"), ("assistant", "it is 5"), ("tool", "after")
+    )
+    assert answer_texts(trajectory, CharTokenizer())[0] == "it is 5"
+
+
+def test_an_episode_that_was_cut_at_a_tool_call_has_no_answer_and_one_that_ended_with_it_has():
+    turns = ("prompt", "Q"), ("assistant", "call 72")
+    _, trajectory = episode(*turns, finish=Finish.TRUNCATED)
+    assert answer_texts(trajectory, CharTokenizer())[0] == ""
+    _, trajectory = episode(*turns)
+    assert answer_texts(trajectory, CharTokenizer())[0] == "call 72"
 
 
 @pytest.mark.parametrize(("opening", "closing"), TAGS)

@@ -1,0 +1,88 @@
+"""Trajectories as the text that rules read: the answer without the thoughts before it, and the whole response.
+
+The answer is the text after the last closed thought. Thoughts are known by the tags of several families of models, some
+of which are special tokens. If the chat template itself opens the thought, in the generation prompt, the model writes
+only the closing tag. If an agent rewrote its history, the last branch counts.
+"""
+
+from __future__ import annotations
+
+import re
+
+from asyncrl.scoring.transcript import Decoder, decode, special_tokens
+from asyncrl.types import Finish, Role, Trajectory
+
+TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+)
+"""The opening and the closing tag of a thought. The last pair is that of gpt-oss, which writes channels."""
+
+_OPENING = re.compile("|".join(re.escape(opening) for opening, _ in TAGS), re.IGNORECASE)
+_CLOSING = re.compile("|".join(re.escape(closing) for _, closing in TAGS), re.IGNORECASE)
+_TAG = re.compile(f"({_OPENING.pattern}|{_CLOSING.pattern})", re.IGNORECASE)
+_GENERATION_PROMPT = 64
+"""How many tokens before an assistant turn may hold the template's own opening tag."""
+
+
+def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: bool = True) -> tuple[str, str]:
+    """The answer, and the whole last assistant turn. Without `strip_thoughts` the answer is the whole turn too.
+
+    Both are without special tokens, except tags of thoughts. Both are empty if the episode was cut at a tool call.
+    """
+    last = next(turn for turn in reversed(trajectory.turns) if turn.role is Role.ASSISTANT)
+    if last.tool_calls and trajectory.finish is Finish.TRUNCATED:
+        return "", ""
+    turn = _with_tags(trajectory.tokens[last.start : last.end].tolist(), tokenizer)
+    if not strip_thoughts:
+        return turn, turn
+    before = trajectory.tokens[max(0, last.start - _GENERATION_PROMPT) : last.start].tolist()
+    return after_thoughts(turn, _ends_open(decode(before, tokenizer, skip_special=False))), turn
+
+
+def prompt_and_response(trajectory: Trajectory) -> tuple[int, int]:
+    """The positions at which the last branch's prompt and its response begin."""
+    start, _ = trajectory.branches[-1]
+    return start, next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT and turn.start >= start)
+
+
+def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
+    """All text after the prompt, tool results included, without special tokens."""
+    _, start = prompt_and_response(trajectory)
+    return decode(trajectory.tokens[start:].tolist(), tokenizer, skip_special=True)
+
+
+def after_thoughts(text: str, begins_open: bool = False) -> str:
+    """The text after the last closed thought; empty if a thought is open. `begins_open`: a thought is open at the
+    beginning of the text."""
+    closed = list(_CLOSING.finditer(text))
+    if not closed:
+        return "" if begins_open or _OPENING.search(text) else text
+    rest = text[closed[-1].end() :]
+    return "" if _OPENING.search(rest) else rest.lstrip()
+
+
+def _ends_open(prompt: str) -> bool:
+    """Whether the prompt ends with an opening tag."""
+    tags = list(_OPENING.finditer(prompt))
+    return bool(tags) and not prompt[tags[-1].end() :].strip()
+
+
+def _with_tags(tokens: list[int], tokenizer: Decoder) -> str:
+    """The text without special tokens, except tags of thoughts."""
+    text = decode(tokens, tokenizer, skip_special=False)
+    if not _TAG.search(text):
+        return decode(tokens, tokenizer, skip_special=True)
+    special = {decode([token], tokenizer, skip_special=False) for token in special_tokens(tokens, tokenizer)}
+    if not special:
+        return text
+    unwanted = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
+    return "".join(piece if index % 2 else unwanted.sub("", piece) for index, piece in enumerate(_TAG.split(text)))
