@@ -106,27 +106,21 @@ def versions_in(directory: Path, run: RunIdentity) -> dict[int, Path]:
     return {version: path for version, path, owner in owners_in(directory) if owner.may_be(run)}
 
 
-def remove_all(directory: Path, run: RunIdentity, spared: Collection[Path] = ()) -> None:
-    """Remove the versions of the run's earlier life, which may not be what they were, but those spared, and what it
-    left of others. Raises OSError."""
+def remove_all(directory: Path, run: RunIdentity) -> None:
+    """Remove the versions of `run`, and those that a killed process left half written. Raises OSError."""
     if directory.exists():
         for stale in versions_in(directory, run).values():
-            if stale not in spared:
-                remove_folder(stale, run)
-        # Whoever knows its run's id now may have known only the name in its earlier life.
-        for tag in {_tag(run), _tag(RunIdentity(run.name))}:
+            remove_folder(stale, run)
+        for tag in run_tags(run):
             for end in ("partial", "removed"):
                 for left in directory.glob(f".v*.{tag}.{end}"):
                     shutil.rmtree(left, ignore_errors=True)
 
 
-def remove_older(
-    directory: Path, run: RunIdentity, spared: Collection[Path] = (), apart: Collection[Path] = ()
-) -> None:
-    """Remove all versions of `run` but the `KEPT` newest and those spared; what is `apart` stays, and is none of them.
-    Raises OSError: the directory cannot be read."""
-    ours = sorted((version, path) for version, path in versions_in(directory, run).items() if path not in apart)
-    for _, old in ours[:-KEPT]:
+def remove_older(directory: Path, run: RunIdentity, spared: Collection[Path] = ()) -> None:
+    """Remove all versions of `run` except the `KEPT` newest and those spared. Raises OSError: the directory cannot be
+    read."""
+    for _, old in sorted(versions_in(directory, run).items())[:-KEPT]:
         if old not in spared:
             remove_folder(old, run)
 
@@ -230,12 +224,17 @@ def _mark_of(folder: Path) -> tuple[int, RunIdentity] | None:
 
 
 def _aside(folder: Path, run: RunIdentity, end: str) -> Path:
-    return folder.with_name(f".{folder.name}.{_tag(run)}.{end}")
+    return folder.with_name(f".{folder.name}.{run_tags(run)[0]}.{end}")
 
 
-def _tag(run: RunIdentity) -> str:
-    """A run's mark in a name, whatever characters its own has."""
-    return blake2b(json.dumps([run.name, run.id]).encode(), digest_size=8).hexdigest()
+def run_tags(run: RunIdentity) -> tuple[str, str]:
+    """The run's mark for names of files, whatever characters its own name has; and the mark of a process of the same
+    run that knows only its name."""
+    return _tag(run.name, run.id), _tag(run.name, "")
+
+
+def _tag(name: str, number: str) -> str:
+    return blake2b(json.dumps([name, number]).encode(), digest_size=8).hexdigest()
 
 
 class FolderWriter:

@@ -16,16 +16,12 @@ from tests.replay.test_server import Running
 FOR_PEOPLE = {"observe/sinks.py", "actor/door/server.py"}
 """Who writes down when something was, and decides nothing by it."""
 
-BY_FILES = {"actor/engine/fleet/claims.py"}
-"""Who asks how old a file is, which no other clock tells. With a clock that jumps a dead actor's folder goes too early,
-and a server that was loading it gets the weights anew, or too late."""
-
 
 def test_no_part_decides_by_the_wall_clock() -> None:
     package = Path(asyncrl.__file__).parent
     wall = re.compile(r"\btime\.time(_ns)?\b|\bdatetime\.(now|utcnow|today)\b|\bfrom time import\b")
     users = {str(path.relative_to(package)) for path in package.rglob("*.py") if wall.search(path.read_text())}
-    assert users <= FOR_PEOPLE | BY_FILES
+    assert users <= FOR_PEOPLE
 
 
 def test_a_wall_clock_that_jumps_takes_no_lease_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ def _open_fleet(config: TrainConfig) -> OpenedEngine:
     policy, changed = model_shapes(config.model), Signal()
     flush, staging = engine.prefix_cache == "flush", staging_device(weights)
     agree_with_servers(config)
+    folders = _folders(config) if "disk" in weights.transports else None
     fleet = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(config),
         partial(SERVERS[engine.kind], config),
@@ -74,10 +75,11 @@ def _open_fleet(config: TrainConfig) -> OpenedEngine:
         expected=policy.tensors,
         vocabulary=policy.vocabulary,
         rules=Rules(engine.attempts, engine.wait_s, engine.check_s, not flush, engine.segment_tokens),
-        folders=_folders(config) if "disk" in weights.transports else None,
+        folders=folders,
         staging=staging,
     )
-    return OpenedEngine(fleet, policy.tensors, [fleet.keep, *(server.keep for server in launched)])
+    keepers = [fleet.keep, *([folders.keep] if folders else []), *(server.keep for server in launched)]
+    return OpenedEngine(fleet, policy.tensors, keepers)
 
 
 def _discovery(config: TrainConfig) -> Discovery:
@@ -90,15 +92,15 @@ def _discovery(config: TrainConfig) -> Discovery:
 
 
 def _folders(config: TrainConfig) -> Folders:
-    model, actor = config.model, process.worker_name("actor")
+    """Beside the learner's folders, where there are any: links reach no other file system."""
+    model, name, run = config.model, process.worker_name("actor"), locations.run_identity(config.run)
     policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    written = locations.run_dir(config.run) / "weights" / actor
-    held = weights_dir(config) / "held" / actor
+    learners = weights_dir(config) / "held" if config.weights.channel == "disk" else None
+    parent = (learners or locations.run_dir(config.run) / "weights").absolute()
     try:
-        run = locations.run_identity(config.run)
-        return Folders(written.absolute(), policy.save_pretrained, run, held.absolute(), config.weights.load_s)
+        return Folders(parent, policy.save_pretrained, run, name, config.weights.load_s)
     except OSError as error:
-        raise ConfigError(f"what is left in {written} or {held} cannot be removed: {error}; remove it") from error
+        raise ConfigError(f"servers load weights from {parent}, which this actor cannot write: {error}") from error
 
 
 def _launched(config: TrainConfig) -> list[LaunchedServer]:

@@ -1,8 +1,16 @@
-"""The folders from which the servers of one actor load: written by the actor, or the learner's under another name."""
+"""The folders from which the servers of one actor process load: written by the actor, or links to the learner's.
+
+Every process has a directory of its own, whose name says run, actor and process. The process touches it regularly as
+long as it lives. A directory that nobody has touched for long belongs to a process that was killed, and no server can
+still be loading from it: any actor of the run removes it.
+"""
 
 from __future__ import annotations
 
-import time
+import asyncio
+import logging
+import os
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,93 +19,101 @@ from threading import Lock
 
 import torch
 
-from asyncrl.actor.engine.fleet.claims import Claim, remove_abandoned, unused_s
-from asyncrl.errors import ConfigError, UnavailableError, WeightsError
+from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.types import RunIdentity
 from asyncrl.weights.folders import (
     Folder,
     folder_name,
     link_folder,
     remove_all,
-    remove_folder,
     remove_older,
-    versions_in,
+    run_tags,
     write_folder,
 )
+from asyncrl.weights.threads import in_own_thread
 
-PREDECESSOR_S = 15.0
-"""An actor of the same name that is just being stopped is waited for."""
+TOUCHES = 4
+"""Touches within the time that a server may take to load."""
+
+logger = logging.getLogger(__name__)
 
 
 class Folders:
-    """Versions of `run` under `directory`, which is this actor's alone, with what `write_config` writes.
+    """Versions of `run` for the servers of the actor `name`, in a new directory under `parent`.
 
-    Those of the learner are held under `held`, by default there as well: on the learner's file system it takes no
-    second copy. What servers are reading is never removed. Of the others the newest are kept, as weights/folders.py
-    says; so a late joiner always finds the newest. A directory is made when it is needed: an empty one where the
-    learner's should be would look as if there were no weights yet.
+    `write_config` completes a version that is written here. The newest versions are kept, and those that a server is
+    loading. A server may take `load_s` to load one, so a directory is abandoned after twice that time.
 
-    What an earlier life of this actor, or other actors of this run and machine, left when they were killed is removed
-    too, once no server that they had load it can be at it any more: a server is given `load_s` (see claims.py). `clock`
-    gives seconds.
-
-    Raises ConfigError: another process, which lives, or another run has such a directory. OSError: what an earlier life
-    left cannot be removed.
+    Raises OSError: the directory cannot be made.
     """
 
     def __init__(
         self,
-        directory: Path,
+        parent: Path,
         write_config: Callable[[Path], object],
         run: RunIdentity,
-        held: Path | None = None,
+        name: str = "actor",
         load_s: float = 300.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._directory = directory
-        self._held = held or directory
+        self.directory = parent / f"{run_tags(run)[0]}-{name}-{uuid.uuid4().hex}"
         self._write_config = write_config
         self._run = run
         self._load_s = load_s
         self._readers: Counter[Path] = Counter()
-        self._clock = clock
         self._lock = Lock()
         self._closed = False
-        self._claims = {each: Claim(each, run) for each in (self._directory, self._held)}
-        self._inherited: dict[Path, float] = {}
-        """Versions of an earlier life, and when they may go."""
-        for each in self._claims:
-            self._take_over(each)
-            remove_abandoned(each.parent, run, load_s)
+        self.directory.mkdir(parents=True)
+
+    async def keep(self) -> None:
+        """Touch the own directory and remove abandoned ones; returns only by cancellation."""
+        while True:
+            await in_own_thread(self.tend)
+            await asyncio.sleep(self._load_s / TOUCHES)
+
+    def tend(self) -> None:
+        """Touch the own directory and remove abandoned ones, once."""
+        if self._closed:
+            return
+        try:
+            os.utime(self.directory)
+            # Times of one file system are compared, whatever the clock of this machine says.
+            old = self.directory.stat().st_mtime - 2 * self._load_s
+            siblings = [other for tag in run_tags(self._run) for other in self.directory.parent.glob(f"{tag}-*")]
+            for other in siblings:
+                if other.stat().st_mtime < old:
+                    logger.info("removing the weights that a killed actor left in %s", other)
+                    _remove(other, self._run)
+        except OSError as error:
+            logger.warning("could not look after %s and the folders beside it: %s", self.directory, error)
 
     def path(self, version: int) -> Path:
         """Where `write` puts a version."""
-        return self._directory / folder_name(version)
+        return self.directory / folder_name(version)
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Path:
         """The folder of `version`, written now. Raises WeightsError."""
-        with self._adding_to(self._directory):
+        with self._adding():
             try:
-                folder = write_folder(self._directory, version, tensors, self._write_config, self._run)
-                self._prune(folder)
+                folder = write_folder(self.directory, version, tensors, self._write_config, self._run)
+                self._prune()
             except OSError as error:
                 raise WeightsError(f"version {version} could not be written to disk: {error}") from error
         return folder
 
     def hold(self, folder: Folder) -> Folder:
-        """The learner's folder under a name of our own, since the learner removes it when it likes.
+        """The learner's folder under a second name, which stays when the learner removes the first.
 
-        Raises UnavailableError: it has gone already. WeightsError: it cannot have another name.
+        Raises UnavailableError: the folder has gone already. WeightsError: the second name cannot be made.
         """
-        with self._adding_to(self._held):
+        with self._adding():
             try:
-                held = link_folder(folder, self._held, self._run)
-                self._prune(held.path)
+                held = link_folder(folder, self.directory, self._run)
+                self._prune()
             except OSError as error:
                 if not folder.path.exists():
                     raise UnavailableError(f"{folder.path} has gone; a newer one will follow") from error
                 raise WeightsError(
-                    f"{folder.path} cannot be held in {self._held}, which must be writable here: {error}"
+                    f"{folder.path} cannot be held in {self.directory}, which must be writable here: {error}"
                 ) from error
         return held
 
@@ -105,47 +121,34 @@ class Folders:
     def reading(self, path: Path) -> Iterator[Path]:
         """Keep a folder for as long as a server loads it."""
         self._readers[path] += 1
-        for claim in self._claims.values():
-            claim.use()
         try:
             yield path
         finally:
             self._readers[path] -= 1
 
     def close(self) -> None:
-        """Remove all of them, once the version that is being written is; there will be no other."""
+        """Remove all versions, after the one that is being written; nothing is written afterwards."""
         self._closed = True
         with self._lock:
-            for claim in self._claims.values():
-                claim.remove()
-
-    def _take_over(self, directory: Path) -> None:
-        """Claim what an earlier life left and remove it, unless a server may still be loading it."""
-        if not directory.exists():
-            return
-        until = self._clock() + self._load_s - unused_s(directory)
-        self._claims[directory].make(PREDECESSOR_S)
-        if self._clock() <= until:
-            self._inherited |= dict.fromkeys(versions_in(directory, self._run).values(), until)
-        remove_all(directory, self._run, self._inherited)
+            _remove(self.directory, self._run)
 
     @contextmanager
-    def _adding_to(self, directory: Path) -> Iterator[None]:
-        """One version at a time, in a directory that is ours. Raises WeightsError."""
+    def _adding(self) -> Iterator[None]:
+        """One version at a time. Raises WeightsError."""
         with self._lock:
             if self._closed:
                 raise WeightsError("the fleet has been closed, its folders are gone")
-            try:
-                self._claims[directory].make()
-            except ConfigError as error:
-                raise WeightsError(str(error)) from error
             yield
 
-    def _prune(self, newest: Path) -> None:
-        self._inherited.pop(newest, None)
-        for path in [path for path, until in self._inherited.items() if self._clock() > until]:
-            remove_folder(path, self._run)
-            del self._inherited[path]
+    def _prune(self) -> None:
         read = [path for path, readers in list(self._readers.items()) if readers]
-        remove_older(newest.parent, self._run, read, self._inherited)
-        remove_abandoned(newest.parent.parent, self._run, self._load_s)
+        remove_older(self.directory, self._run, read)
+
+
+def _remove(directory: Path, run: RunIdentity) -> None:
+    """Remove the versions of `run` in a directory, and the directory unless a person has put something else there."""
+    try:
+        remove_all(directory, run)
+        directory.rmdir()
+    except OSError as error:
+        logger.warning("%s stays: %s", directory, error)

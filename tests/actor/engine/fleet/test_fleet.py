@@ -305,12 +305,12 @@ def test_weights_go_by_disk_to_a_server_that_takes_no_tensors(tmp_path: Path):
         async with serving(server), fleet_over(server, **options) as fleet:
             for version in range(4):
                 await fleet.update_weights(version, tensors(version))
-            assert sorted(versions_in(tmp_path, OWN_RUN)) == [2, 3]
-            assert (tmp_path / "v00000003" / "config.json").exists()
+            assert sorted(versions_in(folders.directory, OWN_RUN)) == [2, 3]
+            assert (folders.path(3) / "config.json").exists()
             return await fleet.generate(ids(), Sampling(1.0, 5), (), "s")
 
     assert_true(run(scenario))
-    assert not tmp_path.exists()
+    assert not folders.directory.exists()
 
 
 def test_prefixes_are_salted_by_version_where_they_are_not_flushed():
@@ -488,7 +488,7 @@ def test_a_server_that_will_not_be_parted_from_holds_up_neither_the_end_nor_the_
 
     run(scenario)
     assert closed == [good.url]
-    assert not (tmp_path / "held").exists()
+    assert not held.directory.exists()
     assert "1 servers were not parted from" in caplog.text
 
 
@@ -532,9 +532,9 @@ def test_a_fleet_that_is_closed_while_it_writes_a_version_leaves_nothing(monkeyp
                 updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
                 await async_until(begun.is_set)
             updating.cancel()
-            assert list(tmp_path.iterdir())
+            assert folders.directory.exists()
             go_on.set()
-            await async_until(lambda: not list(tmp_path.iterdir()))
+            await async_until(lambda: not folders.directory.exists())
 
     run(scenario)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.actor.engine.fleet.claims import CLAIM
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.server import SglangServer
@@ -35,8 +33,7 @@ def pushed(directory: Path, version: int, weights: Any = None) -> Folder:
 
 
 def names(directory: Path) -> list[str]:
-    """What is there besides the claim."""
-    return sorted(each.name for each in directory.iterdir() if each.name != CLAIM)
+    return sorted(each.name for each in directory.iterdir())
 
 
 def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path):
@@ -52,7 +49,7 @@ def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path
         folders.write(5, some_tensors(5))
         assert not path.exists()
         folders.close()
-        assert not (tmp_path / "held").exists()
+        assert not list((tmp_path / "held").iterdir())
 
     run(scenario)
 
@@ -71,17 +68,9 @@ def test_a_version_that_a_server_comes_to_late_is_there_though_newer_ones_were_w
                 async with late.folder() as path:
                     assert same_bits(read_folder(path, late.version).read(), some_tensors(late.version))
         folders.write(14, some_tensors(14))
-        assert names(tmp_path / "held") == ["v00000013", "v00000014"]
+        assert names(folders.directory) == ["v00000013", "v00000014"]
 
     run(scenario)
-
-
-def test_what_an_earlier_life_left_is_removed(tmp_path: Path):
-    Folders(tmp_path, nothing, OWN_RUN).write(100, some_tensors())
-    os.utime(tmp_path / CLAIM, (0, 0))
-    folders = Folders(tmp_path, nothing, OWN_RUN)
-    folders.write(3, some_tensors())
-    assert names(tmp_path) == ["v00000003"]
 
 
 def test_a_folder_is_read_and_tensors_are_written_once_for_all_servers(tmp_path: Path, monkeypatch):
@@ -98,7 +87,7 @@ def test_a_folder_is_read_and_tensors_are_written_once_for_all_servers(tmp_path:
         assert first is second
         assert same_bits(first, some_tensors(2))
         async with update.folder() as path:
-            assert path.parent == tmp_path / "held"
+            assert path.parent == folders.directory
 
     run(scenario)
     assert len(reads) == 1
@@ -114,19 +103,10 @@ def test_a_folder_that_went_before_it_could_be_held_is_unavailable_and_one_that_
         run(lambda: Update(2, "2-me", folder, folders).tensors())
 
 
-def test_nothing_is_made_where_the_learners_folders_are_before_one_is_held(tmp_path: Path):
-    folders = Folders(tmp_path / "written", nothing, OWN_RUN, tmp_path / "pushed" / "held")
-    folders.write(1, some_tensors())
-    assert [each.name for each in tmp_path.iterdir()] == ["written"]
-    held = folders.hold(pushed(tmp_path / "pushed", 2))
-    assert held.path == tmp_path / "pushed" / "held" / "v00000002"
-    folders.close()
-    assert sorted(each.name for each in (tmp_path / "pushed").iterdir()) == ["v00000002"]
-
-
 def test_a_directory_that_cannot_hold_folders_is_named(tmp_path: Path):
     folders = Folders(tmp_path / "held", nothing, OWN_RUN)
-    (tmp_path / "held").write_text("in the way")
+    folders.directory.rmdir()
+    folders.directory.write_text("in the way")
     with pytest.raises(WeightsError, match="must be writable here"):
         folders.hold(pushed(tmp_path / "pushed", 2))
 
@@ -139,17 +119,14 @@ def test_servers_load_the_learners_folder_which_may_go_at_once_and_a_late_joiner
         return [server.url for server in servers]
 
     async def scenario():
-        options = {
-            "transports": ("disk",),
-            "folders": Folders(tmp_path / "held", nothing, OWN_RUN),
-            "discover": discover,
-        }
+        folders = Folders(tmp_path / "held", nothing, OWN_RUN)
+        options = {"transports": ("disk",), "folders": folders, "discover": discover}
         async with serving(first, late), fleet_over(**options) as fleet:
             for version in range(4):
                 folder = pushed(tmp_path / "pushed", version)
                 taken = asyncio.create_task(fleet.update_weights(version, folder))
-                await async_until(lambda version=version: (tmp_path / "held" / f"v{version:08d}").exists())
-                assert (tmp_path / "held" / f"v{version:08d}" / TENSORS).samefile(folder.path / TENSORS)
+                await async_until(lambda version=version: folders.path(version).exists())
+                assert (folders.path(version) / TENSORS).samefile(folder.path / TENSORS)
                 shutil.rmtree(folder.path)
                 await taken
             servers.append(late)
