@@ -155,7 +155,7 @@ async def launched(python: str, model: Path, log: Path) -> AsyncIterator[str]:
     """The url of a server over `model` that `python` runs: on the GPU where there is one, else on the CPU."""
     from omegaconf import OmegaConf
 
-    from asyncrl.config.load import config_dir
+    from asyncrl.config.files import config_dir
     from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
     from asyncrl.machine.ports import free_ports
 

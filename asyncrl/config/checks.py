@@ -6,12 +6,11 @@ Every refusal names the keys with their values, and the fix.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
-from dataclasses import is_dataclass
-from typing import Any
+from collections.abc import Collection
 
 from asyncrl.config.combinations import conflicts
-from asyncrl.config.option import options
+from asyncrl.config.keys import sections, value
+from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 
@@ -33,33 +32,12 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
         for option in options(type(section)):
             key, given = prefix + option.name, getattr(section, option.name)
             if key not in bad and not option.allows(given):
-                lines.append(f"{key}={given}: it must be {option.allowed}")
+                lines.append(f"{key}={as_yaml(given)}: it must be {option.allowed}")
                 bad.add(key)
             if key in bad:
                 setattr(section, option.name, option.default)
     for conflict in conflicts(config):
         keys, _, fix = conflict.partition(": ")
         if bad.isdisjoint(keys.split()):
-            lines.append(f"{' with '.join(f'{key}={value(config, key)}' for key in keys.split())}: {fix}")
+            lines.append(f"{' with '.join(f'{key}={as_yaml(value(config, key))}' for key in keys.split())}: {fix}")
     return lines
-
-
-def sections(config: TrainConfig) -> Iterator[tuple[str, Any]]:
-    """Every section with the prefix of its keys, such as `replay.filter.`."""
-    yield from _sections("", config)
-
-
-def _sections(prefix: str, section: Any) -> Iterator[tuple[str, Any]]:
-    yield prefix, section
-    declared = {option.name for option in options(type(section))}
-    for name, inner in vars(section).items():
-        if name not in declared and is_dataclass(inner):
-            yield from _sections(f"{prefix}{name}.", inner)
-
-
-def value(config: TrainConfig, key: str) -> Any:
-    """The value at a dotted key."""
-    node: Any = config
-    for part in key.split("."):
-        node = getattr(node, part)
-    return node

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.checks import sections
-from asyncrl.config.option import Option, options
-from asyncrl.config.schema import Choice, TrainConfig
+from asyncrl.config.keys import sections
+from asyncrl.config.option import REQUIRED, Option, options
+from asyncrl.config.schema import TrainConfig
 
 HEAD = """# Configuration
 
@@ -37,22 +37,12 @@ def _section(prefix: str, cls: type[Any]) -> str:
 
 
 def _row(prefix: str, option: Option) -> str:
-    cells = [f"`{prefix}{option.name}`", _default(option.default), option.allowed, option.meaning]
+    cells = [f"`{prefix}{option.name}`", _default(option), option.allowed, option.meaning]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _default(value: Any) -> str:
-    return "must be set" if value == "???" else "null" if value is None else f"`{_plain(value)}`"
-
-
-def _plain(value: Any) -> Any:
-    """A part as YAML writes it."""
-    if isinstance(value, list):
-        return f"[{', '.join(str(_plain(each)) for each in value)}]"
-    if isinstance(value, Choice):
-        params = ", ".join(f"{name}: {each}" for name, each in value.params.items())
-        return f"{{name: {value.name}" + (f", params: {{{params}}}}}" if params else "}")
-    return value
+def _default(option: Option) -> str:
+    return "must be set" if option.default == REQUIRED else f"`{option.shown_default}`"
 
 
 if __name__ == "__main__":

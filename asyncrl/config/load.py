@@ -1,22 +1,18 @@
-"""From a command line to a checked configuration: Hydra composes, the schema types it, `checks` refuses what cannot be.
-
-Three levels, as users of verl know them: command line over experiment file over defaults.
-"""
+"""The entry of every role: its command line, its log and its exit status."""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
+from omegaconf import OmegaConf
 
-import asyncrl
-from asyncrl.config.checks import check
-from asyncrl.config.renamed import advice
+from asyncrl.config.commands import command_name, role_help
+from asyncrl.config.compose import composed, read
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
 from asyncrl.machine.disk import LossyText
@@ -25,69 +21,57 @@ from asyncrl.text import cut
 EXIT_USAGE = 2
 EXIT_FAILURE = 1
 EXIT_STOPPED = 130
-"""Of a role that was asked to stop before it was done."""
+"""The status of a role that was asked to stop before it was done."""
 MAX_LOG_CHARS = 16_000
 
 
 class _Bounded(logging.Formatter):
-    """Keeps what a stranger's text, in a message or a traceback, can add to a log within bounds."""
+    """Bounds what a text from outside, in a message or a traceback, can add to a log."""
 
     def format(self, record: logging.LogRecord) -> str:
         return cut(super().format(record), MAX_LOG_CHARS)
 
 
-def config_dir() -> Path:
-    """The folder of the shipped configuration files: beside the package in a checkout, inside it when installed."""
-    package = Path(asyncrl.__file__).parent
-    inside, beside = package / "configs", package.parent / "configs"
-    return inside if inside.is_dir() else beside
-
-
-def to_config(composed: DictConfig) -> TrainConfig:
-    """The typed, checked configuration. Raises ConfigError."""
-    missing = sorted(OmegaConf.missing_keys(composed))
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} must be set, on the command line (KEY=VALUE) or by experiment=NAME")
-    try:
-        config = OmegaConf.to_object(composed)
-    except MissingMandatoryValue as error:
-        raise ConfigError(str(error)) from error
-    assert isinstance(config, TrainConfig)
-    check(config)
-    return config
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {command_name()} --help")
 
 
 def role_main(role: Callable[[TrainConfig], None]) -> None:
-    """The entry of a role: reads the command line (`--help`, `--cfg job`, KEY=VALUE ...) and runs `role`.
+    """Read the command line of this process and run `role`.
 
-    A configuration or a data file that is refused ends the process with a message and status 2, what fails later with
-    status 1; neither shows a traceback.
+    A configuration or a data file that is refused ends the process with a message and status 2. A later failure ends
+    it with a message and status 1. Neither shows a traceback.
     """
-    for argument in sys.argv[1:]:
-        key = argument.lstrip("+~").partition("=")[0]
-        if instead := advice(key):
-            sys.stderr.write(f"asyncrl: {key}: {instead}\n")
-            sys.exit(EXIT_USAGE)
-    ConfigStore.instance().store(name="schema", node=TrainConfig)
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        sys.stdout.write(role_help(arguments))
+        return
+    sys.stdout, sys.stderr = LossyText(1), LossyText(2)
+    log_to_stderr()
+    try:
+        _run(role, arguments)
+    except StoppedError:
+        sys.exit(EXIT_STOPPED)
+    except AsyncrlError as error:
+        sys.stderr.write("".join(f"asyncrl: {line}\n" for line in str(error).splitlines()))
+        sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE)
 
-    @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train")
-    def run(composed: DictConfig) -> None:
-        # Not before: what Hydra itself prints, such as its help, may be lost to nobody.
-        sys.stdout, sys.stderr = LossyText(1), LossyText(2)
-        log_to_stderr()
-        try:
-            role(to_config(composed))
-        except StoppedError:
-            sys.exit(EXIT_STOPPED)
-        except AsyncrlError as error:
-            sys.stderr.write(f"asyncrl: {error}\n")
-            sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE)
 
-    run()
+def _run(role: Callable[[TrainConfig], None], arguments: Sequence[str]) -> None:
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("--config-dir", type=Path)
+    given = parser.parse_intermixed_args(arguments)
+    if given.cfg:
+        sys.stdout.write(OmegaConf.to_yaml(composed(given.words, given.config_dir)))
+    else:
+        role(read(given.words, given.config_dir))
 
 
 def log_to_stderr() -> None:
-    """The log of this process: lines of a bounded length on stderr."""
+    """Log to stderr, with lines of a bounded length."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Bounded("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -9,8 +9,11 @@ import copy
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any
+
+REQUIRED = "???"
+"""The default of an option of the configuration that must be set. It is OmegaConf's own mark."""
 
 _WORDS = {bool: "true or false", str: "text", Any: "anything", float: "number", int: "whole number"}
 
@@ -46,13 +49,22 @@ class Option:
         return self.default is MISSING
 
     @property
+    def is_mapping(self) -> bool:
+        return typing.get_origin(self.type) is dict
+
+    @property
+    def shown_default(self) -> str:
+        """The default as YAML writes it."""
+        return as_yaml(self.default)
+
+    @property
     def allowed(self) -> str:
         """What a value must be, in words."""
         return self._words(self.type) + (" or null" if self.optional else "")
 
     def allows(self, value: Any) -> bool:
         """Whether a value has the type and meets the constraint."""
-        return self.optional if value is None else self._fits(value, self.type)
+        return self.optional if value is None else value != "" and self._fits(value, self.type)
 
     def _words(self, hint: Any, plural: bool = False) -> str:
         article, end = ("", "s") if plural else ("a ", "")
@@ -63,7 +75,7 @@ class Option:
             return ("" if plural else "one of ") + ", ".join(self.choices)
         if hint in (float, int):
             return f"{article}{_WORDS[hint]}{end}" + (f" in {self.within}" if self.within else "")
-        return _WORDS.get(hint, f"{article}part{end}")
+        return _WORDS.get(hint, f"{article}part{end}, {{name: NAME, params: {{...}}}}")
 
     def _fits(self, value: Any, hint: Any) -> bool:
         origin, each = typing.get_origin(hint), typing.get_args(hint)[-1:]
@@ -91,6 +103,20 @@ def _option(declared: Field[Any], hint: Any) -> Option:
     factory = declared.default_factory
     default = declared.default if factory is MISSING else factory()
     return Option(declared.name, hint, optional, default, **declared.metadata)
+
+
+def as_yaml(value: Any) -> str:
+    """A value as the command line and YAML files write it."""
+    match value:
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+        case list():
+            return f"[{', '.join(as_yaml(each) for each in value)}]"
+        case dict():
+            return f"{{{', '.join(f'{name}: {as_yaml(each)}' for name, each in value.items())}}}"
+        case _ if is_dataclass(value):
+            return as_yaml({name: each for name, each in vars(value).items() if each != {}})
+    return str(value)
 
 
 def _is_number(value: Any, wanted: type) -> bool:

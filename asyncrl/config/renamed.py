@@ -10,6 +10,7 @@ from collections.abc import Mapping
 RENAMED: Mapping[str, str] = {
     "actor.door_host": "actor.chat_api_host",
     "actor.door_port": "actor.chat_api_port",
+    "hydra": "asyncrl reads the command line itself; --config-dir DIR adds a folder of configuration files",
     "engine.sampling": "it allowed neutral values only; leave it out (actor.temperature sets the temperature)",
 }
 

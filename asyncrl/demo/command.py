@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
 from rich.console import Console
 
 from asyncrl.config import locations
@@ -39,7 +38,7 @@ def run(config: TrainConfig) -> None:
     console = Console(stderr=True)
     run_dir = locations.run_dir(config.run)
     started = time.monotonic()
-    if not train(config, list(HydraConfig.get().overrides.task)):
+    if not train(config, sys.argv[1:]):
         sys.exit(130)
     summary = summarise(config, run_dir, time.monotonic() - started)
     draw(run_dir, run_dir / "curve.png")

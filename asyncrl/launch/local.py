@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-
 from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
@@ -105,7 +103,7 @@ def train(
 
 
 def run(config: TrainConfig) -> None:
-    if not train(config, list(HydraConfig.get().overrides.task)):
+    if not train(config, sys.argv[1:]):
         sys.exit(130)
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import sys
 
-from hydra.core.hydra_config import HydraConfig
-
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
@@ -26,8 +24,7 @@ def run(config: TrainConfig) -> None:
         )
     stop = process.stop_on_signals()
     if config.cluster.learner_ranks > 1 and Membership.of_this_process() is None:
-        overrides = HydraConfig.get().overrides.task
-        run_ranks([sys.executable, "-m", "asyncrl.learner", *overrides], config.cluster.learner_ranks, stop)
+        run_ranks([sys.executable, "-m", "asyncrl.learner", *sys.argv[1:]], config.cluster.learner_ranks, stop)
         return
     process.limit_threads(config.cluster.learner_threads)
     from asyncrl.learner.run import run as learn

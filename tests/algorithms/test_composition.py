@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from asyncrl.algorithms.compose import Algorithm, check
 from asyncrl.algorithms.registry import HOMES, parts
-from asyncrl.config.load import config_dir
+from asyncrl.config.compose import composed
+from asyncrl.config.files import choices
 from asyncrl.config.schema import AlgorithmConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from tests.algorithms.my_parts import Squared
 from tests.algorithms.support import make_algorithm, make_config
 
-PRESETS = sorted(path.stem for path in (config_dir() / "algorithm").glob("*.yaml"))
+PRESETS = list(choices("algorithm"))
 
 
 def preset(name: str) -> AlgorithmConfig:
-    ConfigStore.instance().store(name="schema", node=TrainConfig)
-    with initialize_config_dir(version_base="1.3", config_dir=str(Path(config_dir()).absolute())):
-        composed = compose("train", overrides=[f"algorithm={name}", "model.path=x", "data.train=x"])
-    config = OmegaConf.to_object(composed)
+    config = OmegaConf.to_object(composed([f"algorithm={name}", "model.path=x", "data.train=x"]))
     assert isinstance(config, TrainConfig)
     return config.algorithm
 

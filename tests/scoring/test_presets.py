@@ -2,11 +2,8 @@
 an episode."""
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 
-from asyncrl.config.load import config_dir, to_config
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.compose import read
 from asyncrl.errors import ConfigError
 from tests.scoring.fakes import SaidPRM, lines, score
 
@@ -21,10 +18,7 @@ def preset(tmp_path):
     data.touch()
 
     def scoring(*overrides):
-        ConfigStore.instance().store(name="schema", node=TrainConfig)
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            composed = compose("train", [f"data.train={data}", "model.path=m", "scoring.rule=gsm8k", *overrides])
-        return to_config(composed).scoring
+        return read([f"data.train={data}", "model.path=m", "scoring.rule=gsm8k", *overrides]).scoring
 
     return scoring
 

@@ -35,7 +35,7 @@ class Actor:
         self.publisher = Publisher("127.0.0.1", 0, zmq.Context.instance())
         self.server_port = free_ports(1)
         self._log = folder / "actor.log"
-        command = [sys.executable, "-m", "asyncrl.actor", f"hydra.run.dir={folder}", f"run.dir={folder}"]
+        command = [sys.executable, "-m", "asyncrl.actor", f"run.dir={folder}"]
         command += [f"model.path={model}", f"data.train={folder}/train.parquet", "actor.max_tokens=512"]
         command += ["engine=sglang", "engine.launch=true", f"engine.python={os.environ['ASYNCRL_SGLANG_PYTHON']}"]
         command += [f"engine.server.port={self.server_port}", f"engine.server.arguments=[{','.join(ARGUMENTS)}]"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import MISSING
-
-from asyncrl.config.option import option
+from asyncrl.config.option import REQUIRED, option
 
 
 @dataclass
@@ -54,7 +52,7 @@ class ImplicitConfig:
 class Choice:
     """An algorithm's part: its name and the parameters that differ from its defaults."""
 
-    name: str = option(MISSING, "name in `asyncrl algorithms`")
+    name: str = option(REQUIRED, "name in `asyncrl algorithms`")
     params: dict[str, Any] = option({}, "parameters that differ from the defaults")
 
 

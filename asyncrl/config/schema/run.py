@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omegaconf import MISSING
-
-from asyncrl.config.option import option
+from asyncrl.config.option import REQUIRED, option
 
 
 @dataclass
@@ -22,7 +20,7 @@ class RunConfig:
 class ModelConfig:
     """The policy."""
 
-    path: str = option(MISSING, "Hugging Face folder or hub name of the policy, with its tokenizer")
+    path: str = option(REQUIRED, "Hugging Face folder or hub name of the policy, with its tokenizer")
     dtype: str = option("float32", "compute dtype of learner and embedded engine", choices=("float32", "bfloat16"))
     attention: str = option(
         "sdpa",
@@ -37,7 +35,7 @@ class ModelConfig:
 class DataConfig:
     """The tasks, as Parquet in verl's layout."""
 
-    train: str = option(MISSING, "Parquet file of training tasks")
+    train: str = option(REQUIRED, "Parquet file of training tasks")
     eval: str | None = option(None, "Parquet file of held-out tasks")
     shuffle: bool = option(True, "shuffle every epoch by the run's seed")
     weights: dict[str, float] = option(

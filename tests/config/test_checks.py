@@ -1,20 +1,18 @@
-"""A wrong configuration ends with a message that names the fix, before anything starts; never with a traceback."""
+"""Values and combinations that cannot work are refused with the fix, all at once."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from math import isfinite
 from pathlib import Path
 
 import pytest
 
 from asyncrl.config.bind import check_bind
-from asyncrl.config.checks import check, sections, value
-from asyncrl.config.option import Option, options
+from asyncrl.config.checks import check
+from asyncrl.config.keys import OPTIONS, value
+from asyncrl.config.option import Option
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
-from tests.helpers import GENEROUS_S
 
 
 @pytest.fixture
@@ -38,8 +36,7 @@ def test_the_defaults_are_possible(config: TrainConfig) -> None:
 
 def constrained() -> list[tuple[str, object]]:
     """Every option with a constraint, and a value that breaks it."""
-    found = [(prefix, option) for prefix, section in sections(TrainConfig()) for option in options(type(section))]
-    return [(prefix + option.name, bad(option)) for prefix, option in found if option.within or option.choices]
+    return [(key, bad(option)) for key, option in OPTIONS.items() if option.within or option.choices]
 
 
 def bad(option: Option) -> object:
@@ -160,37 +157,6 @@ def test_a_bind_off_loopback_needs_an_explicit_word() -> None:
             check_bind(host, insecure=False)
         check_bind(host, insecure=True)
         check_bind(host, insecure=False, secured=True)
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "asyncrl.replay", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S, check=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fix"),
-    [
-        (["model.path=x", "data.train=nowhere.parquet"], "no such file"),
-        (["model.path=x"], "data.train must be set"),
-        (["learner.no_such_key=1"], "no_such_key"),
-        (["learner.steps=many"], "many"),
-        (["algorithm=no_such"], "no_such"),
-    ],
-)
-def test_a_role_with_a_wrong_command_line_ends_with_a_message_not_a_traceback(arguments: list[str], fix: str) -> None:
-    result = run(*arguments)
-    assert result.returncode != 0
-    assert fix in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_help_and_cfg_show_the_configuration_without_starting_anything() -> None:
-    shown = run("--help")
-    assert shown.returncode == 0
-    assert "docs/configuration.md" in shown.stdout
-    composed = run("--cfg", "job", "learner.steps=7")
-    assert composed.returncode == 0
-    assert "steps: 7" in composed.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""The commands of `asyncrl`, and the help of those that read the configuration. Nothing here imports a command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.config.files import GROUPS, choices
+from asyncrl.config.keys import SECTIONS, did_you_mean, sections
+from asyncrl.config.option import REQUIRED, options
+from asyncrl.config.schema import TrainConfig
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: the module whose `main` runs it. `is_role`: it takes KEY=VALUE."""
+
+    module: str
+    meaning: str
+    is_role: bool = False
+    subcommands: Sequence[str] = ()
+
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command("asyncrl.launch.local", "run everything on this machine: replay, actors, scorers, learner", True),
+    "demo": Command("asyncrl.demo.command", "train a tiny calculator policy from nothing, and show the result", True),
+    "replay": Command(
+        "asyncrl.replay.__main__",
+        "serve the replay of a run, or look into it: status, show, export, import, dead-letters",
+        True,
+        ("status", "show", "export", "import", "dead-letters", "requeue", "discard", "skip-plan"),
+    ),
+    "actor": Command("asyncrl.actor.__main__", "run episodes", True),
+    "scoring": Command("asyncrl.scoring.__main__", "verify and score trajectories", True),
+    "learner": Command("asyncrl.learner.__main__", "train the policy and publish its weights", True),
+    "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
+    "data": Command(
+        "asyncrl.data.command", "make task files: `asyncrl data gsm8k --source DIR --out FILE`", False, ("gsm8k",)
+    ),
+    "algorithms": Command("asyncrl.algorithms.listing", "list every advantage, loss, correction, KL and aggregation"),
+    "completion": Command(
+        "asyncrl.config.completion", "print the completion script of a shell: bash or zsh", False, ("bash", "zsh")
+    ),
+}
+
+OPTIONS_HELP = """options:
+  KEY=VALUE         set a key, such as learner.steps=100 or actor.tools=[calculator,python]
+  GROUP=NAME        choose a file of a group, such as algorithm=dapo
+  --cfg job         print the configuration that would run
+  --config-dir DIR  find files of groups in DIR too, such as DIR/experiment/NAME.yaml
+  --help [SECTION]  print this text, or the keys of a section
+"""
+
+
+def usage() -> str:
+    """The help of `asyncrl`."""
+    lines = [f"  {name:<11} {command.meaning}\n" for name, command in COMMANDS.items()]
+    return (
+        "usage: asyncrl COMMAND [--help] [KEY=VALUE ...]\n"
+        "       asyncrl --version\n\n"
+        "Asynchronous off-policy reinforcement learning of tool-calling language models.\n\n"
+        f"commands:\n{''.join(lines)}"
+    )
+
+
+def command_name() -> str:
+    """How the command of this process is written, such as `asyncrl train`."""
+    program = Path(sys.argv[0])
+    return f"asyncrl {program.parent.name}" if program.name == "__main__.py" else program.name
+
+
+def role_help(arguments: Sequence[str]) -> str:
+    """The help of a role; of sections, where the arguments name some."""
+    words = [word for word in arguments if not word.startswith("-") and "=" not in word]
+    return "".join(_section_help(word) for word in words) or "".join(_role_help(command_name()))
+
+
+def _role_help(name: str) -> Iterator[str]:
+    meaning = COMMANDS[name.split()[-1]].meaning if name.split()[-1] in COMMANDS else ""
+    yield f"usage: {name} [KEY=VALUE ...] [--cfg job] [--config-dir DIR] [--help [SECTION]]\n\n"
+    yield f"{meaning[:1].upper()}{meaning[1:]}.\n\n" if meaning else ""
+    yield f"{OPTIONS_HELP}\ngroups:\n"
+    yield from (f"  {group:<11} {', '.join(choices(group))}\n" for group in GROUPS)
+    yield "\nsections:\n"
+    for prefix, section in sections(TrainConfig()):
+        if prefix:
+            yield f"  {prefix.rstrip('.'):<22} {_summary(section)}\n"
+
+
+def _section_help(name: str) -> str:
+    found = [(prefix, section) for prefix, section in sections(TrainConfig()) if prefix == f"{name}."]
+    if not found:
+        return f"{name}: there is no such section{did_you_mean(name, SECTIONS)}\n"
+    prefix, section = found[0]
+    lines = [f"{name}: {_summary(section)}\n"]
+    for option in options(type(section)):
+        default = "" if option.default == REQUIRED else f" (default {option.shown_default})"
+        lines.append(f"\n  {prefix}{option.name}: {option.allowed}{default}\n      {option.meaning}\n")
+    return "".join(lines)
+
+
+def _summary(section: object) -> str:
+    return (section.__doc__ or "").strip().splitlines()[0]

@@ -1,0 +1,92 @@
+"""`asyncrl completion SHELL`: print the script that completes commands, keys and values in bash or zsh.
+
+The scripts run `asyncrl completion words -- WORD ...`, which prints what the last word may become.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+from asyncrl.config.commands import COMMANDS
+from asyncrl.config.files import GROUPS, choices
+from asyncrl.config.keys import OPTIONS
+
+SCRIPTS = {
+    # To bash a word begins behind "=", so it must get no more than that back.
+    "bash": """_asyncrl() {
+    local line=${COMP_LINE:0:COMP_POINT} before
+    local current=${line##*[[:space:]]}
+    read -ra before <<< "${line%"$current"}"
+    mapfile -t COMPREPLY < <(asyncrl completion words -- "${before[@]:1}" "$current" 2>/dev/null)
+    COMPREPLY=("${COMPREPLY[@]#"${current%"${current##*=}"}"}")
+}
+complete -o default -o nospace -F _asyncrl asyncrl
+""",
+    "zsh": """_asyncrl() {
+    local -a found
+    found=("${(@f)$(asyncrl completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    if [[ -n "$found" ]]; then compadd -Q -S '' -- "${found[@]}"; else _files; fi
+}
+compdef _asyncrl asyncrl
+""",
+}
+
+INSTALL = """to use it, add a line to ~/.bashrc, or to ~/.zshrc below `compinit`:
+  eval "$(asyncrl completion bash)"
+  eval "$(asyncrl completion zsh)"
+"""
+
+
+def candidates(words: Sequence[str]) -> Iterator[str]:
+    """What the last word behind `asyncrl` may become. A word that is complete ends with a space."""
+    *before, current = words
+    known = _known(before, current.lstrip("+"))
+    yield from (word for word in known if word.startswith(current.lstrip("+")))
+
+
+def _known(before: Sequence[str], current: str) -> Iterator[str]:
+    if not before:
+        yield from (f"{word} " for word in [*COMMANDS, "--help", "--version"])
+        return
+    command = COMMANDS.get(before[0])
+    if command is None:
+        return
+    if len(before) == 1:
+        yield from (f"{word} " for word in command.subcommands)
+    if command.is_role:
+        yield from _values(current) if "=" in current else _keys(current)
+
+
+def _keys(current: str) -> Iterator[str]:
+    yield from ("--help ", "--cfg job ", "--config-dir ")
+    yield from (f"{group}=" for group in GROUPS)
+    if "." in current:
+        yield from (f"{key}=" for key in OPTIONS)
+    else:
+        yield from dict.fromkeys(f"{key.partition('.')[0]}." for key in OPTIONS)
+
+
+def _values(current: str) -> Iterator[str]:
+    key = current.partition("=")[0]
+    known: Sequence[str] = ()
+    if key in GROUPS:
+        known = list(choices(key))
+    elif option := OPTIONS.get(key):
+        known = ("true", "false") if option.type is bool else option.choices
+    yield from (f"{key}={value} " for value in known)
+
+
+def main() -> None:
+    """The entry of the command line."""
+    parser = argparse.ArgumentParser(
+        description="Print the script that completes commands, keys and values in a shell.",
+        epilog=INSTALL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=[*SCRIPTS, "words"])
+    parser.add_argument("words", nargs="*", help="for the scripts: the words to complete the last of")
+    given = parser.parse_args()
+    text = SCRIPTS.get(given.shell) or "".join(f"{word}\n" for word in candidates(given.words or [""]))
+    sys.stdout.write(text)

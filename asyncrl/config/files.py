@@ -1,0 +1,23 @@
+"""The configuration files: one folder a group, of which a run chooses one file each by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import asyncrl
+
+GROUPS = ("algorithm", "engine", "scoring", "experiment")
+
+
+def config_dir() -> Path:
+    """The folder of the shipped configuration files: beside the package in a checkout, inside it when installed."""
+    package = Path(asyncrl.__file__).parent
+    inside, beside = package / "configs", package.parent / "configs"
+    return inside if inside.is_dir() else beside
+
+
+def choices(group: str, folder: Path | None = None) -> dict[str, Path]:
+    """The files of a group by name, the shipped ones and those of a further folder."""
+    homes = [home / group for home in (config_dir(), folder) if home is not None]
+    found = {str(path.relative_to(home).with_suffix("")): path for home in homes for path in home.rglob("*.yaml")}
+    return dict(sorted(found.items()))

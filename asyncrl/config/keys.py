@@ -1,0 +1,59 @@
+"""Every key of the configuration, as the schema declares it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+from asyncrl.config.option import Option, options
+from asyncrl.config.schema import TrainConfig
+
+
+def sections(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A section and those below it, each with the prefix of its keys, such as `replay.filter.`."""
+    yield prefix, section
+    declared = {option.name for option in options(type(section))}
+    for name, inner in vars(section).items():
+        if name not in declared and is_dataclass(inner):
+            yield from sections(inner, f"{prefix}{name}.")
+
+
+def value(config: TrainConfig, key: str) -> Any:
+    """The value at a dotted key."""
+    node: Any = config
+    for part in key.split("."):
+        node = getattr(node, part)
+    return node
+
+
+def _all() -> Iterator[tuple[str, Option]]:
+    for prefix, section in sections(TrainConfig()):
+        for option in options(type(section)):
+            yield prefix + option.name, option
+            if isinstance(option.type, type) and is_dataclass(option.type):
+                yield from ((f"{prefix}{option.name}.{inner.name}", inner) for inner in options(option.type))
+
+
+OPTIONS: Mapping[str, Option] = dict(_all())
+"""Every option by its key. The name and the parameters of a part, such as `algorithm.loss.name`, are options too."""
+
+SECTIONS = {key.rpartition(".")[0] for key in OPTIONS}
+"""The keys that hold other keys."""
+
+
+def option_of(key: str) -> Option | None:
+    """The option that a key belongs to: its own, or the mapping that it is an entry of. None: there is none."""
+    parent = key
+    while parent and parent not in OPTIONS:
+        parent = parent.rpartition(".")[0]
+    option = OPTIONS.get(parent)
+    return option if option and (parent == key or option.is_mapping) else None
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """A question that names what comes nearest to an unknown word, or nothing."""
+    same_name = [each for each in known if "." not in word and each.rpartition(".")[2] == word]
+    near = same_name[:3] or difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

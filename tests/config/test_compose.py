@@ -1,0 +1,139 @@
+"""Words of a command line become a configuration, or are refused all at once, one line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.compose import composed, read
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+
+
+@pytest.fixture
+def required(tmp_path: Path) -> list[str]:
+    """Words for the keys that must be set."""
+    (tmp_path / "tasks.parquet").touch()
+    return ["model.path=m", f"data.train={tmp_path}/tasks.parquet"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of the user's own experiments."""
+    (tmp_path / "experiment").mkdir()
+    return tmp_path
+
+
+def refused(words: list[str], folder: Path | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        read(words, folder)
+    return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("learner.steps", "learner.steps: write KEY=VALUE"),
+        ("=3", "=3: write KEY=VALUE"),
+        ("a b=c", "a b=c: it cannot be read"),
+        ("learner.betas=[0.9", "learner.betas=[0.9: it cannot be read"),
+        ("run.name='mine", "run.name='mine: it cannot be read"),
+        ("run.name=mine=yours", "run.name=mine=yours: it cannot be read"),
+        ("data.train=é.parquet", "data.train=é.parquet: it cannot be read"),
+        ("~learner.steps", "~learner.steps: a key cannot be removed"),
+        ("actor.tools=calculator,python", "actor.tools=calculator,python: give one value; write a list as [a,b]"),
+        ("learner.stepz=3", "learner.stepz=3: there is no such key; did you mean learner.steps?"),
+        ("++learner.stepz=3", "learner.stepz=3: there is no such key; did you mean learner.steps?"),
+        ("batch_size=3", "batch_size=3: there is no such key; did you mean learner.batch_size?"),
+        ("algoritm=grpo", "algoritm=grpo: there is no such key; did you mean algorithm?"),
+        ("hydra.run.dir=here", "hydra.run.dir=here: hydra was removed"),
+        ("actor.door_port=1", "actor.door_port=1: the key is now actor.chat_api_port"),
+        ("engine.sampling={top_p: 1}", "engine.sampling={top_p: 1}: engine.sampling was removed"),
+        ("algorithm=grop", "algorithm=grop: there is no such file; did you mean grpo?"),
+        ("engine=null", "engine=null: there is no such file; use one of embedded, "),
+        ("engine={kind: sglang}", "engine: choose a file with engine=NAME"),
+        ("learner=3", "learner=3: set one of the keys below it, such as learner.steps"),
+        ("learner={steps: 3, lrr: 4}", "learner.lrr=4: there is no such key; did you mean learner.lr?"),
+        ("learner.steps=many", "learner.steps=many: it must be a whole number in [1, inf)"),
+        ("learner.steps=", "learner.steps=: it must be a whole number in [1, inf)"),
+        ("learner.steps=null", "learner.steps=null: it must be a whole number in [1, inf)"),
+        ("run.name=", "run.name=: it must be text"),
+        ("learner.betas=[a,b]", "learner.betas=[a, b]: it must be a list of numbers in [0, 1)"),
+        ("engine.launch=perhaps", "engine.launch=perhaps: it must be true or false"),
+        ("scoring.needs={gsm8k: rules}", "scoring.needs={gsm8k: rules}: it must be a mapping to lists of rules, "),
+        ("algorithm.loss=gspo", "algorithm.loss=gspo: it must be a part, {name: NAME, params: {...}}"),
+        ("algorithm.loss={nam: gspo}", "algorithm.loss.nam=gspo: there is no such key; did you mean algorithm.loss.na"),
+        ("algorithm.correction=[{params: {}}]", "algorithm.correction: it must be a list of parts"),
+        ("learner.steps=${learner.stepz}", "learner.steps: Interpolation key 'learner.stepz' not found"),
+        ("run.name=${oc.env:ASYNCRL_NOT_SET}", "run.name: KeyError raised while resolving interpolation"),
+        ("run.name=${run.name}", "run.name: Recursive interpolation detected"),
+    ],
+)
+def test_a_word_that_cannot_be_used_is_refused_in_one_line(required: list[str], word: str, line: str) -> None:
+    lines = refused([*required, word])
+    assert len(lines) == 1
+    assert lines[0].startswith(line)
+
+
+def test_all_that_is_wrong_is_refused_at_once() -> None:
+    words = ["learner.stepz=3", "experiment=demos", "learner.lr=fast", "actor.concurrency=0", "learner.eval_every=5"]
+    assert [line.split("=")[0].split(":")[0] for line in refused(words)] == [
+        *("learner.stepz", "experiment", "learner.lr"),
+        *("model.path", "data.train", "actor.concurrency", "learner.eval_every"),
+    ]
+
+
+def test_words_win_over_files_and_files_over_defaults(required: list[str], folder: Path) -> None:
+    (folder / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /algorithm: dapo\nlearner: {steps: 7, lr: 1e-3}\n"
+    )
+    config = read([*required, "experiment=mine", "learner.steps=8", "+scoring.rules.a=gsm8k"], folder)
+    assert (config.learner.steps, config.learner.lr, config.learner.batch_size) == (8, 1e-3, 64)
+    assert config.algorithm.loss.params["clip_high"] == 0.28
+    assert config.scoring.rules == {"a": "gsm8k"}
+
+
+def test_the_last_of_two_words_for_a_key_counts(required: list[str]) -> None:
+    config = read([*required, "experiment=demo", "learner.steps=1", "learner.steps=2", "experiment=null"])
+    assert (config.learner.steps, config.run.name) == (2, TrainConfig().run.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("learner: {steps: 3}", ["begin the file of an experiment with the line `# @package _global_`"]),
+        ("# @package _global_\n- 1", ["it must hold KEY: VALUE lines"]),
+        ("# @package _global_\nlearner: [1", ["it cannot be read as YAML"]),
+        (
+            "# @package _global_\nlearner: {stepz: 3, lr: fast}\nactor: {door_host: x}",
+            [
+                "learner.stepz=3: there is no such key",
+                "learner.lr=fast: it must be",
+                "actor.door_host=x: the key is now",
+            ],
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_by_its_name(
+    required: list[str], folder: Path, text: str, lines: list[str]
+) -> None:
+    path = folder / "experiment" / "mine.yaml"
+    path.write_text(text)
+    given = refused([*required, "experiment=mine"], folder)
+    assert all(line.startswith(f"{path}: {expected}") for line, expected in zip(given, lines, strict=True))
+
+
+def test_a_choice_within_a_file_is_refused_in_one_line(required: list[str], folder: Path) -> None:
+    path = folder / "experiment" / "mine.yaml"
+    path.write_text("# @package _global_\ndefaults:\n  - override /algorithm: grop")
+    (line,) = refused([*required, "experiment=mine"], folder)
+    assert "algorithm/grop" in line
+
+
+def test_a_folder_of_files_must_be_one(required: list[str], tmp_path: Path) -> None:
+    assert refused(required, tmp_path / "nowhere") == [f"--config-dir={tmp_path}/nowhere: there is no such folder"]
+
+
+def test_a_composition_needs_no_required_key() -> None:
+    assert composed(["learner.steps=7"]).learner.steps == 7

@@ -1,0 +1,45 @@
+"""The `asyncrl` command: help comes at once, and an unknown command is refused with the nearest one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from asyncrl.config.commands import COMMANDS
+from tests.helpers import GENEROUS_S
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "asyncrl", *arguments], capture_output=True, text=True, timeout=GENEROUS_S, check=False
+    )
+
+
+def test_help_names_every_command() -> None:
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert all(f"  {name} " in shown.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["train", "--help"], "algorithm   cispo, dapo"),
+        (["learner", "--help", "replay.filter"], "replay.filter.min_reward: a number or null (default null)"),
+        (["actor", "--help", "lerner"], "lerner: there is no such section; did you mean learner?"),
+        (["keys", "--help"], "--out"),
+        (["--version"], f"asyncrl {version('asyncrl')}"),
+    ],
+)
+def test_help_and_version(arguments: list[str], text: str) -> None:
+    shown = run(*arguments)
+    assert (shown.returncode, text in shown.stdout) == (0, True)
+
+
+def test_an_unknown_command_is_refused_with_the_nearest() -> None:
+    result = run("trian")
+    assert result.returncode == 2
+    assert result.stderr.startswith("asyncrl: there is no command 'trian'; did you mean train?")
