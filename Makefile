@@ -8,12 +8,14 @@ SEED ?= 0
 KILLS ?= 100
 SHARDS ?= 2
 
-.PHONY: help install test test-sglang test-vllm fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-quick test-long test-sglang test-vllm fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
-	@echo "make test     the whole test suite but for the next two"
+	@echo "make test     the tests, but for the next three (5 minutes on 2 cores)"
+	@echo "make test-quick  those of them that start nothing slow (1 minute)"
+	@echo "make test-long   whole runs of minutes, several of which have processes killed (10 minutes)"
 	@echo "make test-sglang SGLANG_PYTHON=PATH   the tests that need a real SGLang server, on the CPU (10 minutes on 2 cores)"
 	@echo "make test-vllm VLLM_PYTHON=PATH   those that need a real vLLM server, on the CPU (4 minutes on 2 cores)"
 	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
@@ -30,8 +32,17 @@ $(VENV)/installed: constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+NO_SERVERS := -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm
+
 test: install
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm
+	$(PYTEST) $(NO_SERVERS) -m "not long"
+
+test-quick: install
+	$(PYTEST) $(NO_SERVERS) -m "not slow and not long"
+
+test-long: install
+	$(PYTEST) $(NO_SERVERS) -m long
 
 # One after the other: a server takes 2 GB and a core.
 test-sglang: install
@@ -41,7 +52,7 @@ test-sglang: install
 
 test-vllm: install
 	@test -n "$(VLLM_PYTHON)" || { echo "name a Python that has vllm: make test-vllm VLLM_PYTHON=PATH"; exit 2; }
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE ASYNCRL_VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest tests/vllm
+	ASYNCRL_VLLM_PYTHON=$(VLLM_PYTHON) $(PYTEST) tests/vllm
 
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.security.fuzz --messages $(MESSAGES) --seed $(SEED)

@@ -36,6 +36,7 @@ def in_namespace(*command: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_run_whose_disk_is_full_keeps_every_role_and_goes_on_once_there_is_room(small: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"

@@ -16,6 +16,8 @@ from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import until
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
@@ -39,7 +41,6 @@ def goes_on_with_other_ranks(run: Run, before: dict[str, int]) -> None:
     assert len(ranks_of(learner(run))) == 2
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("number", "reason"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "has not run for")]
 )
@@ -52,7 +53,6 @@ def test_a_rank_that_dies_or_hangs_ends_all_with_the_reason_and_the_run_goes_on(
     goes_on_with_other_ranks(run, before)
 
 
-@pytest.mark.timeout(900)
 def test_killing_the_process_that_started_the_ranks_leaves_none_behind_and_the_run_goes_on(run: Run) -> None:
     before = ranks_of(learner(run))
     run.kill("learner")

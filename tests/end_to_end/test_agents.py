@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
+import pytest
 
 from asyncrl.actor.tools.base import ToolRefusal
 from asyncrl.demo.arithmetic import opening, parse
@@ -43,6 +44,7 @@ async def forgetful(task: Task, base_url: str, api_key: str) -> Mapping[str, flo
                 messages = [*messages, answer, {"role": "tool", "tool_call_id": call["id"], "content": left}]
 
 
+@pytest.mark.long
 def test_an_agent_that_forgets_its_history_trains_every_branch_and_the_learner_agrees_with_the_engine(
     start: Start, prepared: list[str]
 ) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.end_to_end.support import Run
 
 Start = Callable[..., Run]
 
 
+@pytest.mark.long
 def test_killing_every_role_once_loses_nothing_and_accuracy_is_reached(start: Start, prepared: list[str]) -> None:
     run = start("demo", "learner.steps=24", "learner.eval_every=12", "learner.checkpoint_every=3")
     for step, role in ((2, "actor-0"), (4, "replay"), (6, "scoring-0"), (8, "learner")):

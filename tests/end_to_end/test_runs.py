@@ -8,9 +8,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from asyncrl.demo.report import summarise
 from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
 from asyncrl.types import Task, Trajectory
+from tests.chaos.world import World
 from tests.end_to_end.support import Run, read_config
 from tests.helpers import GENEROUS_S
 from tests.network.support import made
@@ -25,17 +28,16 @@ def by_chance(task: Task, answer: str, trajectory: Trajectory) -> float:
     return float(random.Random(trajectory.id).random() < 0.5)
 
 
-def test_synchronous_training_with_keys_is_on_policy_and_engine_and_learner_agree(
-    start: Start, prepared: list[str], tmp_path: Path
-) -> None:
+def test_synchronous_training_with_keys_is_on_policy_and_engine_and_learner_agree(start: Start, tmp_path: Path) -> None:
     keys = f"network.keys={made(tmp_path / 'keys')}"
-    run = start("train", *prepared, keys, "replay.max_lag=0", "learner.steps=4", "learner.eval_every=0")
+    run = start("train", *World.make(tmp_path).overrides(1), keys, "replay.max_lag=0", "learner.steps=4")
     run.finish()
     steps = run.steps()
     assert [line["lag/max"] for line in steps] == [0.0] * 4
     assert [line["mismatch/agree"] for line in steps] == [1.0] * 4
 
 
+@pytest.mark.long
 def test_a_policy_whose_reward_is_chance_does_not_learn(start: Start, prepared: list[str]) -> None:
     rule = "scoring.rule=tests.end_to_end.test_runs.by_chance"
     run = start("train", *prepared, rule, "scoring.shaping.process_weight=0", "learner.steps=8")
@@ -46,6 +48,7 @@ def test_a_policy_whose_reward_is_chance_does_not_learn(start: Start, prepared: 
     assert max(accuracies) < 0.8, accuracies
 
 
+@pytest.mark.long
 def test_the_step_scorer_judges_more_than_nine_of_ten_steps_that_it_never_saw(prepared: list[str]) -> None:
     folder = dict(each.split("=", 1) for each in prepared)["scoring.prm.path"]
     judgements = json.loads((Path(folder) / JUDGEMENTS_FILE).read_text())
@@ -54,6 +57,7 @@ def test_the_step_scorer_judges_more_than_nine_of_ten_steps_that_it_never_saw(pr
         assert judged["accuracy"] > max(0.9, judged["right"])
 
 
+@pytest.mark.long
 def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: list[str]) -> None:
     changes = (*prepared, "learner.steps=8", "learner.checkpoint_every=2", "learner.eval_every=0")
     first = start("train", *changes)
@@ -76,19 +80,14 @@ def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: li
     assert 0 <= summary["waited_for_labels"] < summary["learner_idle"] + 1
 
 
-def test_two_learner_ranks_train_the_same_loop(start: Start, prepared: list[str]) -> None:
-    run = start("train", *prepared, "cluster.learner_ranks=2", "learner.steps=2", "learner.eval_every=0")
-    run.finish()
-    assert [line["step"] for line in run.steps()] == [0, 1]
-
-
-def test_a_wrong_configuration_ends_with_a_message_before_anything_starts(start: Start, prepared: list[str]) -> None:
+def test_a_wrong_configuration_ends_with_a_message_before_anything_starts(start: Start, tmp_path: Path) -> None:
+    right = World.make(tmp_path).overrides(1)
     for change, fix in (
         ("actor.tools=[abacus]", "there is no tool 'abacus'"),
         ("scoring.rule=guess", "use one of"),
-        ("learner.batch_size=63", "groups are whole"),
+        ("learner.batch_size=63", "use a multiple of 2"),
     ):
-        run = start("train", *prepared, change)
+        run = start("train", *right, change)
         assert run.process.wait(GENEROUS_S) == 2, run.output
         assert fix in run.output
         assert "Traceback" not in run.output

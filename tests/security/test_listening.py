@@ -117,7 +117,14 @@ def other_interface() -> str | None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("channel", "fallback"), [("zmq", "none"), ("disk", "none"), ("distributed", "zmq")])
+@pytest.mark.parametrize(
+    ("channel", "fallback"),
+    [
+        ("zmq", "none"),
+        pytest.param("disk", "none", marks=pytest.mark.long),
+        pytest.param("distributed", "zmq", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_listens_on_what_the_documentation_lists_and_on_loopback_only(
     channel: str, fallback: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
