@@ -19,7 +19,7 @@ def run(config: TrainConfig) -> None:
     """Train, from the newest checkpoint if there is one. Raises StoppedError on a signal."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            "torchrun cannot start the learner, since its store would be open to strangers: "
+            "torchrun cannot start the learner, since anybody could connect to its store: "
             "set cluster.learner_ranks and start one `python -m asyncrl.learner`, which starts the ranks"
         )
     stop = process.stop_on_signals()

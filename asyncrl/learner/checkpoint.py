@@ -1,8 +1,8 @@
 """Checkpoints: any number of ranks may read what any other number wrote.
 
-One is written aside under a name that nobody looks for, renamed, and only then marked complete; without the mark it
-does not exist. Besides weights and optimiser it holds the progress; random numbers need no state, since every learner
-step seeds them anew.
+A checkpoint is written under a hidden name, renamed, and marked complete; a folder without the mark is no checkpoint.
+Checksums of all its files tell later whether they are still what was written. It holds the weights, the optimisers'
+state and the progress. Random numbers need no state, since every learner step seeds them.
 """
 
 from __future__ import annotations
@@ -10,32 +10,39 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
+from xxhash import xxh3_64
+
 from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.seals import damage, seal
-from asyncrl.learner.state import Parts, read_state, write_state
+from asyncrl.learner.state import Models, read_state, write_state
 from asyncrl.machine.disk import when_there_is_room
 from asyncrl.machine.files import sync, write_whole
 from asyncrl.types import BatchPlan
 
 logger = logging.getLogger(__name__)
 
-STEP = "step-"
 COMPLETE, DAMAGED = "complete", "damaged"
-"""The mark of a folder that is a checkpoint, and what becomes of the mark once the checkpoint is found damaged."""
+"""The file that marks a folder as a checkpoint, and its name once the checkpoint was found damaged."""
+FORMAT = "3"
+"""What the mark contains."""
 PROGRESS = "progress.json"
+CHECKSUMS = "checksums-"
+CHUNK_BYTES = 16 << 20
+_STEP = re.compile(r"step-(\d{6,})")
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a run has done: finished steps, running totals, evaluations asked for (version by step) that have not been
-    answered, and what the algorithm keeps from step to step."""
+    """What a run has done: finished steps, running totals, evaluations without an answer so far (version by step), and
+    what the algorithm keeps from step to step."""
 
     step: int = 0
     trajectories: int = 0
@@ -61,8 +68,8 @@ class Progress:
 
 
 class Checkpoints:
-    """The checkpoints under `folder`, of which the newest `keep` stay. Every method is called by all ranks alike. What
-    waits for room on the disk waits no longer than until `stop` is set."""
+    """The checkpoints under `folder`, of which the newest `keep` stay. Every method is called by all ranks alike. A
+    write that waits for room on the disk ends when `stop` is set."""
 
     def __init__(self, folder: Path, keep: int, ranks: Ranks, stop: threading.Event | None = None) -> None:
         self._folder = folder
@@ -72,32 +79,31 @@ class Checkpoints:
 
     def complete(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(mark.parent for mark in self._folder.glob(f"{STEP}*/{COMPLETE}"))
+        return [folder for folder in self._folders() if (folder / COMPLETE).exists()]
 
-    def save(self, progress: Progress, parts: Parts) -> None:
-        """Write a checkpoint, as soon as the disk has room for it; once this returns it is complete.
+    def save(self, progress: Progress, models: Models) -> None:
+        """Write a checkpoint, as soon as the disk has room for it. It is complete when this returns.
 
         Raises StoppedError on every rank: one was asked to stop while it waited for room.
         """
-        final = self._folder / f"{STEP}{progress.step:06d}"
-        aside = self._folder / f".tmp-{final.name}"
-        extra = {"fingerprint": _fingerprint(parts), "ranks": self._ranks.size}
-        text = json.dumps({**asdict(progress), **extra})
-        self._written(final, lambda: _make_anew(aside), by_first=True)
-        self._written(final, lambda: sync(write_state(parts, aside, self._ranks)))
-        self._written(final, lambda: write_whole(aside / PROGRESS, text), by_first=True)
-        self._written(final, lambda: sync(seal(aside, self._ranks)))
+        final = self._folder / f"step-{progress.step:06d}"
+        partial = self._folder / f".tmp-{final.name}"
+        content = {**asdict(progress), "fingerprint": _fingerprint(models), "ranks": self._ranks.size}
+        self._write(final, lambda: _make_anew(partial), by_first=True)
+        self._write(final, lambda: sync(write_state(models, partial, self._ranks)))
+        self._write(final, lambda: write_whole(partial / PROGRESS, json.dumps(content)), by_first=True)
+        self._write(final, lambda: sync(_write_checksums(partial, self._ranks)))
         if self._ranks.rank == 0:
-            sync(aside)
+            sync(partial)
             shutil.rmtree(final, ignore_errors=True)
-            aside.rename(final)
-        self._written(final, lambda: write_whole(final / COMPLETE, ""), by_first=True)
+            partial.rename(final)
+        self._write(final, lambda: write_whole(final / COMPLETE, FORMAT), by_first=True)
         if self._ranks.rank == 0:
             self._clean()
         self._ranks.barrier()
 
-    def _written(self, checkpoint: Path, write: Callable[[], None], by_first: bool = False) -> None:
-        """Have every rank, or the first one alone, `write`; all go on together."""
+    def _write(self, checkpoint: Path, write: Callable[[], None], by_first: bool = False) -> None:
+        """Have every rank, or the first one alone, `write`. All ranks go on together."""
         stopped = False
         if self._ranks.rank == 0 or not by_first:
             try:
@@ -106,22 +112,22 @@ class Checkpoints:
                 stopped = True
         self._ranks.leave_if(stopped)
 
-    def restore(self, parts: Parts) -> Progress | None:
-        """Load the newest checkpoint that is undamaged into `parts`; None, and nothing done, where there is none at
-        all. A damaged one loses its mark, so that it does not exist any more.
+    def restore(self, models: Models) -> Progress | None:
+        """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, where there is no
+        checkpoint. A damaged one loses its mark, and is not looked at again.
 
-        Raises CheckpointError: it is of another model, or all are damaged.
+        Raises CheckpointError: the checkpoint is of another model or format, or all are damaged.
         """
         complete = self.complete()
         while complete:
             newest = complete.pop()
-            found = damage(newest, self._ranks)
-            if found is None:
-                return self._load(newest, parts)
-            logger.error("%s is damaged: %s; trying the checkpoint before it", newest, found)
+            damage = self._damage(newest)
+            if damage is None:
+                return self._load(newest, models)
+            logger.error("%s is damaged: %s; trying the checkpoint before it", newest, damage)
             if self._ranks.rank == 0:
                 (newest / COMPLETE).rename(newest / DAMAGED)
-        if any(self._folder.glob(f"{STEP}*/{DAMAGED}")):
+        if any((folder / DAMAGED).exists() for folder in self._folders()):
             raise CheckpointError(
                 f"every checkpoint in {self._folder} is damaged: restore one from a copy, or remove that folder to "
                 "train from the first step again, if the replay still has its data (replay.retention=all keeps them)"
@@ -129,50 +135,61 @@ class Checkpoints:
         return None
 
     def covered(self) -> int:
-        """How many steps every checkpoint covers that the run may yet be resumed from. While fewer than `keep` are
-        there, the first weights are one of them."""
+        """How many steps no resumed run will ask for again: those in the oldest checkpoint that stays. The first
+        weights count as a checkpoint while there are fewer than `keep`."""
         complete = self.complete()
-        return int(complete[-self._keep].name.removeprefix(STEP)) if len(complete) >= self._keep else 0
+        return _step(complete[-self._keep]) if len(complete) >= self._keep else 0
 
-    def _load(self, newest: Path, parts: Parts) -> Progress:
-        progress, count = _read_progress(newest, parts)
-        read_state(parts, newest, count, self._ranks)
-        logger.info("resumed after step %d from %s", progress.step, newest)
+    def _damage(self, folder: Path) -> str | None:
+        """What is wrong with the files of a checkpoint; None, on every rank, where nothing is. Each rank reads a part
+        of the files. Raises CheckpointError: it has another format."""
+        try:
+            if (folder / COMPLETE).read_text() != FORMAT:
+                raise CheckpointError(
+                    f"{folder} was written by an earlier version of asyncrl, in another format: finish the run with "
+                    "that version, or begin another run.name with model.path at its last export"
+                )
+            damage = _find_damage(folder, self._ranks)
+        except OSError as error:
+            # The file is there, and the disk does not give it back.
+            damage = f"it cannot be read: {error}"
+        if not self._ranks.sum(torch.tensor(int(damage is not None))).item():
+            return None
+        return damage or "another rank found it damaged"
+
+    def _load(self, folder: Path, models: Models) -> Progress:
+        values = json.loads((folder / PROGRESS).read_text())
+        fingerprint, ranks = values.pop("fingerprint"), values.pop("ranks")
+        if fingerprint != _fingerprint(models):
+            raise CheckpointError(
+                f"{folder} is a checkpoint of another model than model.path now names; choose another run.name"
+            )
+        values["evaluations"] = {int(step): version for step, version in values["evaluations"].items()}
+        read_state(models, folder, ranks, self._ranks)
+        progress = Progress(**values)
+        logger.info("resumed after step %d from %s", progress.step, folder)
         return progress
+
+    def _folders(self) -> list[Path]:
+        """The folders with the name of a checkpoint, oldest first. Others are left alone."""
+        return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=_step)
 
     def _clean(self) -> None:
         keep = self.complete()[-self._keep :]
-        for folder in [*self._folder.glob(f"{STEP}*"), *self._folder.glob(".tmp-*")]:
+        for folder in [*self._folders(), *self._folder.glob(".tmp-*")]:
             if folder not in keep:
                 shutil.rmtree(folder)
 
 
-def _read_progress(folder: Path, parts: Parts) -> tuple[Progress, int]:
-    """The progress, and how many ranks wrote the checkpoint."""
-    try:
-        values = json.loads((folder / PROGRESS).read_text())
-        fingerprint, ranks = values.pop("fingerprint"), values.pop("ranks", 0)
-        values["evaluations"] = {int(step): version for step, version in values["evaluations"].items()}
-        progress = Progress(**values)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / PROGRESS} cannot be read: {error!r}; remove {folder}") from error
-    if fingerprint != _fingerprint(parts):
-        raise CheckpointError(
-            f"{folder} is a checkpoint of another model than model.path now names; choose another run.name"
-        )
-    if not ranks:
-        raise CheckpointError(
-            f"{folder} was written by an earlier version of asyncrl, in another format: finish the run with that "
-            "version, or begin another run.name with model.path at its last export"
-        )
-    return progress, ranks
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
-def _fingerprint(parts: Parts) -> str:
-    """What tells one architecture from another: names and shapes of the parameters."""
+def _fingerprint(models: Models) -> str:
+    """Tells one architecture from another: a digest of the names and shapes of the parameters."""
     layout = {
-        name: [(key, list(parameter.shape)) for key, parameter in part.module.named_parameters()]
-        for name, part in parts.items()
+        name: [(key, list(parameter.shape)) for key, parameter in model.module.named_parameters()]
+        for name, model in models.items()
     }
     return hashlib.sha256(json.dumps(layout).encode()).hexdigest()
 
@@ -180,3 +197,41 @@ def _fingerprint(parts: Parts) -> str:
 def _make_anew(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+
+
+def _write_checksums(folder: Path, ranks: Ranks) -> Path:
+    """Write the sizes and checksums of this rank's part of the files in `folder`, once all files are there. Returns the
+    file, which need not be on the disk yet."""
+    files = sorted(file for file in folder.iterdir() if not file.name.startswith(CHECKSUMS))
+    checksums = {file.name: _checksum(file) for file in files[ranks.rank :: ranks.size]}
+    path = folder / f"{CHECKSUMS}{ranks.rank:05d}.json"
+    path.write_text(json.dumps({"ranks": ranks.size, "files": checksums}))
+    return path
+
+
+def _find_damage(folder: Path, ranks: Ranks) -> str | None:
+    """What is wrong with this rank's part of the files in `folder`. Raises OSError."""
+    try:
+        read = [json.loads(path.read_text()) for path in folder.glob(f"{CHECKSUMS}*.json")]
+        checksums = {name: checksum for each in read for name, checksum in each["files"].items()}
+        expected = read[0]["ranks"] if read else 1
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        return f"its checksums cannot be read: {error!r}"
+    if len(read) != expected:
+        return f"{len(read)} of {expected} files of checksums are there"
+    for name in sorted(checksums)[ranks.rank :: ranks.size]:
+        if not (folder / name).is_file():
+            return f"{name} is gone"
+        if _checksum(folder / name) != checksums[name]:
+            return f"{name} is not what was written"
+    return None
+
+
+def _checksum(path: Path) -> list[int | str]:
+    """Size and XXH3 of a file."""
+    digest, size = xxh3_64(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return [size, digest.hexdigest()]

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.config.schema import CriticConfig, ModelConfig
-from asyncrl.learner.backbone import Packed, hidden_states, load_model, shard
+from asyncrl.learner.packing import PackedSequences
+from asyncrl.learner.policy import hidden_states, load_model, shard
 from asyncrl.learner.ranks import Ranks
 
 
@@ -23,9 +24,9 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, packed: Packed) -> Tensor:
-        """Values float32[N]: at each token that of the state it was sampled in, 0 where it is not wanted."""
-        rows = packed.wanted.nonzero()[:, 0]
+    def forward(self, packed: PackedSequences) -> Tensor:
+        """Values float32[N]: at each needed token that of the state in which it was sampled, 0 elsewhere."""
+        rows = packed.needed.nonzero()[:, 0]
         states = hidden_states(self.decoder, packed)[rows - 1]
         values = F.linear(states.float(), self.head.weight.float(), self.head.bias.float())[:, 0]
         return values.new_zeros(len(packed.ids)).index_put((rows,), values)

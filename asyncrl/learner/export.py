@@ -12,17 +12,18 @@ from transformers import AutoConfig, AutoTokenizer
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import StoppedError
-from asyncrl.learner.backbone import DTYPES, full_tensors
+from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.machine.disk import as_os_errors, when_there_is_room
 from asyncrl.machine.files import sync
+from asyncrl.weights.manifest import DTYPES
 
 
 def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event) -> None:
-    """Write `folder` anew, parameters in the compute dtype, as soon as the disk has room; it appears whole, under its
-    name, or not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
-    tensors = full_tensors(policy.model, policy.weight_format, DTYPES[config.dtype], ranks)
+    """Write `folder` anew, parameters in the compute dtype, as soon as the disk has room. The folder appears whole, or
+    not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
+    tensors = gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], ranks)
     stopped = False
     if ranks.rank == 0:
         try:
@@ -33,22 +34,22 @@ def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop
 
 
 def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
-    aside = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
+    partial = folder.with_name(f".tmp-{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)
     with as_os_errors():
-        # They are as files have them already. Transformers empties the dict, and this may be tried again.
-        policy.model.save_pretrained(aside, state_dict=dict(tensors), save_original_format=False)
-        # Its config would say the dtype in which the learner keeps its weights.
-        described(config)(aside)
-    for each in (*aside.iterdir(), aside):
+        # The tensors have the format of files already. Transformers empties the dict, and this may be tried again.
+        policy.model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
+        # Its config names the dtype in which the learner keeps its weights.
+        folder_writer(config)(partial)
+    for each in (*partial.iterdir(), partial):
         sync(each)
     shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    partial.rename(folder)
     sync(folder.parent)
 
 
-def described(config: ModelConfig) -> Callable[[Path], None]:
-    """What writes the files of a Hugging Face folder other than its weights, which are in the compute dtype."""
+def folder_writer(config: ModelConfig) -> Callable[[Path], None]:
+    """A function that writes the files beside the weights into a Hugging Face folder. They name the compute dtype."""
     model = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     model.dtype = config.dtype
     tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)

@@ -1,4 +1,4 @@
-"""Steps whose training fails again and again: counted over the lives of the learner, so that the error can say so."""
+"""Counts how often the training of a step fails, over restarts of the learner, so that the error can say what to do."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class StepFailures:
 
     @contextmanager
     def __call__(self, step: int) -> Iterator[None]:
-        """Count what the block raises. Raises StepFailedError in its stead at the third failure of its kind in a row on
-        the same step, which tells of the way out."""
+        """Count the errors of the block. From the third one of the same type in a row on the same step, raises
+        StepFailedError instead, whose message says how to skip the plan."""
         try:
             yield
         except StoppedError:
@@ -45,7 +45,7 @@ class StepFailures:
                 "The recorded plan of a step never changes. If its data are the cause, `asyncrl replay skip-plan "
                 f"{step} --reason TEXT --run RUN` has it train nothing; then start the run again."
             ) from error
-        # A learner that resumes trains earlier steps again: they say nothing about this one.
+        # A learner that resumes trains earlier steps first: their success says nothing about this one.
         if self._last().get("step") == step:
             self._path.unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
-"""A sharded model's weights as they are published, whole, one bucket after the other on rank 0.
+"""A sharded model's weights in their published format, whole, one bucket after the other on rank 0.
 
-What holds: no rank's device has more than two buckets of gathered weights at any time; rank 0 has beside them one part
-that is being converted (see weight_format.py), such as the stacked experts of a layer, two or three times. The next
-bucket is gathered while the caller is busy with the last one.
+At any time the device of a rank has at most two buckets of gathered weights. Rank 0 has beside them one part that is
+being converted (see modelling/weight_format.py), such as the stacked experts of a layer, two or three times. The next
+bucket is gathered while the caller works with the last one.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks, shard_of
-from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
-from asyncrl.weights.buckets import Bucket, Entry, Filled
+from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat, model_tensors
+from asyncrl.weights.buckets import Bucket, Entry, Filled, on_host
 from asyncrl.weights.manifest import DTYPES, dtype_name, new_bytes
 
 BUCKET_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class GatherStep:
     """What is gathered at once: tensors of one dtype, in whole parts, which become those of the published `bucket`."""
 
     parts: tuple[ConvertedTensors, ...]
@@ -36,64 +36,72 @@ class Portion:
         return DTYPES[self.bucket.entries[0].dtype]
 
 
-def plan_gather(published: WeightFormat, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[Portion]:
-    """The portions in which the weights will travel: parameters in `dtype`, buffers in their own."""
-    portions: list[Portion] = []
+def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[GatherStep]:
+    """The steps in which the weights will be gathered: parameters in `dtype`, buffers in their own."""
+    steps: list[GatherStep] = []
     room = 0
-    for part in published.parts:
-        own = published.buffer_dtypes.get(next(iter(part.model)), dtype)
+    for part in weights.parts:
+        own = weights.buffer_dtypes.get(next(iter(part.model)), dtype)
         entries = tuple(Entry(name, dtype_name(own), shape) for name, shape in part.published.items())
         size = Bucket(entries).nbytes
-        if portions and size <= room and portions[-1].dtype == own:
-            last = portions.pop()
-            portions.append(Portion((*last.parts, part), Bucket((*last.bucket.entries, *entries))))
+        if steps and size <= room and steps[-1].dtype == own:
+            last = steps.pop()
+            steps.append(GatherStep((*last.parts, part), Bucket((*last.bucket.entries, *entries))))
         else:
-            portions.append(Portion((part,), Bucket(entries)))
+            steps.append(GatherStep((part,), Bucket(entries)))
             room = bucket_bytes
         room -= size
-    return portions
+    return steps
 
 
-def gather(
-    tensors: Mapping[str, Tensor], portions: Sequence[Portion], published: WeightFormat, ranks: Ranks
-) -> Iterator[Filled]:
-    """The published tensors in the buckets of a plan, on the device of rank 0, from the model's own; nothing elsewhere.
+def gather(model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks) -> Iterator[Filled]:
+    """The published tensors of `model` in the buckets of a plan, on the device of rank 0; nothing on other ranks.
 
     Every rank must iterate to the end. On a GPU a bucket's buffer is used again once the next one is asked for.
     """
-    again = ranks.rank == 0 and ranks.device.type != "cpu"
-    largest = max((portion.bucket.nbytes for portion in portions), default=0) if again else 0
+    tensors = model_tensors(model)
+    reuse = ranks.rank == 0 and ranks.device.type != "cpu"
+    largest = max((step.bucket.nbytes for step in steps), default=0) if reuse else 0
     shared = torch.empty(largest, dtype=torch.uint8, device=ranks.device)
     last: Filled | None = None
-    for portion in portions:
-        under_way = _Gathering(portion, tensors, published, ranks)
+    for step in steps:
+        gathering = _Gathering(step, tensors, weights, ranks)
         if last is not None:
             yield last
-        last = under_way.finish(shared)
+        last = gathering.finish(shared)
     if last is not None:
         yield last
 
 
-class _Gathering:
-    """One portion on its way since it was made, and in place with `finish`."""
+def gather_all(model: nn.Module, weights: WeightFormat, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
+    """All published tensors of `model` by name, as copies on rank 0's CPU; empty on other ranks. All ranks take
+    part."""
+    tensors: dict[str, Tensor] = {}
+    for filled in gather(model, plan_gather(weights, dtype), weights, ranks):
+        tensors |= on_host(filled)
+    return tensors
 
-    def __init__(self, portion: Portion, tensors: Mapping[str, Tensor], published: WeightFormat, ranks: Ranks) -> None:
-        self._portion = portion
-        self._published = published
+
+class _Gathering:
+    """One step: communication starts when this is made, and ends in `finish`."""
+
+    def __init__(self, step: GatherStep, tensors: Mapping[str, Tensor], weights: WeightFormat, ranks: Ranks) -> None:
+        self._step = step
+        self._weights = weights
         self._ranks = ranks
-        names = [name for part in portion.parts for name in part.model]
-        self._pieces = {name: _Piece.of(tensors[name], portion.dtype, ranks) for name in names}
+        names = [name for part in step.parts for name in part.model]
+        self._shards = {name: _LocalShard.of(tensors[name], step.dtype, ranks) for name in names}
         self._received: list[Tensor] = []
         self._work = self._begin() if ranks.size > 1 else None
 
     def _begin(self) -> dist.Work | None:
-        # Rank 0 has the largest part of every tensor.
-        size = sum(piece.size(0, self._ranks.size) for piece in self._pieces.values())
-        sent = torch.empty(size, dtype=self._portion.dtype, device=self._ranks.device)
+        # Rank 0 has the largest shard of every tensor.
+        size = sum(shard.size(0, self._ranks.size) for shard in self._shards.values())
+        sent = torch.empty(size, dtype=self._step.dtype, device=self._ranks.device)
         start = 0
-        for piece in self._pieces.values():
-            sent[start : start + piece.local.numel()] = piece.local
-            start += piece.local.numel()
+        for shard in self._shards.values():
+            sent[start : start + shard.local.numel()] = shard.local
+            start += shard.local.numel()
         if self._ranks.rank == 0:
             self._received = [torch.empty_like(sent) for _ in range(self._ranks.size)]
         work: dist.Work | None = dist.gather(
@@ -107,55 +115,54 @@ class _Gathering:
             self._work.wait()
         if self._ranks.rank != 0:
             return None
-        bucket = self._portion.bucket
+        bucket = self._step.bucket
         filled = Filled(bucket, shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes))
         views = bucket.views(filled.flat)
-        for part in self._portion.parts:
+        for part in self._step.parts:
             self._publish(part, views)
-        # The next bucket's buffers come before this object goes.
-        self._received, self._pieces, self._work = [], {}, None
+        # The buffers of the next bucket are allocated while this object still lives.
+        self._received, self._shards, self._work = [], {}, None
         return filled
 
     def _publish(self, part: ConvertedTensors, views: Mapping[str, Tensor]) -> None:
         if part.unchanged:
             [own], [target] = part.model, part.published
-            torch.cat(self._shards(self._pieces[own]), out=views[target].view(-1))
+            torch.cat(self._next(self._shards[own]), out=views[target].view(-1))
             return
-        whole = {name: torch.cat(self._shards(self._pieces[name])).view(shape) for name, shape in part.model.items()}
-        for name, tensor in self._published.publish(part, whole).items():
+        whole = {name: torch.cat(self._next(self._shards[name])).view(shape) for name, shape in part.model.items()}
+        for name, tensor in self._weights.publish(part, whole).items():
             views[name].copy_(tensor)
 
-    def _shards(self, piece: _Piece) -> list[Tensor]:
-        """What the ranks have of the next tensor."""
+    def _next(self, shard: _LocalShard) -> list[Tensor]:
+        """What the ranks sent of the next tensor, whose local shard is given."""
         if not self._received:
-            return [piece.local]
-        parts = []
+            return [shard.local]
+        shards = []
         for rank, rest in enumerate(self._received):
-            size = piece.size(rank, self._ranks.size)
-            parts.append(rest[:size])
+            size = shard.size(rank, self._ranks.size)
+            shards.append(rest[:size])
             self._received[rank] = rest[size:]
-        return parts if piece.sharded else parts[:1]
+        return shards if shard.is_sharded else shards[:1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
-    """This rank's part of one tensor, flat: rows of it where it is sharded, else all of it."""
+class _LocalShard:
+    """What this rank has of a tensor of `shape`, flat: some of its rows where it is sharded, else all of it."""
 
     local: Tensor
     shape: tuple[int, ...]
-    sharded: bool
+    is_sharded: bool
 
     @staticmethod
-    def of(tensor: Tensor, dtype: torch.dtype, ranks: Ranks) -> _Piece:
-        shape, own = tuple(tensor.shape), tensor.detach()
-        if not isinstance(own, DTensor):
-            return _Piece(own.to(dtype).reshape(-1), shape, False)
-        if own.placements == (Shard(0),) and own.device_mesh.size() == ranks.size:
-            return _Piece(own.to_local().to(dtype).reshape(-1), shape, True)
-        return _Piece(own.full_tensor().to(dtype).reshape(-1), shape, False)
+    def of(tensor: Tensor, dtype: torch.dtype, ranks: Ranks) -> _LocalShard:
+        own, is_sharded = tensor.detach(), False
+        if isinstance(own, DTensor):
+            is_sharded = own.placements == (Shard(0),) and own.device_mesh.size() == ranks.size
+            own = own.to_local() if is_sharded else own.full_tensor()
+        return _LocalShard(own.to(dtype).reshape(-1), tuple(tensor.shape), is_sharded)
 
     def size(self, rank: int, ranks: int) -> int:
         """Elements that `rank` has of it."""
-        if not self.sharded:
+        if not self.is_sharded:
             return math.prod(self.shape)
         return len(shard_of(self.shape[0], rank, ranks)) * math.prod(self.shape[1:])

@@ -1,9 +1,9 @@
 """The learner's ranks as processes of this machine: started together, watched, and ended together.
 
-The process that starts them is not a rank. They meet in a file of a folder that only this user can enter, so that no
-port is open for it. Every rank writes a byte a second into a pipe of its own: a rank that writes none is stopped or
-hangs, however long it may otherwise wait for the replay or for other ranks, and a rank whose pipe nobody reads any more
-ends itself. Where the kernel is Linux it kills the ranks with the process that started them.
+The process that starts the ranks is not one of them. The ranks meet in a file of a folder that only this user can
+enter, so no port is open for their rendezvous. Each rank writes heartbeats into a pipe of its own. A rank without
+heartbeats is stopped or hangs; a rank that waits for the replay or for other ranks still has them. A rank whose pipe
+has no reader ends itself. Linux also kills the ranks when the process that started them ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from asyncrl.config.load import EXIT_STOPPED, EXIT_USAGE
@@ -29,7 +29,7 @@ from asyncrl.machine.process import WORKER_VARIABLE
 logger = logging.getLogger(__name__)
 
 VARIABLE = "ASYNCRL_RANK"
-BEAT_S = 1.0
+"""The environment variable in which a rank gets its membership, as JSON."""
 KILLED_S = 10.0
 """How long to wait for a process that was killed: one that hangs in the kernel may never end."""
 
@@ -39,26 +39,35 @@ class RanksError(AsyncrlError):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Limits in seconds, counted in looks of `every`: while this process does not run either, no rank is to blame."""
+class Timeouts:
+    """Seconds. They are counted in polls, so that no rank is blamed for a time in which this process did not run."""
 
-    every: float = 0.25
+    poll: float = 0.25
+    heartbeat: float = 1.0
+    """Between two heartbeats of a rank."""
     start: float = 300.0
-    """Until the first byte of a rank, which loads libraries before it; a full minute on a cold network disk."""
+    """Until the first heartbeat of a rank, which loads libraries before: a minute on a cold network disk."""
     silence: float = 40.0
-    last_words: float = 5.0
-    """For the others once a rank has failed, since theirs may be the reason."""
+    """Without a heartbeat, after which a rank hangs."""
+    others: float = 5.0
+    """For the other ranks to end once one has failed: one of them may have the true reason."""
     stop: float = 30.0
+    """For all ranks to end once they are asked to."""
+
+
+DEFAULT_TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a rank knows of its group: its number, how many there are, the file in which they meet, and its pipe."""
+    """What a rank knows of its group: its number, how many there are, the file in which they meet, its pipe for
+    heartbeats, and the seconds between two."""
 
     rank: int
     size: int
     rendezvous: str
-    heartbeat: int
+    pipe: int
+    interval_s: float
 
     @staticmethod
     def of_this_process() -> Membership | None:
@@ -66,15 +75,15 @@ class Membership:
         given = os.environ.get(VARIABLE)
         return Membership(**json.loads(given)) if given else None
 
-    def beat(self) -> None:
-        """Show from now on that this process runs, and end it once nobody watches."""
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+    def start_heartbeat(self) -> None:
+        """Write heartbeats from now on. Kills this process once nobody reads them."""
+        threading.Thread(target=self._write_heartbeats, name="heartbeat", daemon=True).start()
 
-    def _beat(self) -> None:
+    def _write_heartbeats(self) -> None:
         try:
             while True:
-                os.write(self.heartbeat, b".")
-                time.sleep(BEAT_S)
+                os.write(self.pipe, b".")
+                time.sleep(self.interval_s)
         except BrokenPipeError:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -82,12 +91,13 @@ class Membership:
 class _Rank:
     """One rank, running since it was made."""
 
-    def __init__(self, command: Sequence[str], rank: int, size: int, rendezvous: Path) -> None:
+    def __init__(self, command: Sequence[str], rank: int, size: int, rendezvous: Path, timeouts: Timeouts) -> None:
         self.name = f"rank {rank} of {size}"
-        self._heartbeat, write = os.pipe()
-        os.set_blocking(self._heartbeat, False)
-        membership = {"rank": rank, "size": size, "rendezvous": str(rendezvous), "heartbeat": write}
-        variables = {VARIABLE: json.dumps(membership), WORKER_VARIABLE: f"learner-{rank}"}
+        self._timeouts = timeouts
+        self._heartbeats, write = os.pipe()
+        os.set_blocking(self._heartbeats, False)
+        membership = Membership(rank, size, str(rendezvous), write, timeouts.heartbeat)
+        variables = {VARIABLE: json.dumps(asdict(membership)), WORKER_VARIABLE: f"learner-{rank}"}
         try:
             self._process = subprocess.Popen(
                 list(command),
@@ -97,7 +107,7 @@ class _Rank:
                 preexec_fn=ending_with_parent(signal.SIGKILL),
             )
         except OSError:
-            os.close(self._heartbeat)
+            os.close(self._heartbeats)
             raise
         finally:
             os.close(write)
@@ -110,20 +120,19 @@ class _Rank:
         """Its exit status, minus a signal's number where one killed it; None while it runs."""
         return self._process.poll()
 
-    def listen(self, passed: float) -> None:
-        """See whether it has shown itself in the `passed` seconds since the last call."""
+    def check_heartbeat(self) -> None:
+        """Call this at every poll. Raises RanksError: it runs, and had no heartbeat for too long."""
         try:
-            heard = bool(os.read(self._heartbeat, 4096))
+            received = bool(os.read(self._heartbeats, 4096))
         except BlockingIOError:
-            heard = False
-        self._started |= heard
-        self._silent = 0.0 if heard else self._silent + passed
-
-    def hung(self, patience: Patience) -> str | None:
-        """How it hangs, if it does."""
-        if self.status is not None or self._silent < (patience.silence if self._started else patience.start):
-            return None
-        return f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs"
+            received = False
+        self._started |= received
+        self._silent = 0.0 if received else self._silent + self._timeouts.poll
+        limit = self._timeouts.silence if self._started else self._timeouts.start
+        if self.status is None and self._silent >= limit:
+            raise RanksError(
+                f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs; all ranks were ended"
+            )
 
     def terminate(self) -> None:
         self._process.terminate()
@@ -135,55 +144,53 @@ class _Rank:
             self._process.wait(KILLED_S)
         except subprocess.TimeoutExpired:
             logger.error("%s (process %d) was killed and does not end", self.name, self._process.pid)
-        os.close(self._heartbeat)
+        os.close(self._heartbeats)
 
 
-def run_ranks(command: Sequence[str], size: int, stop: threading.Event, patience: Patience | None = None) -> None:
-    """Run `command` as `size` ranks until all have ended well.
+def run_ranks(command: Sequence[str], size: int, stop: threading.Event, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
+    """Run `command` as `size` ranks until all have ended with status 0.
 
-    Raises StoppedError: `stop` was set before all had done their work. Raises RanksError: one died, hung, was asked to
-    stop alone, or did not stop in time. Raises ConfigError: one cannot be configured. All have ended when this returns
-    or raises; and should this process be killed, they are killed with it.
+    Raises StoppedError: `stop` was set before all were done. Raises RanksError: one died, hung, was asked to stop
+    alone, or did not stop in time. Raises ConfigError: one cannot be configured. All have ended when this returns or
+    raises. If this process is killed, the ranks are killed too.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as folder, ExitStack() as stack:
         meeting = Path(folder) / "rendezvous"
-        ranks = [stack.enter_context(closing(_Rank(command, rank, size, meeting))) for rank in range(size)]
-        _watch(ranks, stop, patience or Patience())
+        ranks = [stack.enter_context(closing(_Rank(command, rank, size, meeting, timeouts))) for rank in range(size)]
+        _watch(ranks, stop, timeouts)
 
 
-def _watch(ranks: Sequence[_Rank], stop: threading.Event, patience: Patience) -> None:
+def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts) -> None:
     stopping: float | None = None
     while True:
         well = (None, 0) if stopping is None else (None, 0, EXIT_STOPPED)
         failed = next((rank for rank in ranks if rank.status not in well), None)
         if failed is not None and stopping is None:
-            raise _failure(failed, ranks, patience)
+            raise _failure(failed, ranks, timeouts)
         if all(rank.status == 0 for rank in ranks):
             return
-        # Once one failed while all were stopping, the others wait for it in vain, and there is nothing left to lose.
+        # If a rank fails while all are stopping, the others would wait for it for ever.
         if failed is not None or all(rank.status is not None for rank in ranks):
             raise StoppedError("the ranks were asked to stop before they were done")
         if stopping is None and stop.is_set():
             stopping = 0.0
             for rank in ranks:
                 rank.terminate()
-        time.sleep(patience.every)
+        time.sleep(timeouts.poll)
         if stopping is not None:
-            stopping += patience.every
-            if stopping > patience.stop:
-                raise RanksError(f"the ranks did not stop within {patience.stop:.0f} s, and were killed")
+            stopping += timeouts.poll
+            if stopping > timeouts.stop:
+                raise RanksError(f"the ranks did not stop within {timeouts.stop:.0f} s, and were killed")
         for rank in ranks:
-            rank.listen(patience.every)
-            if how := rank.hung(patience):
-                raise RanksError(f"{how}; all ranks were ended")
+            rank.check_heartbeat()
 
 
-def _failure(first: _Rank, ranks: Sequence[_Rank], patience: Patience) -> AsyncrlError:
-    """Why the ranks must end. The others get time to end by themselves, since one of them may have the true reason."""
-    left = patience.last_words
+def _failure(first: _Rank, ranks: Sequence[_Rank], timeouts: Timeouts) -> AsyncrlError:
+    """Why the ranks must end, after the others had time to end by themselves."""
+    left = timeouts.others
     while left > 0 and any(rank.status is None for rank in ranks):
-        time.sleep(patience.every)
-        left -= patience.every
+        time.sleep(timeouts.poll)
+        left -= timeouts.poll
     for rank in ranks:
         if rank.status == EXIT_USAGE:
             return ConfigError(f"{rank.name} cannot run; its message is above")

@@ -20,21 +20,19 @@ import torch
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import InvariantError, StoppedError
-from asyncrl.learner.backbone import DTYPES
+from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.checkpoint import Checkpoints, Progress
-from asyncrl.learner.evaluation import Evaluations
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.gathering import gather, plan_gather
-from asyncrl.learner.packing import Passes, schedule
-from asyncrl.learner.ports import Publisher, Replay
+from asyncrl.learner.packing import LocalBatch, Passes, build_episodes, build_local_batch, schedule
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.report import Phases, lag_counts, step_values
-from asyncrl.learner.share import Share, build_episodes, build_share
-from asyncrl.learner.trainer import Minibatch, Result, Trainer
-from asyncrl.modelling.weight_format import model_tensors
+from asyncrl.learner.step_metrics import Phases, lag_counts, step_values
+from asyncrl.learner.trainer import Minibatch, StepResult, Trainer
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, Filled
+from asyncrl.weights.manifest import DTYPES
+from asyncrl.weights.push import Push
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +41,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trained:
+class TrainedStep:
     """What one rank has of a step that it trained."""
 
     episodes: Episodes
-    share: Share
-    result: Result
+    batch: LocalBatch
+    result: StepResult
 
 
 class Learner:
@@ -60,8 +58,8 @@ class Learner:
         ranks: Ranks,
         trainer: Trainer,
         checkpoints: Checkpoints,
-        replay: Replay,
-        publisher: Publisher | None,
+        replay: BatchSource,
+        publisher: Push | None,
         metrics: Metrics,
         stop: threading.Event,
         failures: StepFailures,
@@ -75,20 +73,19 @@ class Learner:
         self._metrics = metrics
         self._stop = stop
         self._failures = failures
-        self._progress = checkpoints.restore(trainer.parts) or Progress()
+        self._progress = checkpoints.restore(trainer.models) or Progress()
         if self._progress.algorithm:
             trainer.algorithm.restore(self._progress.algorithm)
-        self._evaluations = Evaluations(replay, metrics, self._progress.evaluations, stop)
 
     def train(self) -> None:
         """Train to the last step, and have the weights measured on the way and at both ends.
 
-        Raises StoppedError: asked to stop. The newest checkpoint is whole; what came after it will be done again.
+        Raises StoppedError: asked to stop. The newest checkpoint is whole; the steps after it will be trained again.
         """
         config, progress = self._config.learner, self._progress
         self._publish(self._version(progress.step))
         if progress.step:
-            # Again, since the one before may have ended between its checkpoint and telling of it.
+            # The process before may have ended after it wrote the checkpoint and before it told the replay.
             self._together(self._release, progress.step)
         for step in range(progress.step, config.steps):
             self._together(self._evaluate, step)
@@ -110,29 +107,29 @@ class Learner:
         self._together(self._evaluate, config.steps)
 
     def _is_skipped(self, plan: BatchPlan) -> bool:
-        """Whether the step trains nothing: on all ranks, should the plan have been skipped while they asked for it."""
+        """Whether the step trains nothing. All ranks agree, also if the plan was skipped between their requests."""
         if plan.skipped:
             logger.warning("step %d trains nothing: %s", plan.step, plan.skipped)
         return bool(self._ranks.sum(torch.tensor(int(bool(plan.skipped)))).item())
 
-    def _learn(self, plan: BatchPlan, phases: Phases) -> Trained:
+    def _learn(self, plan: BatchPlan, phases: Phases) -> TrainedStep:
         """Train one plan. Raises StepFailedError: its training fails again and again."""
         with self._failures(plan.step):
             minibatches = self._minibatches(plan)
             with phases("fetch"):
-                episodes, share = self._together(self._fetch, plan, minibatches)
+                episodes, batch = self._together(self._fetch, plan, minibatches)
             torch.manual_seed((self._config.run.seed << 32) + plan.step)
             with phases("proximal"):
-                share = self._trainer.prepare(share, episodes, minibatches)
+                batch = self._trainer.prepare(batch, episodes, minibatches)
             with phases("train"):
-                result = self._trainer.learn(plan.step, share, episodes, minibatches)
-        return Trained(episodes, share, result)
+                result = self._trainer.learn(plan.step, batch, episodes, minibatches)
+        return TrainedStep(episodes, batch, result)
 
-    def _together(self, ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What other rooms answer to this rank. Raises StoppedError on every rank if one was stopped meanwhile."""
+    def _together(self, request: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """This rank's answer to a request that may wait. Raises StoppedError on every rank if one is asked to stop."""
         answers: list[T] = []
         with suppress(StoppedError):
-            answers.append(ask(*args, **kwargs))
+            answers.append(request(*args, **kwargs))
         self._ranks.leave_if(not answers or self._stop.is_set())
         return answers[0]
 
@@ -152,7 +149,7 @@ class Learner:
         parts = schedule(plan.tokens, self._ranks.size, config.minibatches, config.micro_tokens)
         return [Minibatch(ranks[self._ranks.rank], _totals(plan, ranks)) for ranks in parts]
 
-    def _fetch(self, plan: BatchPlan, minibatches: Sequence[Minibatch]) -> tuple[Episodes, Share]:
+    def _fetch(self, plan: BatchPlan, minibatches: Sequence[Minibatch]) -> tuple[Episodes, LocalBatch]:
         members = sorted(member for each in minibatches for passed in each.passes for member in passed)
         labels = self._replay.labels(plan.ids)
         trajectories = self._replay.fetch([plan.ids[member] for member in members])
@@ -160,17 +157,16 @@ class Learner:
         for each in trajectories:
             if int(each.tokens.max()) >= vocabulary:
                 raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
-        return build_episodes(plan, labels, device, self._config.algorithm.greedy_sibling), build_share(
-            members, trajectories, device
-        )
+        episodes = build_episodes(plan, labels, device, self._config.algorithm.greedy_sibling)
+        return episodes, build_local_batch(members, trajectories, device)
 
     def _publish(self, version: int) -> None:
         policy, bucket_bytes = self._trainer.policy.module, self._config.weights.bucket_mb << 20
-        plan = plan_gather(policy.weight_format, DTYPES[self._config.model.dtype], bucket_bytes)
-        buckets = gather(model_tensors(policy.model), plan, policy.weight_format, self._ranks)
-        self._together(self._offer, version, [portion.bucket for portion in plan], buckets)
+        steps = plan_gather(policy.weight_format, DTYPES[self._config.model.dtype], bucket_bytes)
+        buckets = gather(policy.model, steps, policy.weight_format, self._ranks)
+        self._together(self._push, version, [step.bucket for step in steps], buckets)
 
-    def _offer(self, version: int, plan: Sequence[Bucket], buckets: Iterator[Filled]) -> None:
+    def _push(self, version: int, plan: Sequence[Bucket], buckets: Iterator[Filled]) -> None:
         if self._publisher is None:
             # Every rank has its part in gathering.
             deque(buckets, maxlen=0)
@@ -180,7 +176,7 @@ class Learner:
 
     def _checkpoint(self, step: int) -> None:
         self._progress.algorithm = self._trainer.algorithm.state()
-        self._checkpoints.save(self._progress, self._trainer.parts)
+        self._checkpoints.save(self._progress, self._trainer.models)
         self._together(self._release, step)
 
     def _release(self, steps: int) -> None:
@@ -188,19 +184,32 @@ class Learner:
             self._replay.checkpointed(steps, self._checkpoints.covered())
 
     def _evaluate(self, step: int) -> None:
-        """Ask for an evaluation where one is due; wait for those of the first and the last weights."""
+        """Request an evaluation where one is due; wait for those of the first and the last weights."""
         every = self._config.learner.eval_every
         if not every or self._ranks.rank != 0:
             return
         ends = (0, self._config.learner.steps)
         if step % every == 0 or step in ends:
-            self._evaluations.ask(step, self._version(step))
-        self._evaluations.collect(wait=step in ends)
+            self._replay.evaluate(self._version(step))
+            self._progress.evaluations[step] = self._version(step)
+        self._log_evaluations(wait=step in ends)
 
-    def _report(self, plan: BatchPlan, trained: Trained | None, seconds: Mapping[str, float]) -> None:
+    def _log_evaluations(self, wait: bool) -> None:
+        """Log the evaluations that are complete, or wait for all, each at the step whose weights were measured."""
+        pending = self._progress.evaluations
+        for step, version in list(pending.items()):
+            while (result := self._replay.evaluation(version, wait)) is None and wait:
+                if self._stop.is_set():
+                    raise StoppedError("stopped while waiting for an evaluation")
+            if result is not None:
+                values = {f"eval/{name}": float(value) for name, value in result.items()}
+                self._metrics.log(step, {**values, "eval/version": float(version)})
+                del pending[step]
+
+    def _report(self, plan: BatchPlan, trained: TrainedStep | None, seconds: Mapping[str, float]) -> None:
         values: dict[str, Value] = {"steps_skipped": float(self._progress.steps_skipped)}
         if trained is not None:
-            lags = self._ranks.sum(lag_counts(trained.share.tokens, plan.version, self._config.replay.max_lag))
+            lags = self._ranks.sum(lag_counts(trained.batch.tokens, plan.version, self._config.replay.max_lag))
             values = step_values(plan, trained.episodes, lags, trained.result, self._progress)
         if self._ranks.rank == 0:
             pushed = self._publisher.measured if self._publisher is not None else {}

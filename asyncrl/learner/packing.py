@@ -1,6 +1,7 @@
-"""Which rank packs which sequences into which forward pass: pure, and the same on every rank from the lengths alone.
+"""From the trajectories of a plan to packed forward passes.
 
-What holds, and is tested:
+`schedule` decides which rank puts which sequences into which pass. It needs the lengths only, so every rank decides the
+same. What holds, and is tested:
 - Every sequence is in exactly one pass of one rank of one minibatch; sequences are whole.
 - The split into minibatches does not depend on the ranks: minibatch m holds consecutive sequences of the plan.
 - All ranks have the same number of passes in a minibatch, so that their collectives meet; a pass may be empty.
@@ -10,7 +11,17 @@ What holds, and is tested:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.types import BatchPlan, Labels, Trajectory
 
 Passes = list[list[int]]
 
@@ -24,20 +35,20 @@ def schedule(lengths: Sequence[int], ranks: int, minibatches: int, micro_tokens:
 
 
 def _minibatch(lengths: Sequence[int], members: Sequence[int], ranks: int, micro_tokens: int) -> list[Passes]:
-    passes = [pack(lengths, share, micro_tokens) for share in balance(lengths, members, ranks)]
+    passes = [pack(lengths, shard, micro_tokens) for shard in balance(lengths, members, ranks)]
     most = max(len(each) for each in passes)
     return [each + [[] for _ in range(most - len(each))] for each in passes]
 
 
 def balance(lengths: Sequence[int], members: Sequence[int], parts: int) -> list[list[int]]:
-    """`members` in `parts` shares of nearly equal tokens: the longest first, each to the lightest share."""
-    shares: list[list[int]] = [[] for _ in range(parts)]
+    """`members` in `parts` shards of nearly equal tokens: the longest first, each to the lightest shard."""
+    shards: list[list[int]] = [[] for _ in range(parts)]
     loads = [0] * parts
     for member in _longest_first(lengths, members):
         lightest = loads.index(min(loads))
-        shares[lightest].append(member)
+        shards[lightest].append(member)
         loads[lightest] += lengths[member]
-    return shares
+    return shards
 
 
 def pack(lengths: Sequence[int], members: Sequence[int], limit: int) -> Passes:
@@ -57,3 +68,96 @@ def pack(lengths: Sequence[int], members: Sequence[int], limit: int) -> Passes:
 
 def _longest_first(lengths: Sequence[int], members: Sequence[int]) -> list[int]:
     return sorted(members, key=lambda member: (-lengths[member], member))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedSequences:
+    """Sequences of `lengths` tokens one after the other: ids int64[N], positions int64[N] that restart with each
+    sequence, and needed bool[N], true on the tokens whose log-prob or value is needed (never the first of a
+    sequence)."""
+
+    ids: Tensor
+    positions: Tensor
+    needed: Tensor
+    lengths: list[int]
+
+    @staticmethod
+    def of(sequences: Sequence[Tensor]) -> PackedSequences:
+        """Sequences int64[T]; every token that has one before it is needed."""
+        positions = torch.cat([torch.arange(len(each), device=each.device) for each in sequences])
+        return PackedSequences(torch.cat(list(sequences)), positions, positions > 0, [len(each) for each in sequences])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalBatch:
+    """The episodes of the plan that this rank trains, packed in the order of the plan.
+
+    ids int64[N] are the token ids of `tokens`. A forward pass takes every branch of an episode as a sequence: positions
+    int64[N] restart with each branch, and `lengths` has the tokens of each branch by the episode's index in the plan.
+    """
+
+    ids: Tensor
+    tokens: Tokens
+    positions: Tensor
+    lengths: dict[int, list[int]]
+
+    def rows(self, members: Sequence[int]) -> Tensor:
+        """Where among the N tokens those of the episodes `members` are, int64."""
+        return torch.isin(self.tokens.sequence, torch.tensor(members, device=self.ids.device)).nonzero()[:, 0]
+
+    def packed(self, members: Sequence[int], rows: Tensor) -> PackedSequences:
+        """The tokens of `members` (ascending) at `rows`, for one forward pass; a dummy of two tokens without
+        members."""
+        if not members:
+            return PackedSequences.of([self.ids.new_zeros(2)])
+        lengths = [length for each in members for length in self.lengths[each]]
+        return PackedSequences(self.ids[rows], self.positions[rows], self.tokens.mask[rows], lengths)
+
+
+def build_local_batch(members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device) -> LocalBatch:
+    """The batch of `trajectories`, whose indices in the plan are `members`, ascending."""
+    owners = [np.full(len(each), member) for member, each in zip(members, trajectories, strict=True)]
+    tokens = Tokens(
+        sequence=_joined(owners, torch.int64, device),
+        position=_joined([np.arange(len(each)) for each in trajectories], torch.int64, device),
+        mask=_joined([each.loss_mask for each in trajectories], torch.bool, device),
+        behaviour=_joined([each.logprobs for each in trajectories], torch.float32, device),
+        versions=_joined([each.versions for each in trajectories], torch.int64, device),
+    )
+    ids = _joined([each.tokens for each in trajectories], torch.int64, device)
+    lengths = [[end - start for start, end in each.branches] for each in trajectories]
+    positions = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, device)
+    return LocalBatch(ids, tokens, positions, dict(zip(members, lengths, strict=True)))
+
+
+def build_episodes(
+    plan: BatchPlan, labels: Sequence[Labels], device: torch.device, greedy_sibling: bool = False
+) -> Episodes:
+    """The S episodes of the plan. `extra` holds the named scores that every trajectory has. With `greedy_sibling` the
+    first member of every group in the plan is the greedy one."""
+    order = {group: index for index, group in enumerate(dict.fromkeys(plan.group_ids))}
+    firsts = {plan.group_ids.index(group) for group in order}
+    names = set(labels[0].extra).intersection(*(each.extra for each in labels))
+    steps = [len(each.step_scores) for each in labels]
+    return Episodes(
+        group=torch.tensor([order[group] for group in plan.group_ids], device=device),
+        reward=_scores([each.reward for each in labels], device),
+        outcome=_scores([each.outcome for each in labels], device),
+        lengths=torch.tensor(plan.sampled, device=device),
+        step_scores=_joined([each.step_scores for each in labels], torch.float32, device),
+        step_sequence=torch.repeat_interleave(torch.tensor(steps)).to(device),
+        step_end=_joined([each.step_ends for each in labels], torch.int64, device),
+        extra={name: _scores([each.extra[name] for each in labels], device) for name in sorted(names)},
+        version=plan.version,
+        greedy=torch.tensor([i in firsts for i in range(len(labels))], device=device) if greedy_sibling else None,
+        priority=None if set(plan.weights) == {1.0} else _scores(plan.weights, device),
+    )
+
+
+def _joined(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    joined = np.concatenate(arrays) if arrays else np.zeros(0)
+    return torch.from_numpy(joined).to(device, dtype)
+
+
+def _scores(values: Sequence[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)

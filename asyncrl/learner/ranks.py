@@ -1,6 +1,6 @@
 """The learner's ranks: one process each, all on one machine, on GPUs with NCCL or on the CPU with gloo.
 
-What they send each other are tensors and bytes of safetensors: nothing that arrives from a socket is unpickled.
+They send each other tensors and safetensors bytes. Nothing that arrives from a socket is unpickled.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from asyncrl.errors import StoppedError
 from asyncrl.learner.launcher import Membership
 from asyncrl.weights.nccl import loopback_interface
 
-PATIENCE = timedelta(days=1)
-"""How long a rank waits for the others: a slow replay is no fault. A rank that is lost or hangs is the launcher's."""
+TIMEOUT = timedelta(days=1)
+"""How long a rank waits for the others, who may wait for a slow replay. The launcher notices ranks that die or hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Ranks:
     mesh: DeviceMesh
 
     def sum(self, values: Tensor) -> Tensor:
-        """The elementwise sum over ranks, on the device of `values`, which stay as they are. What lies on the CPU stays
-        there, so that a GPU is not waited for."""
+        """The elementwise sum over ranks, on the device of `values`, which do not change. A sum on the CPU does not
+        wait for the GPU."""
         total = values.clone()
         if self.size > 1:
             dist.all_reduce(total)
@@ -53,7 +53,7 @@ class Ranks:
         return {name: torch.stack([each[name] for each in gathered if name in each]).sum(0) for name in names}
 
     def _gather_bytes(self, own: bytes) -> list[bytes]:
-        """What every rank has, in their order."""
+        """The bytes of every rank, in their order."""
         sizes = self.sum(torch.eye(self.size, dtype=torch.int64)[self.rank] * len(own)).tolist()
         sent = torch.zeros(max(sizes), dtype=torch.uint8)
         sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
@@ -62,12 +62,12 @@ class Ranks:
         return [each[:size].numpy().tobytes() for each, size in zip(received, sizes, strict=True)]
 
     def leave_if(self, stopped: bool) -> None:
-        """Raises StoppedError on every rank where `stopped` is true on any, so that none waits for one that left."""
+        """Raises StoppedError on every rank if `stopped` is true on any, so that none waits for one that left."""
         if self.sum(torch.tensor(int(stopped))).item():
             raise StoppedError("the learner was asked to stop")
 
     def barrier(self) -> None:
-        """Return once every rank has come here."""
+        """Return once every rank has called this."""
         self.sum(torch.zeros(()))
 
 
@@ -79,25 +79,26 @@ def shard_of(rows: int, rank: int, ranks: int) -> range:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """The ranks that `launcher.run_ranks` started with this process, else this process alone; they part at the end."""
-    # gloo listens also where there is one rank; all are on this machine, wherever the other roles are.
+    """The ranks that `launcher.run_ranks` started with this process, or this process alone. They disconnect at the
+    end."""
+    # gloo listens even with one rank. All ranks are on this machine, so loopback is enough.
     os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
     member = Membership.of_this_process()
     store: dist.Store = dist.HashStore()
     if member is not None:
-        member.beat()
+        member.start_heartbeat()
         store = dist.FileStore(member.rendezvous, member.size)
     rank, size = (member.rank, member.size) if member is not None else (0, 1)
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(rank)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         kind = "cuda" if cuda else "cpu"
         device = torch.device(kind, rank) if cuda else torch.device(kind)
         yield Ranks(rank, size, device, init_device_mesh(kind, (size,)))
     finally:
-        # What still refers to a gloo group keeps its threads, and those abort a process that exits.
+        # A reference to a gloo group keeps its threads alive, and those abort a process that exits.
         gc.collect()
         dist.destroy_process_group()

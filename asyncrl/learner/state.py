@@ -17,32 +17,32 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.errors import CheckpointError
-from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.ranks import Ranks, shard_of
+from asyncrl.learner.trainer import Trainable
 from asyncrl.machine.disk import save_tensors
 
-Parts = Mapping[str, Optimised[Any]]
+Models = Mapping[str, Trainable[Any]]
 
 
-def write_state(parts: Parts, folder: Path, ranks: Ranks) -> Path:
-    """Write this rank's file of `parts` into `folder`; the file, which need not be on the disk yet. Raises OSError."""
-    held = {name: _held(tensor) for name, tensor in _tensors(parts) if ranks.rank == 0 or _sharded(tensor)}
+def write_state(models: Models, folder: Path, ranks: Ranks) -> Path:
+    """Write this rank's file of `models` into `folder`; the file, which need not be on the disk yet. Raises OSError."""
+    held = {name: _held(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _sharded(tensor)}
     path = folder / _file(ranks.rank)
     save_tensors({name: local.contiguous() for name, local in held.items() if ranks.rank == 0 or local.numel()}, path)
     return path
 
 
 @torch.no_grad()
-def read_state(parts: Parts, folder: Path, count: int, ranks: Ranks) -> None:
-    """Put what `count` ranks wrote into `folder` into `parts`. Raises CheckpointError: it is damaged or incomplete."""
+def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
+    """Put what `count` ranks wrote into `folder` into `models`. Raises CheckpointError: it is damaged or incomplete."""
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(folder / _file(rank), "pt")) for rank in range(count)]
             stored = _Stored(files, ranks)
-            for name, part in parts.items():
-                for weight, tensor in _weights(part.module):
+            for name, model in models.items():
+                for weight, tensor in _weights(model.module):
                     stored.fill(f"{name}/{weight}", tensor)
-                _read_moments(f"{name}/", part, stored)
+                _read_moments(f"{name}/", model, stored)
     except (OSError, SafetensorError, CheckpointError) as error:
         raise CheckpointError(
             f"{folder} cannot be read: {error}; remove that folder to resume from an older checkpoint"
@@ -88,11 +88,11 @@ class _Stored:
         return torch.cat(pieces)
 
 
-def _tensors(parts: Parts) -> Iterator[tuple[str, Tensor]]:
-    for name, part in parts.items():
-        for weight, tensor in _weights(part.module):
+def _tensors(models: Models) -> Iterator[tuple[str, Tensor]]:
+    for name, model in models.items():
+        for weight, tensor in _weights(model.module):
             yield f"{name}/{weight}", tensor
-        for parameter, state in _moments(part).items():
+        for parameter, state in _moments(model).items():
             for key, tensor in state.items():
                 yield f"{name}/{_moment(key, parameter)}", tensor
 
@@ -106,15 +106,15 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield f"weights/{name}", tensor
 
 
-def _moments(part: Optimised[Any]) -> dict[str, dict[str, Tensor]]:
+def _moments(model: Trainable[Any]) -> dict[str, dict[str, Tensor]]:
     """What the optimiser keeps of each parameter that it has moved, by the parameter's name."""
-    states = part.optimizer.state
-    return {name: states[each] for name, each in part.module.named_parameters() if each in states}
+    states = model.optimizer.state
+    return {name: states[each] for name, each in model.module.named_parameters() if each in states}
 
 
-def _read_moments(prefix: str, part: Optimised[Any], stored: _Stored) -> None:
+def _read_moments(prefix: str, model: Trainable[Any], stored: _Stored) -> None:
     states: dict[int, dict[str, Tensor]] = {}
-    for index, (name, parameter) in enumerate(part.module.named_parameters()):
+    for index, (name, parameter) in enumerate(model.module.named_parameters()):
         own = {
             "step": torch.zeros(()),
             "exp_avg": torch.zeros_like(parameter),
@@ -122,7 +122,7 @@ def _read_moments(prefix: str, part: Optimised[Any], stored: _Stored) -> None:
         }
         if prefix + _moment("step", name) in stored:
             states[index] = {key: stored.fill(prefix + _moment(key, name), each) for key, each in own.items()}
-    part.optimizer.load_state_dict({**part.optimizer.state_dict(), "state": states})
+    model.optimizer.load_state_dict({**model.optimizer.state_dict(), "state": states})
 
 
 def _moment(key: str, parameter: str) -> str:

@@ -1,4 +1,4 @@
-"""The learner's math: forward passes, losses, gradients and updates of one share of a batch.
+"""The learner's math: forward passes, losses, gradients and updates of one rank's part of a batch.
 
 Losses come divided by counts over the global minibatch, so gradients only ever add up: over passes by accumulation,
 over ranks by undoing FSDP's mean. Any split into passes and ranks therefore gives the same update, to rounding.
@@ -6,26 +6,70 @@ over ranks by undoing FSDP's mean. Any split into passes and ranks therefore giv
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from asyncrl.algorithms.batch import Episodes, Totals
-from asyncrl.learner.backbone import Packed
+from asyncrl.algorithms.compose import Algorithm
+from asyncrl.config.schema import LearnerConfig
 from asyncrl.learner.critic import Critic, critic_summary
-from asyncrl.learner.optimised import Optimised
-from asyncrl.learner.packing import Passes
+from asyncrl.learner.packing import LocalBatch, PackedSequences, Passes
 from asyncrl.learner.policy import Policy
-from asyncrl.learner.ports import Algorithm
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.share import Share
+
+logger = logging.getLogger(__name__)
 
 LOSS = "learner/loss"
+
+M = TypeVar("M", bound=nn.Module)
+Sums = dict[str, Tensor]
+"""Named tensors, added up over passes."""
+
+
+class Trainable(Generic[M]):
+    """`module`, sharded or not, with its AdamW, whose learning rate is `lr` after warm-up."""
+
+    def __init__(self, module: M, lr: float, config: LearnerConfig) -> None:
+        self.module = module
+        betas = (config.betas[0], config.betas[1])
+        self.optimizer = torch.optim.AdamW(
+            module.parameters(), lr=lr, betas=betas, weight_decay=config.weight_decay, fused=True
+        )
+        self._lr = lr
+        self._config = config
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a learner step: linear warm-up, then constant."""
+        warmup = self._config.warmup_steps
+        return self._lr * min(1.0, (step + 1) / warmup if warmup else 1.0)
+
+    def update(self, step: int) -> float:
+        """Clip and apply the gradient, and clear it. Returns its norm before clipping.
+
+        A gradient that is not finite, or exactly 0, changes nothing: AdamW would still move the weights by its
+        momentum.
+        """
+        parameters = [each for each in self.module.parameters() if each.grad is not None]
+        total = get_total_norm([each.grad for each in parameters if each.grad is not None])
+        norm = total.full_tensor() if isinstance(total, DTensor) else total
+        if not norm.isfinite():
+            logger.warning("the gradient norm is %s: no update of %s", norm.item(), type(self.module).__name__)
+        elif norm > 0:
+            clip_grads_with_norm_(parameters, self._config.max_grad_norm, norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate(step)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm.item()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +81,9 @@ class Minibatch:
 
 
 @dataclass(slots=True)
-class Result:
+class StepResult:
     """What one learner step did, the same on every rank: the mean loss of its updates, the gradient norm of each, and
-    the numbers of algorithm and critic."""
+    the metrics of the algorithm and the critic."""
 
     loss: float = 0.0
     norms: list[float] = field(default_factory=list)
@@ -56,34 +100,22 @@ class Result:
         return self.norms.count(0.0)
 
 
-class Sums:
-    """Running totals of named tensors."""
-
-    def __init__(self) -> None:
-        self.total: dict[str, Tensor] = {}
-
-    def add(self, values: Mapping[str, Tensor]) -> None:
-        for name, value in values.items():
-            value = value.detach().double()
-            self.total[name] = self.total[name] + value if name in self.total else value
-
-
 class Trainer:
-    """Trains `policy` and, where there are such, `critic` and the process model `implicit` with `algorithm`.
+    """Trains `policy` with `algorithm`, and with it the `critic` and the process model `implicit` where there are such.
 
-    Every method is called by all ranks alike with as many passes on each, and raises StoppedError on all of them
-    between two passes once `stop` is set on one.
+    Every method is called by all ranks alike, with the same number of passes on each. It raises StoppedError on all of
+    them between two passes once `stop` is set on one.
     """
 
     def __init__(
         self,
         ranks: Ranks,
         algorithm: Algorithm,
-        policy: Optimised[Policy],
-        critic: Optimised[Critic] | None,
+        policy: Trainable[Policy],
+        critic: Trainable[Critic] | None,
         reference: Policy | None,
         stop: threading.Event,
-        implicit: Optimised[Policy] | None = None,
+        implicit: Trainable[Policy] | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.policy = policy
@@ -94,18 +126,18 @@ class Trainer:
         self._stop = stop
 
     @property
-    def parts(self) -> dict[str, Optimised[Any]]:
+    def models(self) -> dict[str, Trainable[Any]]:
         """What is trained, by name."""
-        found = {"policy": self.policy, "critic": self.critic, "implicit": self.implicit}
-        return {name: part for name, part in found.items() if part is not None}
+        models = {"policy": self.policy, "critic": self.critic, "implicit": self.implicit}
+        return {name: model for name, model in models.items() if model is not None}
 
-    def prepare(self, share: Share, episodes: Episodes, minibatches: Sequence[Minibatch]) -> Share:
-        """The share with everything that is fixed for the step: log-probs, values, advantages."""
+    def prepare(self, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> LocalBatch:
+        """The batch with everything that is fixed for the step: log-probs, values, advantages."""
 
-        def of_all(forward: Callable[[Packed], Tensor]) -> Tensor:
-            return self._forward(forward, share, minibatches)
+        def of_all(forward: Callable[[PackedSequences], Tensor]) -> Tensor:
+            return self._forward(forward, batch, minibatches)
 
-        tokens, policy, reference, critic = share.tokens, self.policy.module, self._reference, self.critic
+        tokens, policy, reference, critic = batch.tokens, self.policy.module, self._reference, self.critic
         implicit = self.implicit
         if self.algorithm.needs_proximal:
             tokens = replace(tokens, proximal=of_all(lambda packed: policy(packed)[0]))
@@ -116,81 +148,74 @@ class Trainer:
         if implicit is not None:
             assert tokens.reference is not None
             tokens = replace(tokens, implicit=of_all(lambda packed: implicit.module(packed)[0]) - tokens.reference)
-        return replace(share, tokens=self.algorithm.prepare(episodes, tokens, self._ranks.sum))
+        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self._ranks.sum))
 
     @torch.no_grad()
-    def _forward(self, forward: Callable[[Packed], Tensor], share: Share, minibatches: Sequence[Minibatch]) -> Tensor:
-        result = torch.zeros_like(share.tokens.behaviour)
+    def _forward(
+        self, forward: Callable[[PackedSequences], Tensor], batch: LocalBatch, minibatches: Sequence[Minibatch]
+    ) -> Tensor:
+        result = torch.zeros_like(batch.tokens.behaviour)
         for minibatch in minibatches:
-            for members, rows in self._passes(share, minibatch):
-                values = forward(share.packed(members, rows))
-                if members:
+            for packed, rows in self._passes(batch, minibatch):
+                values = forward(packed)
+                if len(rows):
                     result[rows] = values
         return result
 
-    def _passes(self, share: Share, minibatch: Minibatch) -> Iterator[tuple[list[int], Tensor]]:
+    def _passes(self, batch: LocalBatch, minibatch: Minibatch) -> Iterator[tuple[PackedSequences, Tensor]]:
+        """The sequences of each pass, and their rows in the batch: none where other ranks alone have sequences."""
         for members in minibatch.passes:
             self._ranks.leave_if(self._stop.is_set())
-            yield members, share.rows(members)
+            rows = batch.rows(members)
+            yield batch.packed(members, rows), rows
 
-    def learn(self, step: int, share: Share, episodes: Episodes, minibatches: Sequence[Minibatch]) -> Result:
+    def learn(self, step: int, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> StepResult:
         """One update for each minibatch."""
-        result, sums = Result(), Sums()
+        result, sums = StepResult(), Sums()
         for minibatch in minibatches:
-            for members, rows in self._passes(share, minibatch):
-                packed = share.packed(members, rows)
-                sums.add(self._policy_pass(share, packed, rows, minibatch.totals))
-                if self.critic is not None:
-                    sums.add(self._critic_pass(self.critic, share, packed, rows, minibatch.totals))
-                if self.implicit is not None:
-                    sums.add(self._implicit_pass(self.implicit, share, episodes, packed, rows, minibatch.totals))
+            for packed, rows in self._passes(batch, minibatch):
+                for name, value in self._backward(batch, episodes, packed, rows, minibatch.totals).items():
+                    value = value.detach().double()
+                    sums[name] = sums[name] + value if name in sums else value
             result.norms.append(self.policy.update(step))
             if self.critic is not None:
                 result.summary["value/grad_norm"] = self.critic.update(step)
             if self.implicit is not None:
                 result.summary["implicit/grad_norm"] = self.implicit.update(step)
-        total = self._ranks.merge(sums.total)
+        total = self._ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.summary |= self.algorithm.summary(total) | critic_summary(total)
         return result
 
-    def _policy_pass(self, share: Share, packed: Packed, rows: Tensor, totals: Totals) -> dict[str, Tensor]:
-        logprobs, entropy = self.policy.module(packed, self.algorithm.needs_entropy)
-        if not len(rows):
-            return self._nothing(logprobs)
-        loss, sums = self.algorithm.loss(logprobs, share.tokens.select(rows), totals, entropy)
-        (loss * self._ranks.size).backward()
-        return {**sums, LOSS: loss}
+    def _backward(
+        self, batch: LocalBatch, episodes: Episodes, packed: PackedSequences, rows: Tensor, totals: Totals
+    ) -> Sums:
+        """Add the gradients of one pass to those of all models; its sums."""
+        algorithm, tokens = self.algorithm, batch.tokens.select(rows)
+        logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
 
-    def _critic_pass(
-        self, critic: Optimised[Critic], share: Share, packed: Packed, rows: Tensor, totals: Totals
-    ) -> dict[str, Tensor]:
-        values = critic.module(packed)
-        if not len(rows):
-            return self._nothing(values)
-        loss, sums = self.algorithm.value_loss(values, share.tokens.select(rows), totals)
-        (loss * self._ranks.size).backward()
+        def policy_loss() -> tuple[Tensor, Sums]:
+            loss, sums = algorithm.loss(logprobs, tokens, totals, entropy)
+            return loss, {**sums, LOSS: loss}
+
+        sums = self._add_gradient(logprobs, rows, policy_loss)
+        if self.critic is not None:
+            values = self.critic.module(packed)
+            sums |= self._add_gradient(values, rows, lambda: algorithm.value_loss(values, tokens, totals))
+        if self.implicit is not None:
+            assert tokens.reference is not None
+            implicit, reference, outcome = self.implicit.module(packed)[0], tokens.reference, episodes.outcome
+            sums |= self._add_gradient(
+                implicit, rows, lambda: algorithm.implicit_loss(implicit - reference, outcome, tokens, totals)
+            )
         return sums
 
-    def _implicit_pass(
-        self,
-        implicit: Optimised[Policy],
-        share: Share,
-        episodes: Episodes,
-        packed: Packed,
-        rows: Tensor,
-        totals: Totals,
-    ) -> dict[str, Tensor]:
-        logprobs, _ = implicit.module(packed)
+    def _add_gradient(self, output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]) -> Sums:
+        """Add the gradient of `loss`; its sums. On a pass without rows the gradient of a dummy is 0: the backward pass
+        only takes part in the collectives of the other ranks."""
         if not len(rows):
-            return self._nothing(logprobs)
-        tokens = share.tokens.select(rows)
-        assert tokens.reference is not None
-        loss, sums = self.algorithm.implicit_loss(logprobs - tokens.reference, episodes.outcome, tokens, totals)
-        (loss * self._ranks.size).backward()
+            (output.sum() * 0).backward()
+            return {}
+        value, sums = loss()
+        (value * self._ranks.size).backward()
         return sums
-
-    def _nothing(self, values: Tensor) -> dict[str, Tensor]:
-        """The backward pass of a dummy: collectives meet those of other ranks, gradients stay as they are."""
-        (values.sum() * 0).backward()
-        return {}

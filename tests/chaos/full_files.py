@@ -18,9 +18,9 @@ from asyncrl.launch.roles import Role
 from asyncrl.launch.supervisor import Supervisor
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.export import export
-from asyncrl.learner.optimised import Optimised
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.trainer import Trainable
 from asyncrl.machine.disk import LossyText
 from asyncrl.observe.sinks import open_metrics, read_lines
 from asyncrl.weights.folders import FolderWriter
@@ -114,7 +114,7 @@ def supervised(folder: Path, seen: Warnings) -> None:
 def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
     model = write_model(folder / "model", layers=1)
     policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
-    parts = {"policy": Optimised(policy, 0.1, LearnerConfig())}
+    parts = {"policy": Trainable(policy, 0.1, LearnerConfig())}
     checkpoints = Checkpoints(folder / "checkpoints", 2, ranks)
     waits(folder, lambda: checkpoints.save(Progress(step=1), parts), seen)
     assert checkpoints.restore(parts) == Progress(step=1)

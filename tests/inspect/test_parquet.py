@@ -26,7 +26,7 @@ from asyncrl.inspect.columns import (
 )
 from asyncrl.inspect.exporting import export_run
 from asyncrl.inspect.importing import count_rows, import_run
-from asyncrl.learner.recorded import RecordedReplay
+from asyncrl.learner.batches import RecordedReplay
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.records import Facts
 from asyncrl.replay.stored import Record, StoredRun

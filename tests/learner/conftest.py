@@ -19,13 +19,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of experts, with a persistent buffer."""
+    """A mixture of experts with a persistent buffer."""
     folder = save_mixture(tmp_path_factory.mktemp("mixture"), "glm4_moe", vocab_size=VOCABULARY)
     build_tokenizer().save_pretrained(folder)
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     torch.set_num_threads(1)
     with joined() as ranks:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import chdir
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.schema import AlgorithmConfig, Choice, DataConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.errors import StoppedError
+from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.launcher import run_ranks
+from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.run import train
 from asyncrl.types import BatchPlan, Labels, Role, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, Filled, on_host
 from tests.helpers import make_trajectory
@@ -85,36 +91,64 @@ def launch(module: str, ranks: int, *arguments: str) -> None:
 
 
 class FakeReplay:
-    """Recorded plans that depend on the seed and the step only, and a record of what was asked."""
+    """Recorded plans that depend on the seed and the step only, and a record of the calls.
 
-    def __init__(self, config: TrainConfig, reward: float | None = None) -> None:
-        self._config = config
+    `reward` is that of the trajectories, by step, or random. The learner is stopped when it asks for the plan of step
+    `stop_at`. The plan of step `skip` is skipped, and its data are gone. A trajectory of step `poison` has a token id
+    that the policy does not know.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        reward: Callable[[int], float] | None = None,
+        stop_at: int | None = None,
+        skip: int | None = None,
+        poison: int | None = None,
+    ) -> None:
+        self.config = config
         self._reward = reward
+        self._stop_at, self._skip, self._poison = stop_at, skip, poison
         self._trajectories: dict[str, Trajectory] = {}
         self._labels: dict[str, Labels] = {}
-        self.asked: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
 
-    def plan(self, step: int) -> BatchPlan | None:
-        self.asked.append(("plan", step))
-        learner = self._config.learner
+    def called(self, name: str) -> list[int]:
+        return [argument for call, argument in self.calls if call == name]
+
+    def batch(self, step: int) -> list[tuple[Trajectory, Labels]]:
+        """What the plan of a step consists of."""
+        learner = self.config.learner
         version = step // learner.publish_every
-        rng = np.random.default_rng([self._config.run.seed, step])
+        rng = np.random.default_rng([self.config.run.seed, step])
         names = [(f"{step}.{index}", f"{step}.g{index // learner.group_size}") for index in range(learner.batch_size)]
         batch = [
             random_trajectory(name, group, max(0, version - int(rng.integers(0, 2))), rng) for name, group in names
         ]
-        for each in batch:
-            reward = float(rng.random()) if self._reward is None else self._reward
-            self._trajectories[each.id] = each
-            self._labels[each.id] = Labels(each.id, reward, reward, "test")
+        rewards = [float(rng.random()) if self._reward is None else self._reward(step) for _ in batch]
+        return [(each, Labels(each.id, reward, reward, "test")) for each, reward in zip(batch, rewards, strict=True)]
+
+    def plan(self, step: int) -> BatchPlan | None:
+        self.calls.append(("plan", step))
+        if step == self._stop_at:
+            raise StoppedError("stop")
+        trajectories, labels = zip(*self.batch(step), strict=True)
+        if step == self._poison:
+            tokens = trajectories[0].tokens.copy()
+            tokens[0] = VOCABULARY
+            trajectories = (replace(trajectories[0], tokens=tokens), *trajectories[1:])
+        if step != self._skip:
+            self._trajectories |= {each.id: each for each in trajectories}
+            self._labels |= {each.trajectory_id: each for each in labels}
         return BatchPlan(
             step=step,
-            version=version,
-            ids=[each.id for each in batch],
-            group_ids=[each.group_id for each in batch],
-            tokens=[len(each) for each in batch],
-            sampled=[each.sampled_tokens for each in batch],
-            weights=[1.0] * len(batch),
+            version=step // self.config.learner.publish_every,
+            ids=[each.id for each in trajectories],
+            group_ids=[each.group_id for each in trajectories],
+            tokens=[len(each) for each in trajectories],
+            sampled=[each.sampled_tokens for each in trajectories],
+            weights=[1.0] * len(trajectories),
+            skipped="poison" if step == self._skip else "",
         )
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
@@ -124,21 +158,23 @@ class FakeReplay:
         return [self._trajectories[name] for name in ids]
 
     def published(self, version: int) -> None:
-        self.asked.append(("published", version))
+        self.calls.append(("published", version))
 
     def checkpointed(self, steps: int, kept: int) -> None:
-        self.asked.append(("checkpointed", steps))
+        self.calls.append(("checkpointed", steps))
 
     def evaluate(self, version: int) -> None:
-        self.asked.append(("evaluate", version))
+        self.calls.append(("evaluate", version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
         """Complete as soon as somebody waits for it."""
-        self.asked.append(("evaluation", version))
+        self.calls.append(("evaluation", version))
         return {"accuracy": version / 10, "count": 5} if wait else None
 
 
-class FakePublisher:
+class FakePush:
+    """Keeps the weights of every version."""
+
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Tensor]] = {}
         self.measured = {"bytes": 5.0}
@@ -163,3 +199,47 @@ class FakeMetrics:
 
     def of(self, name: str) -> dict[int, Any]:
         return {step: values[name] for step, values in self.rows if name in values}
+
+
+class Run:
+    """One training, with what it published, measured and asked for."""
+
+    def __init__(self, config: TrainConfig, replay: BatchSource | None = None, **replay_options: Any) -> None:
+        self._config = config
+        self.replay: Any = replay or FakeReplay(config, **replay_options)
+        self.push = FakePush()
+        self.metrics = FakeMetrics()
+        self.stop = threading.Event()
+
+    def train(self, ranks: Ranks) -> Run:
+        push = self.push if ranks.rank == 0 else None
+        train(self._config, ranks, self.replay, push, self.metrics, self.stop)
+        return self
+
+    def until_stopped(self, ranks: Ranks) -> Run:
+        with pytest.raises(StoppedError):
+            self.train(ranks)
+        return self
+
+    @property
+    def weights(self) -> dict[int, dict[str, Tensor]]:
+        return self.push.weights
+
+    @property
+    def final(self) -> dict[str, Tensor]:
+        return self.weights[max(self.weights)]
+
+
+def assert_weights_close(left: Mapping[str, Tensor], right: Mapping[str, Tensor], atol: float) -> None:
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def assert_weights_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def random_sequences(*lengths: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, VOCABULARY, (length,), generator=generator) for length in lengths]

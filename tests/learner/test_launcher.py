@@ -7,37 +7,41 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from asyncrl.config.load import EXIT_STOPPED
+from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, StoppedError
-from asyncrl.learner.launcher import Patience, RanksError, run_ranks
-from tests.helpers import until
+from asyncrl.learner.launcher import RanksError, Timeouts, run_ranks
+from tests.helpers import make_task, until
 
 RANK = """
 import os, pathlib, signal, sys, time
 from asyncrl.learner.launcher import Membership
 own = Membership.of_this_process()
-own.beat()
+own.start_heartbeat()
+{handler}
 folder = pathlib.Path({folder!r})
-def show():
-    (folder / f".{{own.rank}}").write_text(str(os.getpid()))
-    (folder / f".{{own.rank}}").rename(folder / str(own.rank))
+(folder / f".{{own.rank}}").write_text(str(os.getpid()))
+(folder / f".{{own.rank}}").rename(folder / str(own.rank))
 {body}
 """
-FOREVER = "show()\nwhile True: time.sleep(0.05)"
-HURRIED = Patience(silence=15.0, last_words=1.0)
+FOREVER = "while True: time.sleep(0.05)"
+STOPS = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({EXIT_STOPPED}))"
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+SHORT = Timeouts(poll=0.05, heartbeat=0.1, silence=4.0, others=1.0)
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 
 
-def ranks_of(folder: Path, body: str) -> list[str]:
-    return [sys.executable, "-c", RANK.format(folder=str(folder), body=body)]
+def ranks_of(folder: Path, body: str, handler: str = "") -> list[str]:
+    return [sys.executable, "-c", RANK.format(folder=str(folder), body=body, handler=handler)]
 
 
 def pids(folder: Path, count: int = 2) -> list[int]:
@@ -52,107 +56,82 @@ def gone(pid: int) -> bool:
 
 
 @contextmanager
-def once_running(folder: Path, action: object) -> Iterator[list[int]]:
-    """Do `action` with the ranks' process ids as soon as they run, from a thread of its own."""
+def once_running(folder: Path, action: Callable[[list[int]], None]) -> Iterator[None]:
+    """Do `action` with the ranks' process ids as soon as they run, from a thread. All ranks have ended at the end."""
     found: list[int] = []
 
     def act() -> None:
         found.extend(pids(folder))
-        action(found)  # type: ignore[operator]
+        action(found)
 
     thread = threading.Thread(target=act)
     thread.start()
-    yield found
+    yield
     thread.join()
-
-
-def failure_of(folder: Path, body: str) -> str:
-    """Why two ranks were ended."""
-    with pytest.raises(RanksError) as failure:
-        run_ranks(ranks_of(folder, body), 2, threading.Event(), HURRIED)
-    return str(failure.value)
+    assert all(gone(pid) for pid in found)
 
 
 def test_ranks_that_all_end_well_are_done(tmp_path: Path) -> None:
-    run_ranks(ranks_of(tmp_path, "show(); assert own.size == 2"), 2, threading.Event(), HURRIED)
+    run_ranks(ranks_of(tmp_path, "assert own.size == 2"), 2, threading.Event(), SHORT)
     assert len(set(pids(tmp_path))) == 2
 
 
-def test_a_rank_that_is_killed_takes_the_others_with_it_and_is_named(tmp_path: Path) -> None:
-    with once_running(tmp_path, lambda found: os.kill(found[1], signal.SIGKILL)) as found:
-        failure = failure_of(tmp_path, FOREVER)
-    assert "rank 1 of 2 was killed by SIGKILL" in failure
-    assert all(gone(pid) for pid in found)
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGKILL, "rank 1 of 2 was killed by SIGKILL"),
+        (signal.SIGSTOP, "rank 1 of 2 has not run for"),
+        (signal.SIGTERM, "rank 1 of 2 was asked to stop, alone"),
+    ],
+)
+def test_a_rank_that_gets_a_signal_ends_the_others_and_is_named(
+    number: signal.Signals, reason: str, tmp_path: Path
+) -> None:
+    with once_running(tmp_path, lambda found: os.kill(found[1], number)), pytest.raises(RanksError, match=reason):
+        run_ranks(ranks_of(tmp_path, FOREVER, STOPS), 2, threading.Event(), SHORT)
 
 
-def test_a_rank_that_fails_takes_the_others_with_it_and_is_named(tmp_path: Path) -> None:
-    body = f"if own.rank == 0: sys.exit(7)\n{FOREVER}"
-    with pytest.raises(RanksError, match="rank 0 of 2 ended with status 7"):
-        run_ranks(ranks_of(tmp_path, body), 2, threading.Event(), HURRIED)
-
-
-def test_a_rank_that_cannot_be_configured_is_the_reason_although_another_failed_first(tmp_path: Path) -> None:
-    body = "if own.rank == 0: sys.exit(1)\ntime.sleep(0.6)\nsys.exit(2)"
-    with pytest.raises(ConfigError, match="rank 1 of 2"):
-        run_ranks(ranks_of(tmp_path, body), 2, threading.Event(), Patience(last_words=200.0))
-
-
-def test_a_stopped_rank_takes_the_others_with_it_and_is_named(tmp_path: Path) -> None:
-    with once_running(tmp_path, lambda found: os.kill(found[0], signal.SIGSTOP)) as found:
-        failure = failure_of(tmp_path, FOREVER)
-    assert "rank 0 of 2 has not run for" in failure
-    assert all(gone(pid) for pid in found)
-
-
-def test_a_rank_that_hangs_in_native_code_takes_the_others_with_it(tmp_path: Path) -> None:
-    hang = f"show()\nimport ctypes\nif own.rank == 1: ctypes.PyDLL(None).pause()\n{FOREVER}"
-    with pytest.raises(RanksError, match="rank 1 of 2 has not run for"):
-        run_ranks(ranks_of(tmp_path, hang), 2, threading.Event(), HURRIED)
+@pytest.mark.parametrize(
+    ("body", "error", "reason"),
+    [
+        ("if own.rank == 0: sys.exit(7)", RanksError, "rank 0 of 2 ended with status 7"),
+        ("import ctypes\nif own.rank == 1: ctypes.PyDLL(None).pause()", RanksError, "rank 1 of 2 has not run for"),
+        ("if own.rank == 0: sys.exit(1)\ntime.sleep(0.6)\nsys.exit(2)", ConfigError, "rank 1 of 2 cannot run"),
+    ],
+    ids=["ends with a status", "hangs in native code", "cannot be configured, after another failed"],
+)
+def test_a_rank_that_fails_ends_the_others_and_is_named(
+    body: str, error: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    timeouts = replace(SHORT, others=200.0) if error is ConfigError else SHORT
+    with pytest.raises(error, match=reason):
+        run_ranks(ranks_of(tmp_path, f"{body}\n{FOREVER}"), 2, threading.Event(), timeouts)
 
 
 def test_a_rank_that_waits_for_long_does_not_hang(tmp_path: Path) -> None:
-    waits = "show(); time.sleep(6)"
-    run_ranks(ranks_of(tmp_path, waits), 2, threading.Event(), Patience(silence=5.0))
+    run_ranks(ranks_of(tmp_path, "time.sleep(5)"), 2, threading.Event(), SHORT)
 
 
-STOPS = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({EXIT_STOPPED}))\n{FOREVER}"
-
-
-def test_a_stop_goes_to_every_rank_and_is_no_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("handler", "timeouts", "error"), [(STOPS, SHORT, StoppedError), (IGNORES, replace(SHORT, stop=1.0), RanksError)]
+)
+def test_a_stop_goes_to_every_rank_and_one_that_ignores_it_is_killed(
+    handler: str, timeouts: Timeouts, error: type[Exception], tmp_path: Path
+) -> None:
     stop = threading.Event()
-    with once_running(tmp_path, lambda _: stop.set()) as found, pytest.raises(StoppedError):
-        run_ranks(ranks_of(tmp_path, STOPS), 2, stop, HURRIED)
-    assert all(gone(pid) for pid in found)
-
-
-def test_a_rank_that_a_stranger_asks_to_stop_does_not_end_the_training_as_if_it_were_done(tmp_path: Path) -> None:
-    with once_running(tmp_path, lambda found: os.kill(found[1], signal.SIGTERM)) as found:
-        assert "rank 1 of 2 was asked to stop, alone" in failure_of(tmp_path, STOPS)
-    assert all(gone(pid) for pid in found)
-
-
-def test_a_rank_that_ignores_a_stop_is_killed(tmp_path: Path) -> None:
-    stop = threading.Event()
-    body = f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOREVER}"
-    with once_running(tmp_path, lambda _: stop.set()) as found, pytest.raises(RanksError, match="did not stop"):
-        run_ranks(ranks_of(tmp_path, body), 2, stop, Patience(stop=1.0))
-    assert all(gone(pid) for pid in found)
-
-
-def launched(folder: Path, body: str) -> subprocess.Popen[bytes]:
-    """A process of its own that starts two ranks, as the learner does."""
-    code = f"""
-import threading
-from asyncrl.learner.launcher import run_ranks
-run_ranks({ranks_of(folder, body)!r}, 2, threading.Event())
-"""
-    return subprocess.Popen([sys.executable, "-c", code])
+    with once_running(tmp_path, lambda _: stop.set()), pytest.raises(error, match="stop"):
+        run_ranks(ranks_of(tmp_path, FOREVER, handler), 2, stop, timeouts)
 
 
 @linux
 @pytest.mark.parametrize("state", ["running", "stopped"])
 def test_ranks_die_with_the_process_that_started_them_whatever_they_do(state: str, tmp_path: Path) -> None:
-    launcher = launched(tmp_path, FOREVER)
+    code = f"""
+import threading
+from asyncrl.learner.launcher import run_ranks
+run_ranks({ranks_of(tmp_path, FOREVER)!r}, 2, threading.Event())
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", code])
     try:
         found = pids(tmp_path)
         if state == "stopped":
@@ -164,12 +143,12 @@ def test_ranks_die_with_the_process_that_started_them_whatever_they_do(state: st
     until(lambda: all(gone(pid) for pid in found))
 
 
-def test_a_rank_ends_itself_where_nobody_watches_any_more(tmp_path: Path) -> None:
+def test_a_rank_ends_itself_once_nobody_reads_its_heartbeats(tmp_path: Path) -> None:
     read, write = os.pipe()
     code = f"""
 import time
 from asyncrl.learner.launcher import Membership
-Membership(0, 1, "", {write}).beat()
+Membership(0, 1, "", {write}, 0.1).start_heartbeat()
 time.sleep(1000)
 """
     rank = subprocess.Popen([sys.executable, "-c", code], pass_fds=[write])
@@ -182,3 +161,13 @@ time.sleep(1000)
     finally:
         rank.kill()
         rank.wait()
+
+
+def test_torchrun_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.parquet"
+    write_tasks(tasks, [make_task()])
+    command = [sys.executable, "-m", "asyncrl.learner", "model.path=none", f"data.train={tasks}", f"run.dir={tmp_path}"]
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
+    done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "cluster.learner_ranks" in done.stderr

@@ -18,17 +18,17 @@ from transformers import AutoModelForCausalLM
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.demo.tokenizer import build_tokenizer
-from asyncrl.learner.backbone import Packed, full_tensors
-from asyncrl.learner.export import described, export
+from asyncrl.learner.export import export, folder_writer
+from asyncrl.learner.gathering import gather_all
+from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.run import train
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import write_folder
 from tests.actor.engine.support import assert_exact
 from tests.helpers import OWN_RUN
-from tests.learner.support import VOCABULARY, FakeMetrics, FakePublisher, FakeReplay, make_config
+from tests.learner.support import VOCABULARY, Run, make_config
 from tests.mixtures import BIASED, MIXTURES, save_mixture
 
 EMBEDDED = [family for family in MIXTURES if family != "deepseek_v3"]
@@ -55,7 +55,7 @@ def changed(folder: Path, ranks: Ranks, dtype: str = "float32") -> Policy:
 
 def logprobs(policy: Policy, tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        values, _ = policy(Packed.of([torch.from_numpy(tokens).long()]))
+        values, _ = policy(PackedSequences.of([torch.from_numpy(tokens).long()]))
     return values.numpy()
 
 
@@ -85,15 +85,15 @@ def test_the_export_holds_what_was_trained_buffers_included(folder: Path, ranks:
 
 def test_a_pushed_folder_holds_what_was_trained_buffers_included(folder: Path, ranks: Ranks, tmp_path: Path):
     config, policy = ModelConfig(str(folder)), changed(folder, ranks)
-    tensors = full_tensors(policy.model, policy.weight_format, torch.float32, ranks)
+    tensors = gather_all(policy.model, policy.weight_format, torch.float32, ranks)
     assert {name: tuple(each.shape) for name, each in tensors.items()} == model_shapes(config).tensors
-    assert_loads_as(policy, write_folder(tmp_path, 1, tensors, described(config), OWN_RUN))
+    assert_loads_as(policy, write_folder(tmp_path, 1, tensors, folder_writer(config), OWN_RUN))
 
 
 @pytest.mark.parametrize("folder", EMBEDDED, indirect=True)
 def test_an_embedded_engine_serves_the_pushed_weights_log_prob_for_log_prob(folder: Path, ranks: Ranks):
     policy = changed(folder, ranks)
-    tensors = full_tensors(policy.model, policy.weight_format, torch.float32, ranks)
+    tensors = gather_all(policy.model, policy.weight_format, torch.float32, ranks)
 
     async def scenario():
         engine = EmbeddedEngine.load(str(folder), EngineConfig(slots=2, max_length=64), initial_version=0)
@@ -119,7 +119,7 @@ def test_buffers_are_pushed_and_exported_in_their_own_dtype(folder: Path, ranks:
     original = buffers(load_file(folder / "model.safetensors"))
     assert original
     assert all(each.abs().min() > 0 for each in original.values())
-    pushed = full_tensors(policy.model, policy.weight_format, torch.bfloat16, ranks)
+    pushed = gather_all(policy.model, policy.weight_format, torch.bfloat16, ranks)
     export(policy, config, tmp_path / "exported", ranks, threading.Event())
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "bfloat16"
     for tensors in (pushed, load_file(tmp_path / "exported" / "model.safetensors")):
@@ -131,14 +131,13 @@ def test_buffers_are_pushed_and_exported_in_their_own_dtype(folder: Path, ranks:
 
 def test_a_run_publishes_every_version_under_the_names_of_its_folder(folder: Path, ranks: Ranks, tmp_path: Path):
     config = make_config(folder, tmp_path, steps=1)
-    publisher = FakePublisher()
-    train(config, ranks, FakeReplay(config), publisher, FakeMetrics(), threading.Event())
+    weights = Run(config).train(ranks).weights
     expected = model_shapes(config.model).tensors
-    assert list(publisher.weights) == [0, 1]
-    for tensors in publisher.weights.values():
+    assert list(weights) == [0, 1]
+    for tensors in weights.values():
         assert {name: tuple(each.shape) for name, each in tensors.items()} == expected
     experts = [name for name in expected if ".experts." in name]
-    assert any(not torch.equal(publisher.weights[0][name], publisher.weights[1][name]) for name in experts)
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in experts)
     exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert exported.keys() == expected.keys()
-    assert all(torch.equal(exported[name], publisher.weights[1][name]) for name in expected)
+    assert all(torch.equal(exported[name], weights[1][name]) for name in expected)

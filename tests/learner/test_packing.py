@@ -1,62 +1,117 @@
 from __future__ import annotations
 
+import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.learner.packing import balance, pack, schedule
+from asyncrl.learner.packing import balance, build_episodes, build_local_batch, pack, schedule
+from asyncrl.types import BatchPlan, Labels, Role, Turn
+from tests.helpers import make_trajectory
+
+CPU = torch.device("cpu")
 
 lengths_of_batch = st.lists(st.integers(1, 200), min_size=1, max_size=40)
 ranks_of_run = st.integers(1, 5)
-splits = st.integers(1, 4)
 limits = st.integers(1, 300)
 
 
 def test_two_ranks_of_the_golden_batch_get_170_tokens_each():
     lengths = [100, 90, 80, 70]
-    shares = balance(lengths, range(4), 2)
-    assert [sum(lengths[i] for i in share) for share in shares] == [170, 170]
+    assert [sum(lengths[i] for i in shard) for shard in balance(lengths, range(4), 2)] == [170, 170]
     assert schedule(lengths, 2, 1, 100) == [[[[0], [3]], [[1], [2]]]]
 
 
-@given(lengths_of_batch, ranks_of_run, splits, limits)
-def test_every_sequence_is_in_exactly_one_pass(lengths, ranks, minibatches, limit):
-    parts = schedule(lengths, ranks, minibatches, limit)
-    assert sorted(i for mini in parts for rank in mini for members in rank for i in members) == list(
-        range(len(lengths))
-    )
-
-
-@given(lengths_of_batch, ranks_of_run, splits, limits)
-def test_all_ranks_have_the_same_number_of_passes(lengths, ranks, minibatches, limit):
-    for mini in schedule(lengths, ranks, minibatches, limit):
-        assert len(mini) == ranks
-        assert len({len(passes) for passes in mini}) == 1
-
-
-@given(lengths_of_batch, limits)
-def test_a_pass_is_within_the_limit_unless_one_sequence_alone_exceeds_it(lengths, limit):
-    for members in pack(lengths, range(len(lengths)), limit):
-        assert sum(lengths[i] for i in members) <= limit or len(members) == 1
-        assert members == sorted(members)
-
-
-@given(lengths_of_batch, ranks_of_run, splits, limits)
-def test_minibatches_are_the_same_whatever_the_ranks(lengths, ranks, minibatches, limit):
+@given(lengths_of_batch, ranks_of_run, st.integers(1, 4), limits)
+def test_a_schedule_has_every_sequence_once_and_as_many_passes_on_every_rank(lengths, ranks, minibatches, limit):
     def members(count: int) -> list[list[int]]:
         parts = schedule(lengths, count, minibatches, limit)
-        return [sorted(i for rank in mini for passed in rank for i in passed) for mini in parts]
+        return [sorted(i for rank in minibatch for passed in rank for i in passed) for minibatch in parts]
 
     assert members(ranks) == members(1)
-    assert [i for mini in members(1) for i in mini] == list(range(len(lengths)))
+    assert [i for minibatch in members(1) for i in minibatch] == list(range(len(lengths)))
+    for minibatch in schedule(lengths, ranks, minibatches, limit):
+        assert len(minibatch) == ranks
+        assert len({len(passes) for passes in minibatch}) == 1
 
 
 @given(lengths_of_batch, ranks_of_run)
-def test_shares_differ_by_no_more_than_the_longest_sequence(lengths, ranks):
-    loads = [sum(lengths[i] for i in share) for share in balance(lengths, range(len(lengths)), ranks)]
+def test_shards_differ_by_no_more_than_the_longest_sequence(lengths, ranks):
+    loads = [sum(lengths[i] for i in shard) for shard in balance(lengths, range(len(lengths)), ranks)]
     assert max(loads) - min(loads) <= max(lengths)
 
 
 @given(lengths_of_batch, limits)
-def test_passes_are_fewer_than_twice_the_least_possible(lengths, limit):
-    lengths = [min(each, limit) for each in lengths]
-    assert len(pack(lengths, range(len(lengths)), limit)) <= 2 * sum(lengths) / limit + 1
+def test_passes_are_within_the_limit_and_fewer_than_twice_the_least_possible(lengths, limit):
+    for members in pack(lengths, range(len(lengths)), limit):
+        assert sum(lengths[i] for i in members) <= limit or len(members) == 1
+        assert members == sorted(members)
+    shorter = [min(each, limit) for each in lengths]
+    assert len(pack(shorter, range(len(shorter)), limit)) <= 2 * sum(shorter) / limit + 1
+
+
+def make_plan(groups: list[str]) -> BatchPlan:
+    count = len(groups)
+    return BatchPlan(3, 5, [f"t{i}" for i in range(count)], groups, [8] * count, [4] * count, [1.0] * count)
+
+
+def labels_with(name: str, scores: list[float], **extra: float) -> Labels:
+    ends = np.arange(1, len(scores) + 1, dtype=np.int32)
+    return Labels(name, 0.5, 1.0, "test", np.asarray(scores, np.float32), ends, extra)
+
+
+def test_episodes_follow_the_plan_and_have_the_scores_that_every_trajectory_has():
+    labels = [
+        labels_with("t0", [0.1, 0.2], style=1.0, odd=3.0),
+        labels_with("t1", [], style=2.0),
+        labels_with("t2", [0.3], style=3.0),
+    ]
+    episodes = build_episodes(make_plan(["b", "a", "b"]), labels, CPU)
+    assert episodes.group.tolist() == [0, 1, 0]
+    assert episodes.step_sequence.tolist() == [0, 0, 2]
+    assert episodes.step_end.tolist() == [1, 2, 1]
+    assert episodes.lengths.tolist() == [4, 4, 4]
+    assert episodes.version == 5
+    assert {name: each.tolist() for name, each in episodes.extra.items()} == {"style": [1.0, 2.0, 3.0]}
+    assert episodes.greedy is None
+
+
+def test_a_greedy_sibling_is_the_first_member_of_its_group():
+    labels = [labels_with(f"t{index}", []) for index in range(4)]
+    greedy = build_episodes(make_plan(["b", "b", "a", "a"]), labels, CPU, greedy_sibling=True).greedy
+    assert greedy is not None
+    assert greedy.tolist() == [True, False, True, False]
+
+
+def test_a_local_batch_packs_whole_sequences_and_finds_them_again():
+    batch = build_local_batch([2, 5], [make_trajectory(length=6), make_trajectory(length=4)], CPU)
+    assert batch.tokens.sequence.tolist() == [2] * 6 + [5] * 4
+    assert batch.tokens.position.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
+    assert batch.rows([5]).tolist() == [6, 7, 8, 9]
+    packed = batch.packed([5], batch.rows([5]))
+    assert packed.ids.tolist() == [0, 1, 2, 3]
+    assert packed.lengths == [4]
+    assert packed.needed.tolist() == [False, False, True, True]
+
+
+def test_every_branch_of_an_episode_is_packed_by_itself():
+    mask = np.array([0, 1, 1, 0, 0, 1, 0, 1], np.bool_)
+    bounds = (0, 1, Role.PROMPT), (1, 3, Role.ASSISTANT), (3, 5, Role.PROMPT), (5, 6, Role.ASSISTANT)
+    ends = (6, 7, Role.PROMPT), (7, 8, Role.ASSISTANT)
+    turns = tuple(Turn(*each) for each in (*bounds, *ends))
+    versions = np.where(mask, 0, -1).astype(np.int32)
+    logprobs = np.where(mask, -1, 0).astype(np.float32)
+    several = make_trajectory(turns=turns, steps=(), loss_mask=mask, versions=versions, logprobs=logprobs)
+    assert several.branches == [(0, 3), (3, 6), (6, 8)]
+    batch = build_local_batch([0, 4], [make_trajectory(length=4), several], CPU)
+    assert batch.tokens.position.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
+    packed = batch.packed([0, 4], batch.rows([0, 4]))
+    assert packed.lengths == [4, 3, 3, 2]
+    assert packed.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def test_a_rank_without_sequences_packs_a_dummy():
+    batch = build_local_batch([], [], CPU)
+    rows = batch.rows([])
+    assert len(rows) == 0
+    assert batch.packed([], rows).lengths == [2]

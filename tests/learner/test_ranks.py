@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.run import train
-from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, launch
+from asyncrl.learner.ranks import Ranks
+from tests.learner.support import Run, launch
 from tests.learner.two_ranks import configs, train_all
+from tests.mixtures import MIXTURES
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +22,8 @@ def two(model: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
-def one(model: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    with joined() as ranks:
-        return train_all(model, mixture, tmp_path_factory.mktemp("one"), ranks)
+def one(model: Path, mixture: Path, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return train_all(model, mixture, tmp_path_factory.mktemp("one"), ranks)
 
 
 @pytest.mark.parametrize("batch", ["even", "odd", "lonely", "critic", "mixture"])
@@ -49,12 +46,15 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(
     results, folder = two
     config = configs(model, mixture, folder)[batch]
     steps = config.learner.steps
-    publisher = FakePublisher()
-    longer = replace(config, learner=replace(config.learner, steps=steps + 1))
-    train(longer, ranks, FakeReplay(longer), publisher, FakeMetrics(), threading.Event())
-    assert list(publisher.weights) == [steps, steps + 1]
+    run = Run(replace(config, learner=replace(config.learner, steps=steps + 1))).train(ranks)
+    assert list(run.weights) == [steps, steps + 1]
     for name, tensor in results["results"][batch][0][steps].items():
-        assert torch.equal(tensor, publisher.weights[steps][name])
+        assert torch.equal(tensor, run.weights[steps][name])
+
+
+def test_shards_of_any_shape_and_stacked_experts_are_gathered_as_they_are_saved(two: tuple[dict[str, Any], Path]):
+    """The ranks compared them: see `two_ranks.check_gathering`."""
+    assert two[0]["gathered"] == ["odd shapes", *MIXTURES]
 
 
 def test_when_one_rank_is_stopped_all_leave(two: tuple[dict[str, Any], Path]):

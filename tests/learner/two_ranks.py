@@ -1,21 +1,29 @@
-"""Run as ranks by test_ranks.py: trains small runs and writes down what they published and measured.
+"""Run as ranks by test_ranks.py: trains small runs, and writes down what they published and measured.
 
-A rank that sends a pickle, or unpickles anything that is more than plain values, fails."""
+A rank that sends a pickle, or unpickles anything that is more than plain values, fails.
+"""
 
 from __future__ import annotations
 
 import sys
-import threading
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import fully_shard
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
+from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.run import train
-from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, make_config, with_critic
+from asyncrl.modelling.weight_format import WeightFormat
+from asyncrl.weights.buckets import Bucket, Entry, on_host
+from tests.learner.support import Run, make_config, with_critic
+from tests.mixtures import MIXTURES, mixture
 
 BATCHES = {
     "even": {"batch_size": 8, "group_size": 4, "minibatches": 2, "steps": 3},
@@ -24,36 +32,77 @@ BATCHES = {
 }
 
 
-def configs(model: Path, mixture: Path, folder: Path) -> dict[str, TrainConfig]:
-    """Runs whose shares are even, uneven, and empty on one of two ranks; one that trains a critic too, and one of a
+def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
+    """Runs whose shards are even, uneven, and empty on one of two ranks; one that trains a critic too, and one of a
     mixture of experts."""
     runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
     return runs | {
         "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"])),
-        "mixture": make_config(mixture, folder / "mixture", **BATCHES["odd"]),
+        "mixture": make_config(experts, folder / "mixture", **BATCHES["odd"]),
     }
 
 
-def train_all(model: Path, mixture: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
+def train_all(model: Path, experts: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
     results = {}
-    for name, config in configs(model, mixture, folder).items():
-        publisher, metrics = FakePublisher(), FakeMetrics()
-        train(config, ranks, FakeReplay(config), publisher if ranks.rank == 0 else None, metrics, threading.Event())
-        results[name] = (publisher.weights, {each: metrics.of(each) for each in ("loss", "grad_norm", "lag/histogram")})
+    for name, config in configs(model, experts, folder).items():
+        run = Run(config).train(ranks)
+        results[name] = (run.weights, {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/histogram")})
     return results
 
 
 def stop_one_of_two(model: Path, folder: Path, ranks: Ranks) -> bool:
     """Ask rank 1 alone to stop; whether this rank leaves."""
-    config = make_config(model, folder / "stopped")
-    stop = threading.Event()
+    run = Run(make_config(model, folder / "stopped"))
     if ranks.rank == 1:
-        stop.set()
+        run.stop.set()
     try:
-        train(config, ranks, FakeReplay(config), None, FakeMetrics(), stop)
+        run.train(ranks)
     except StoppedError:
         return True
     return False
+
+
+class Odd(nn.Module):
+    """Rows that do not divide, fewer rows than ranks, no rows at all, one dimension and three, and a tensor that is not
+    sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in {"a": (7, 5), "b": (1, 3), "c": (13,), "d": (3, 2, 4), "e": (64, 64), "f": (0, 4)}.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+        self.whole = nn.Parameter(torch.randn(4))
+
+
+def check_gathered(model: Any, expected: dict[str, Tensor], bucket_bytes: int, ranks: Ranks) -> None:
+    """What is gathered of the sharded `model`, bucket by bucket, are the tensors `expected`, on rank 0 alone."""
+    weights, got = WeightFormat(model), {}
+    largest = max(
+        Bucket(tuple(Entry(name, "float32", shape) for name, shape in part.published.items())).nbytes
+        for part in weights.parts
+    )
+    for layer in model.model.layers if hasattr(model, "model") else []:
+        fully_shard(layer, mesh=ranks.mesh)
+    fully_shard(model, mesh=ranks.mesh, ignored_params={model.whole} if isinstance(model, Odd) else None)
+    for filled in gather(model, plan_gather(weights, torch.bfloat16, bucket_bytes), weights, ranks):
+        assert filled.flat.untyped_storage().nbytes() <= max(bucket_bytes, largest)
+        got |= on_host(filled)
+    assert got.keys() == (expected.keys() if ranks.rank == 0 else set()), got.keys()
+    for name, tensor in got.items():
+        assert torch.equal(tensor, expected[name] if "correction_bias" in name else expected[name].bfloat16()), name
+    ranks.barrier()
+
+
+def check_gathering(ranks: Ranks) -> None:
+    """Shards of any shape, and stacked experts, come out as `save_pretrained` writes those of the whole model."""
+    odd = Odd()
+    check_gathered(odd, {name: each.detach().clone() for name, each in odd.named_parameters()}, 256, ranks)
+    for family in MIXTURES:
+        model = mixture(family)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            # The other ranks write nothing.
+            expected = load_file(Path(folder) / "model.safetensors") if ranks.rank == 0 else {}
+        check_gathered(model, expected, 4096, ranks)
 
 
 def refuse_pickles() -> None:
@@ -70,14 +119,17 @@ def refuse_pickles() -> None:
     sys.addaudithook(watch)
 
 
-def main(model: Path, mixture: Path, folder: Path) -> None:
+def main(model: Path, experts: Path, folder: Path) -> None:
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     refuse_pickles()
     with joined() as ranks:
-        results = train_all(model, mixture, folder, ranks)
+        results = train_all(model, experts, folder, ranks)
         stopped = stop_one_of_two(model, folder, ranks)
+        check_gathering(ranks)
+        done = {"results": results, "stopped": stopped, "size": ranks.size, "gathered": ["odd shapes", *MIXTURES]}
         if ranks.rank == 0:
-            torch.save({"results": results, "stopped": stopped, "size": ranks.size}, folder / "results.pt")
+            torch.save(done, folder / "results.pt")
 
 
 if __name__ == "__main__":

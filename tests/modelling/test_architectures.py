@@ -20,7 +20,7 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.config.schema import EngineConfig, ModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.learner.backbone import Packed
+from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.types import Sampling
@@ -220,7 +220,7 @@ def assert_learner_is_exact(case: Case, folder: Path, ranks: Ranks, length: int)
     sequences = [prompt(rng, each) for each in (length, 3, length - 1)]
     policy = load_policy(ModelConfig(str(folder)), 1.0, ranks, length)
     with torch.no_grad():
-        ours, _ = policy(Packed.of([torch.from_numpy(each).long() for each in sequences]))
+        ours, _ = policy(PackedSequences.of([torch.from_numpy(each).long() for each in sequences]))
     expected = np.concatenate([np.append(0, plain_logprobs(model, each, 1.0)) for each in sequences])
     np.testing.assert_allclose(ours.numpy(), expected, atol=1e-4)
 

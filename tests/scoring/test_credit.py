@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
-from asyncrl.learner.share import build_episodes, build_share
+from asyncrl.learner.packing import build_episodes, build_local_batch
 from asyncrl.types import BatchPlan
 from tests.algorithms.support import alone, make_algorithm
 from tests.scoring.fakes import SaidPRM, episode, lease, make_scorer
@@ -44,7 +44,7 @@ def batch(outcomes=None, steps=None, **shaping):
         [each.sampled_tokens for each in trajectories],
         [1.0] * 4,
     )
-    episodes, share = build_episodes(plan, labels, CPU), build_share(range(4), trajectories, CPU)
+    episodes, share = build_episodes(plan, labels, CPU), build_local_batch(range(4), trajectories, CPU)
     if outcomes is not None:
         episodes = replace(episodes, outcome=torch.tensor(outcomes), reward=torch.tensor(outcomes))
     if steps is not None:

@@ -13,7 +13,7 @@ from asyncrl.actor.chat import Chat
 from asyncrl.actor.steps import split_steps
 from asyncrl.algorithms.view import View
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
-from asyncrl.learner.share import build_episodes, build_share
+from asyncrl.learner.packing import build_episodes, build_local_batch
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.steps import earned, said_at
 from asyncrl.types import BatchPlan, Role, Turn
@@ -75,7 +75,7 @@ def conversation(prompt, turns, cut, split):
 def placed(trajectory, labels):
     """The step scores as the learner has them: one number a token of the trajectory."""
     plan = BatchPlan(0, 0, [labels.trajectory_id], ["g"], [len(trajectory)], [trajectory.sampled_tokens], [1.0])
-    share = build_share([0], [trajectory], torch.device("cpu"))
+    share = build_local_batch([0], [trajectory], torch.device("cpu"))
     episodes = build_episodes(plan, [labels], torch.device("cpu"))
     on_policy_tokens = make_rollouts(episodes, share.tokens).at_steps(episodes.step_scores)
     return View.of(share.tokens).scatter(on_policy_tokens).numpy()

@@ -18,7 +18,7 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.config.schema import ModelConfig
-from asyncrl.learner.export import described
+from asyncrl.learner.export import folder_writer
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import Weights, read_folder, write_folder
 from tests.actor.engine.real import fleet_over, prompts, run
@@ -67,7 +67,7 @@ def serve(server: RealServer, folder: Path, model: Any, version: int, way: str, 
     weights: Weights = parameters(model)
     transport = way
     if way == "the learner's folder":
-        transport, write_config = "disk", described(ModelConfig(str(folder)))
+        transport, write_config = "disk", folder_writer(ModelConfig(str(folder)))
         weights = read_folder(write_folder(space / "pushed", version, weights, write_config, OWN_RUN), version)
 
     def open_server(url: str) -> SglangServer:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import UnavailableError, WeightsError
-from asyncrl.learner.export import described
+from asyncrl.learner.export import folder_writer
 from asyncrl.types import RunIdentity
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.folders import (
@@ -214,7 +214,7 @@ def test_a_folder_is_one_that_transformers_loads_tied_embeddings_and_all(tmp_pat
         name: torch.randn(each.shape).to(torch.bfloat16)
         for name, each in AutoModelForCausalLM.from_pretrained(model).named_parameters()
     }
-    folder = write_folder(tmp_path, 3, tensors, described(config), OWN_RUN)
+    folder = write_folder(tmp_path, 3, tensors, folder_writer(config), OWN_RUN)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert same_bits(dict(loaded.named_parameters()), tensors)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight

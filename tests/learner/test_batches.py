@@ -8,21 +8,21 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError
+from asyncrl.learner.batches import RecordedReplay, open_batches
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.recorded import RecordedReplay
-from asyncrl.learner.run import run, train
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.samplers import Prioritised
 from asyncrl.types import BatchPlan, Labels, Trajectory
 from asyncrl.wire import decode, read_labels, read_trajectory, split
-from tests.learner.support import FakeMetrics, FakePublisher, FakeReplay, make_config, random_trajectory
-from tests.learner.test_loop import assert_weights_equal
+from tests.learner.support import FakeReplay, Run, assert_weights_equal, make_config, random_trajectory
 from tests.replay.support import Core, make_rules
 
 
@@ -59,59 +59,57 @@ class LiveReplay(FakeReplay):
             return self._core.service.episodes.fetch(tx, table, ids)
 
 
-def run_once(config: TrainConfig, folder: Path, ranks: Ranks, keep: float) -> FakePublisher:
+def make_core(folder: Path, **rules: Any) -> Core:
+    return Core(folder, make_rules(admission=Admission(2, 8), batch_size=8, group_size=4, **rules))
+
+
+def run_once(config: TrainConfig, folder: Path, ranks: Ranks, keep: float) -> Run:
     """A run that leaves its store in `folder`."""
-    rules = make_rules(
-        admission=Admission(2, 8), batch_size=8, group_size=4, keep_steps=keep, sampler=Prioritised(1.0, 0.5)
-    )
-    core, publisher = Core(folder, rules), FakePublisher()
-    train(config, ranks, LiveReplay(config, core), publisher, FakeMetrics(), threading.Event())
+    core = make_core(folder, keep_steps=keep, sampler=Prioritised(1.0, 0.5))
+    run = Run(config, LiveReplay(config, core)).train(ranks)
     core.store.close()
-    return publisher
+    return run
 
 
 def test_training_again_from_the_store_ends_in_the_same_weights_bit_for_bit(
     model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
     first = run_once(make_config(model, tmp_path / "first"), tmp_path / "store", ranks, math.inf)
-    again = FakePublisher()
     config = make_config(model, tmp_path / "again")
     with closing(RecordedReplay(tmp_path / "store", config.learner.steps)) as replay:
-        train(config, ranks, replay, again, FakeMetrics(), threading.Event())
-    assert_weights_equal(first.weights[4], again.weights[4])
+        again = Run(config, replay).train(ranks)
+    assert_weights_equal(first.final, again.final)
+    with pytest.raises(StoreError, match="has 4 plans"):
+        RecordedReplay(tmp_path / "store", 5)
 
 
 def test_a_run_goes_on_from_each_checkpoint_that_is_kept_once_the_newer_ones_are_damaged(
     model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
-    """Nothing is kept for retention's sake; the replay has what the oldest of three checkpoints does not cover."""
+    """The replay keeps what the oldest of three checkpoints does not cover, although its retention asks for nothing."""
     config = make_config(model, tmp_path, steps=8, keep_checkpoints=3)
-    core = Core(tmp_path / "store", make_rules(admission=Admission(2, 8), batch_size=8, group_size=4))
-    whole = FakePublisher()
-    train(config, ranks, LiveReplay(config, core), whole, FakeMetrics(), threading.Event())
+    core = make_core(tmp_path / "store")
+    whole = Run(config, LiveReplay(config, core)).train(ranks)
     with pytest.raises(RefusedError, match="trained"):
         LiveReplay(config, core).fetch(core.plan(1).ids)  # type: ignore[union-attr]
     checkpoints = tmp_path / "run" / "checkpoints"
     for resumed_from, newer in ((6, [8]), (4, [6, 8])):
         for step in newer:
             (checkpoints / f"step-{step:06d}" / "progress.json").write_text("damaged")
-        publisher, metrics = FakePublisher(), FakeMetrics()
-        train(config, ranks, LiveReplay(config, core), publisher, metrics, threading.Event())
-        assert min(metrics.of("loss")) == resumed_from
-        assert_weights_equal(publisher.weights[8], whole.weights[8])
+        resumed = Run(config, LiveReplay(config, core)).train(ranks)
+        assert min(resumed.metrics.of("loss")) == resumed_from
+        assert_weights_equal(resumed.final, whole.final)
     core.store.close()
 
 
 def test_a_run_whose_only_checkpoint_is_lost_is_trained_from_its_first_weights(
     model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
-    config = make_config(model, tmp_path, steps=2)
-    core = Core(tmp_path / "store", make_rules(admission=Admission(2, 8), batch_size=8, group_size=4))
-    whole, again = FakePublisher(), FakePublisher()
-    train(config, ranks, LiveReplay(config, core), whole, FakeMetrics(), threading.Event())
+    config, core = make_config(model, tmp_path, steps=2), make_core(tmp_path / "store")
+    whole = Run(config, LiveReplay(config, core)).train(ranks)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    train(config, ranks, LiveReplay(config, core), again, FakeMetrics(), threading.Event())
-    assert_weights_equal(again.weights[2], whole.weights[2])
+    again = Run(config, LiveReplay(config, core)).train(ranks)
+    assert_weights_equal(again.final, whole.final)
     core.store.close()
 
 
@@ -124,13 +122,7 @@ def test_a_store_that_kept_nothing_is_refused_with_the_key_that_keeps(
         closing(RecordedReplay(tmp_path / "store", 4)) as replay,
         pytest.raises(StoreError, match="retention=all"),
     ):
-        train(config, ranks, replay, FakePublisher(), FakeMetrics(), threading.Event())
-
-
-def test_more_steps_than_there_are_plans_are_refused(model: Path, ranks: Ranks, tmp_path: Path) -> None:
-    run_once(make_config(model, tmp_path / "first"), tmp_path / "store", ranks, math.inf)
-    with pytest.raises(StoreError, match="has 4 plans"):
-        RecordedReplay(tmp_path / "store", 5)
+        Run(config, replay).train(ranks)
 
 
 def test_a_folder_without_a_store_is_refused_with_what_to_name(tmp_path: Path) -> None:
@@ -144,4 +136,4 @@ def test_training_a_run_from_its_own_store_is_refused(model: Path, tmp_path: Pat
     store.mkdir(parents=True)
     config.replay.source = str(store)
     with pytest.raises(ConfigError, match=r"another run\.name"):
-        run(config, threading.Event())
+        open_batches(config, 0, zmq.Context.instance(), threading.Event())

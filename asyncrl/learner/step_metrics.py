@@ -1,4 +1,4 @@
-"""What the learner measures of each step."""
+"""The metrics of each learner step: where its time went, how old its data were, and what it learned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.metrics import episode_metrics
 from asyncrl.learner.checkpoint import Progress
-from asyncrl.learner.trainer import Result
+from asyncrl.learner.trainer import StepResult
 from asyncrl.observe.metrics import Value
 from asyncrl.types import BatchPlan
 
@@ -62,9 +62,9 @@ def lag_values(counts: Tensor) -> dict[str, Value]:
 
 
 def step_values(
-    plan: BatchPlan, episodes: Episodes, lags: Tensor, result: Result, progress: Progress
+    plan: BatchPlan, episodes: Episodes, lags: Tensor, result: StepResult, progress: Progress
 ) -> dict[str, Value]:
-    """What one step learned and from what; `lags` are `lag_counts` over all ranks."""
+    """What one step learned, and from what; `lags` are `lag_counts` over all ranks."""
     finite = [norm for norm in result.norms if math.isfinite(norm)]
     return {
         "loss": result.loss,

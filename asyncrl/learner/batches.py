@@ -1,0 +1,106 @@
+"""Where the learner's batches come from: the replay of the run, or the store of a finished run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import zmq
+
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError, StoreError
+from asyncrl.machine import process
+from asyncrl.network.keys import client_keys
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.shards import ShardedReplay
+from asyncrl.replay.stored import StoredRun
+from asyncrl.types import BatchPlan, Labels, Trajectory
+
+T = TypeVar("T")
+
+
+class BatchSource(Protocol):
+    """What the learner needs of a replay; `asyncrl.replay.client.ReplayClient` is one. Calls wait until the replay
+    answers, and raise StoppedError when this process is asked to stop meanwhile."""
+
+    def plan(self, step: int) -> BatchPlan | None: ...
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]: ...
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]: ...
+
+    def published(self, version: int) -> None: ...
+
+    def checkpointed(self, steps: int, kept: int) -> None: ...
+
+    def evaluate(self, version: int) -> None: ...
+
+    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None: ...
+
+
+class RecordedReplay:
+    """The plans of the run whose replay folder is `source`, in order: the learner trains them again, without actors.
+
+    Raises StoreError: there is no store, or it has fewer plans than `steps`.
+    """
+
+    def __init__(self, source: Path, steps: int) -> None:
+        self._stored = StoredRun(source)
+        if self._stored.steps() < steps:
+            raise StoreError(f"{source} has {self._stored.steps()} plans; set learner.steps to at most so many")
+
+    def close(self) -> None:
+        self._stored.close()
+
+    def plan(self, step: int) -> BatchPlan | None:
+        return self._stored.plan(step)
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]:
+        """The labels of `ids`. Raises StoreError: they were not kept."""
+        return [self._kept(name, self._stored.labels) for name in ids]
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        """The trajectories of `ids`. Raises StoreError: one was not kept."""
+        return [self._kept(name, self._stored.trajectory) for name in ids]
+
+    def published(self, version: int) -> None:
+        """Does nothing: no actor waits for the version."""
+
+    def checkpointed(self, steps: int, kept: int) -> None:
+        """Does nothing: the store stays as it is."""
+
+    def evaluate(self, version: int) -> None:
+        """Does nothing: no actor can run episodes."""
+
+    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
+        """None: there are no evaluations."""
+        return None
+
+    def _kept(self, name: str, read: Callable[[str], T | None]) -> T:
+        found = read(name)
+        if found is None:
+            raise StoreError(
+                f"{name} is gone from {self._stored.folder}; only runs with replay.retention=all can be trained again"
+            )
+        return found
+
+
+def open_batches(
+    config: TrainConfig, rank: int, context: zmq.Context[Any], stop: threading.Event
+) -> RecordedReplay | ShardedReplay:
+    """The batches that `config` names, for one rank. Raises ConfigError and StoreError: `replay.source` cannot be
+    used."""
+    if config.replay.source is not None:
+        source = Path(config.replay.source)
+        if source.resolve().is_relative_to(locations.run_dir(config.run).resolve()):
+            raise ConfigError(f"replay.source={source} is this run's own store; give the new training another run.name")
+        return RecordedReplay(source, config.learner.steps)
+    worker, incarnation = process.worker_name(f"learner-{rank}"), process.incarnation()
+    endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+    keys, run = client_keys(config.network), locations.run_identity(config.run, make=True)
+    return ShardedReplay(
+        [ReplayClient(each, worker, incarnation, stop, context=context, keys=keys, run=run) for each in endpoints]
+    )
