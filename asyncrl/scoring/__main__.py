@@ -15,7 +15,7 @@ from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 
 if TYPE_CHECKING:
-    from asyncrl.scoring.worker import Worker
+    from asyncrl.scoring.worker import ScoringWorker
 
 
 def run(config: TrainConfig) -> None:
@@ -30,7 +30,7 @@ def run(config: TrainConfig) -> None:
             _run_all(workers, stop)
 
 
-def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> list[Worker]:
+def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> list[ScoringWorker]:
     """One for each shard of the replay, so that one that is away holds up its own trajectories only. They share one
     scorer."""
     from transformers import AutoTokenizer
@@ -40,7 +40,7 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
     from asyncrl.scoring.scorer import Scorer
     from asyncrl.scoring.verifier import Verifier
-    from asyncrl.scoring.worker import Worker
+    from asyncrl.scoring.worker import ScoringWorker
 
     scoring, kinds = config.scoring, serves(config.scoring)
     name, life = process.worker_name("scoring"), process.incarnation()
@@ -58,11 +58,11 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
         client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run)))
         file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"
         metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), file)))
-        workers.append(Worker(client, scorer, scoring, metrics, config.replay.lease_s))
+        workers.append(ScoringWorker(client, scorer, scoring, metrics, config.replay.lease_s))
     return workers
 
 
-def _run_all(workers: list[Worker], stop: threading.Event) -> None:
+def _run_all(workers: list[ScoringWorker], stop: threading.Event) -> None:
     """Run every worker in a thread of its own until one ends, which ends the others."""
     with ThreadPoolExecutor(len(workers), thread_name_prefix="shard") as threads:
         running = [threads.submit(worker.run, stop) for worker in workers]

@@ -1,9 +1,8 @@
-"""Leases to labels: each episode is judged by the rules and models that its lease names; the last of them shapes what
-all have found.
+"""Leases to labels: rules and models score each episode, and the last kind of scoring shapes the reward.
 
-Every episode ends in labels or in the reason why there are none. One that cannot be scored does not touch the others:
-where a batch fails in a model, its members are scored one by one. Whether a service is away, or cannot score this
-episode, is found out with an episode that every model can score.
+Every episode ends in labels or in the reason why it has none. An episode that cannot be scored does not affect others:
+if a model fails on a batch, its members are scored one by one. If a service seems to be unavailable, an easy episode
+tells whether it is, or whether it cannot score this one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +23,21 @@ from numpy.typing import NDArray
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.scoring.answers import answer_texts, response_text
-from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
-from asyncrl.scoring.outages import AwayError
-from asyncrl.scoring.rules.base import Case, Verdict
+from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, RewardModel
+from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.registry import rule_names
-from asyncrl.scoring.shaping import Found, shape
-from asyncrl.scoring.steps import Scores, aggregate, earned, middle, repeated, said_at, scale, transformed
+from asyncrl.scoring.shaping import (
+    EpisodeScores,
+    Scores,
+    aggregate,
+    earned,
+    middle,
+    repeated,
+    scale,
+    shape,
+    step_texts,
+    transformed,
+)
 from asyncrl.scoring.transcript import Decoder, Passage, Transcript, transcripts
 from asyncrl.text import reason_of
 from asyncrl.types import Labels, Lease
@@ -42,16 +50,24 @@ _EASY = [Passage("1 + 1 =", False), Passage(" 2", True)]
 _NO_SCORES, _NO_ENDS = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 
-class Rules(Protocol):
-    """Judges cases by rule, several at once; see `Verifier`."""
+class KindUnavailableError(ScoringError):
+    """The service that gives the scores of `kind` cannot be reached, which is no fault of the episode."""
 
-    def submit(self, case: Case) -> Future[Verdict]: ...
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class RuleScorer(Protocol):
+    """Scores episodes by rule, several at once; see `Verifier`."""
+
+    def submit(self, given: RuleInput) -> Future[RuleScores]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """The labels of one lease. Of a final one also what the guards watch: every step's score float32[K] before anything
-    was taken away, the share of steps that repeat another, and whether process model and rules agree on the answer."""
+class ScoredEpisode:
+    """The labels of one lease. If they are final, also numbers for the guards: every step's score float32[K] before
+    shaping, the share of repeated steps, and whether process model and rules agree on the answer."""
 
     labels: Labels
     final: bool
@@ -61,14 +77,14 @@ class Scored:
 
 
 class Scorer:
-    """Labels episodes; what is None must not be asked for by a lease. Several threads may share one: models are asked
-    by one at a time."""
+    """Labels episodes. A lease must not name a kind whose scorer here is None. Several threads may share one Scorer:
+    it calls models from one thread at a time."""
 
     def __init__(
         self,
         config: ScoringConfig,
         tokenizer: Decoder,
-        rules: Rules | None = None,
+        rules: RuleScorer | None = None,
         prm: ProcessRewardModel | None = None,
         outcome_model: OutcomeModel | None = None,
     ) -> None:
@@ -77,67 +93,68 @@ class Scorer:
         self._rules = rules
         self._prm = prm
         self._outcome_model = outcome_model
-        self._models = threading.Lock()
+        self._models_lock = threading.Lock()
 
-    def score(self, leases: Sequence[Lease]) -> Iterator[Scored | ScoringError]:
-        """What became of each lease, in order, as it is ready: of some AwayError. Rules run while the models do."""
-        verdicts = [self._judge(lease) if "rules" in lease.kinds else None for lease in leases]
-        outcomes = self._ask("outcome_model", self._outcome_model, self._read_outcomes, leases)
-        steps = self._ask("prm", self._prm, self._read_steps, leases)
+    def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
+        """The result of each lease, in order, as soon as it is ready. Some may be a KindUnavailableError. Rules run
+        while the models do."""
+        rules = [self._submit(lease) if "rules" in lease.kinds else None for lease in leases]
+        outcomes = self._score_with("outcome_model", self._outcome_model, self._outcome_scores, leases)
+        steps = self._score_with("prm", self._prm, self._step_scores, leases)
         for index, lease in enumerate(leases):
-            findings = (verdicts[index], outcomes.get(index), steps.get(index))
-            yield _attempt(partial(self._label, lease, *findings))
+            yield _attempt(partial(self._label, lease, rules[index], outcomes.get(index), steps.get(index)))
 
-    def _judge(self, lease: Lease) -> Future[Verdict] | ScoringError:
-        def submit() -> Future[Verdict]:
+    def _submit(self, lease: Lease) -> Future[RuleScores] | ScoringError:
+        def submit() -> Future[RuleScores]:
             trajectory, tokenizer = lease.trajectory, self._tokenizer
             answer, full_answer = answer_texts(trajectory, tokenizer, self._config.strip_thoughts)
             response = response_text(trajectory, tokenizer)
-            case = Case(lease.task, trajectory, answer, response, full_answer=full_answer)
-            return _served(self._rules, "rules").submit(case)
+            given = RuleInput(lease.task, trajectory, answer, response, full_answer=full_answer)
+            return _served(self._rules, "rules").submit(given)
 
         return _attempt(submit)
 
-    def _ask(
+    def _score_with(
         self,
         kind: str,
-        model: OutcomeModel | ProcessRewardModel | None,
-        read: Callable[[Sequence[Lease]], list[T]],
+        model: RewardModel[Any] | None,
+        score: Callable[[Sequence[Lease]], list[T]],
         leases: Sequence[Lease],
     ) -> dict[int, T | ScoringError]:
-        """What a model says of the leases that name it, by their index."""
+        """A model's scores of the leases that name its kind, by their index."""
         chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
 
-        def ask(asked: Sequence[Lease]) -> list[T]:
+        def checked(members: Sequence[Lease]) -> list[T]:
             try:
-                return read(asked)
+                return score(members)
             except UnavailableError as error:
-                raise (ScoringError(str(error)) if _answers(model) else AwayError(kind, str(error))) from error
+                reason = str(error)
+                raise (ScoringError(reason) if _answers(model) else KindUnavailableError(kind, reason)) from error
 
-        with self._models:
-            said: list[T | ScoringError] = _together_or_singly(ask, [leases[index] for index in chosen])
-        return dict(zip(chosen, said, strict=True))
+        with self._models_lock:
+            results: list[T | ScoringError] = _together_or_singly(checked, [leases[index] for index in chosen])
+        return dict(zip(chosen, results, strict=True))
 
-    def _read_outcomes(self, leases: Sequence[Lease]) -> list[float]:
+    def _outcome_scores(self, leases: Sequence[Lease]) -> list[float]:
         model = _served(self._outcome_model, "outcome_model")
         scores = model.score([self._transcripts(lease)[-1] for lease in leases])
         if len(scores) != len(leases) or not all(math.isfinite(score) for score in scores):
             raise ScoringError(f"{model.name} gave {scores!r:.200} for {len(leases)} episodes")
         return scores
 
-    def _read_steps(self, leases: Sequence[Lease]) -> list[Scores]:
+    def _step_scores(self, leases: Sequence[Lease]) -> list[Scores]:
         model = _served(self._prm, "prm")
-        asked = [self._transcripts(lease) for lease in leases]
-        branches = [branch for each in asked for branch in each]
+        by_lease = [self._transcripts(lease) for lease in leases]
+        branches = [branch for each in by_lease for branch in each]
         scores = [scale(each, self._config.shaping) for each in model.score(branches)]
-        found = [each.shape for each in scores]
+        shapes = [each.shape for each in scores]
         wanted = [(sum(passage.is_step for passage in branch),) for branch in branches]
-        if found != wanted:
-            raise ScoringError(f"{model.name} gave scores of shapes {found} for steps of shapes {wanted}")
+        if shapes != wanted:
+            raise ScoringError(f"{model.name} gave scores of shapes {shapes} for steps of shapes {wanted}")
         if not all(np.isfinite(each).all() for each in scores):
             raise ScoringError(f"{model.name} gave a step score that is not finite")
         rest = iter(scores)
-        return [np.concatenate([*islice(rest, len(each))]) for each in asked]
+        return [np.concatenate([*islice(rest, len(each))]) for each in by_lease]
 
     def _transcripts(self, lease: Lease) -> list[Transcript]:
         return transcripts(lease.trajectory, self._tokenizer, lease.task)
@@ -145,73 +162,72 @@ class Scorer:
     def _label(
         self,
         lease: Lease,
-        verdict: Future[Verdict] | ScoringError | None,
+        rules: Future[RuleScores] | ScoringError | None,
         outcome: float | ScoringError | None,
         steps: Scores | ScoringError | None,
-    ) -> Scored:
-        """Raises ScoringError: one of the kinds has none to give."""
-        partial_labels = lease.partial
-        found = dict(partial_labels.extra) if partial_labels else {}
-        if verdict is not None:
-            judged = _given(verdict).result()
-            found |= {"outcome": judged.outcome, "rules": judged.total}
-            found |= {f"rule/{name}": score for name, score in judged.scores.items()}
+    ) -> ScoredEpisode:
+        """Raises ScoringError: one of the lease's kinds gave no score."""
+        before = lease.partial
+        numbers = dict(before.extra) if before else {}
+        if rules is not None:
+            by_rule = _given(rules).result()
+            numbers |= {"outcome": by_rule.outcome, "rules": by_rule.total}
+            numbers |= {f"rule/{name}": score for name, score in by_rule.scores.items()}
         if outcome is not None:
-            found["outcome_model"] = _given(outcome)
-        scores = partial_labels.step_scores if partial_labels else _NO_SCORES
+            numbers["outcome_model"] = _given(outcome)
+        scores = before.step_scores if before else _NO_SCORES
         if steps is not None:
             scores = _given(steps)
             if not len(scores):
                 raise ScoringError("the episode has no steps to score")
         if lease.final:
-            return self._finish(lease, found, scores)
+            return self._finish(lease, numbers, scores)
         ends = _ends(lease) if len(scores) else _NO_ENDS
-        return Scored(Labels(lease.trajectory.id, 0.0, 0.0, self._name(lease), scores, ends, found), final=False)
+        return ScoredEpisode(Labels(lease.trajectory.id, 0.0, 0.0, self._name(lease), scores, ends, numbers), False)
 
-    def _finish(self, lease: Lease, found: Mapping[str, float], scores: Scores) -> Scored:
-        """The labels with the reward, from all that was found; `scores` are those of all steps, or empty."""
+    def _finish(self, lease: Lease, numbers: Mapping[str, float], step_scores: Scores) -> ScoredEpisode:
+        """The final labels, from the numbers of all kinds; `step_scores` are those of all steps, or empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         texts = [each.plain for branch in self._transcripts(lease) for each in branch if each.is_step]
-        said = said_at(trajectory, texts)
-        counted, process = _NO_SCORES, None
-        kept: list[int] = []
-        if len(scores):
-            counted, kept = earned(scores, said, trajectory.sampled_tokens, config)
+        steps = step_texts(trajectory, texts)
+        counted, kept, process = _NO_SCORES, list[int](), None
+        if len(step_scores):
+            counted, kept = earned(step_scores, steps, trajectory.sampled_tokens, config)
             process = aggregate(counted, config.prm_aggregation)
-        models = {"outcome_model": found.get("outcome_model"), "process": process}
-        parts = Found(
+        models = {"outcome_model": numbers.get("outcome_model"), "process": process}
+        scores = EpisodeScores(
             trajectory.sampled_tokens,
-            rules=found.get("rules"),
-            outcome=found.get("outcome"),
+            rules=numbers.get("rules"),
+            outcome=numbers.get("outcome"),
             outcome_model=None if shadow else models["outcome_model"],
             process=None if shadow else models["process"],
             environment=float(sum(trajectory.rewards.values())),
         )
-        shaped = shape(parts, config)
-        by_rule = {name: score for name, score in found.items() if name.startswith("rule/")}
+        reward, parts = shape(scores, config)
+        by_rule = {name: score for name, score in numbers.items() if name.startswith("rule/")}
         shadowed = {f"shadow/{name}": score for name, score in models.items() if shadow and score is not None}
         labels = Labels(
             trajectory_id=trajectory.id,
-            reward=shaped.reward,
-            outcome=_outcome(parts, counted, trajectory.id),
+            reward=reward,
+            outcome=_outcome(scores, counted, trajectory.id),
             scorer=self._name(lease),
             step_scores=_NO_SCORES if shadow else transformed(counted, config),
             step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
-            extra=by_rule | dict(shaped.parts) | shadowed,
+            extra=by_rule | parts | shadowed,
         )
-        share = sum(repeated(said)) / max(1, len(said))
-        return Scored(labels, True, scores, share, self._agree(scores, parts.accuracy))
+        share = sum(repeated(steps)) / max(1, len(steps))
+        return ScoredEpisode(labels, True, step_scores, share, self._agree(step_scores, scores.accuracy))
 
-    def _agree(self, scores: Scores, accuracy: float | None) -> bool | None:
-        if accuracy is None or not len(scores):
+    def _agree(self, step_scores: Scores, accuracy: float | None) -> bool | None:
+        if accuracy is None or not len(step_scores):
             return None
         how = self._config.shaping.prm_aggregation
-        said = aggregate(scores, "mean_response" if how == "per_step" else how)
-        assert said is not None
-        return (said >= middle(self._config.shaping)) == bool(accuracy)
+        score = aggregate(step_scores, "mean_response" if how == "per_step" else how)
+        assert score is not None
+        return (score >= middle(self._config.shaping)) == bool(accuracy)
 
     def _name(self, lease: Lease) -> str:
-        """The names of all that scored so far, with versions."""
+        """The names with versions of all scorers so far."""
         before = [lease.partial.scorer] if lease.partial else []
         names = {
             "rules": rule_names(self._config, lease.task.data_source),
@@ -221,11 +237,10 @@ class Scorer:
         return "+".join([*before, *(names[kind] for kind in lease.kinds)])
 
 
-def _outcome(found: Found, steps: Scores, trajectory_id: str) -> float:
-    """The verdict of the first kind that has one, the mean of the steps at last. Raises ScoringError: nothing was found
-    out."""
+def _outcome(scores: EpisodeScores, steps: Scores, trajectory_id: str) -> float:
+    """The score of the first kind that has one, at last the mean of the steps. Raises ScoringError: there is none."""
     mean = float(steps.mean()) if len(steps) else None
-    for score in (found.outcome, found.outcome_model, found.process, mean):
+    for score in (scores.outcome, scores.outcome_model, scores.process, mean):
         if score is not None:
             return score
     raise ScoringError(f"no rule and no model says anything about {trajectory_id}: see scoring.needs")
@@ -247,39 +262,39 @@ def _given(result: T | ScoringError) -> T:
     return result
 
 
-def _together_or_singly(ask: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]) -> list[T | ScoringError]:
-    """What is said of each lease. Who is away is not asked for the others."""
+def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]) -> list[T | ScoringError]:
+    """The result of each lease. A service that is unavailable for one gets no requests for the rest."""
     if not leases:
         return []
-    together: list[T] | ScoringError = _attempt(partial(ask, leases))
+    together: list[T] | ScoringError = _attempt(partial(score, leases))
     if not isinstance(together, ScoringError):
         return [*together]
-    if isinstance(together, AwayError) or len(leases) == 1:
+    if isinstance(together, KindUnavailableError) or len(leases) == 1:
         return [together] * len(leases)
-    said: list[T | ScoringError] = []
+    results: list[T | ScoringError] = []
     for lease in leases:
-        one: list[T | ScoringError] = _together_or_singly(ask, [lease])
-        said += one
-        if isinstance(one[0], AwayError):
-            return said + one * (len(leases) - len(said))
-    return said
+        one: list[T | ScoringError] = _together_or_singly(score, [lease])
+        results += one
+        if isinstance(one[0], KindUnavailableError):
+            return results + one * (len(leases) - len(results))
+    return results
 
 
-def _answers(model: OutcomeModel | ProcessRewardModel | None) -> bool:
-    """Whether the model scores an episode that every model can."""
+def _answers(model: RewardModel[Any] | None) -> bool:
+    """Whether the model's service answers for an easy episode, with scores or with a failure."""
     try:
         return model is not None and len(model.score([_EASY])) == 1
     except UnavailableError:
         return False
     except Exception:
-        logger.debug("not even an easy episode was scored", exc_info=True)
+        logger.debug("the model cannot score an easy episode", exc_info=True)
         return True
 
 
 def _attempt(work: Callable[[], T]) -> T | ScoringError:
     try:
         return work()
-    except AwayError as error:
+    except KindUnavailableError as error:
         return error
     except AsyncrlError as error:
         return ScoringError(str(error))

@@ -1,19 +1,143 @@
-"""From scores to the reward that baselines compare: a sum whose parts stay visible by name."""
+"""From scores to rewards: the step scores that count, and the reward of an episode with its parts by name.
+
+scale (every step's score) -> earned (without the gains of hacks) -> aggregate (one number, for the reward)
+                                                                  -> transformed (for the algorithms)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from asyncrl.config.schema import ShapingConfig
+from asyncrl.scoring.models.base import StepScores
+from asyncrl.types import Trajectory
+
+Scores = NDArray[np.float32]
+
+_AGGREGATIONS: Mapping[str, Callable[[Scores], np.float32]] = {
+    "mean_response": np.mean,
+    "best_of_n": np.mean,
+    "pooled_last": lambda scores: scores[-1],
+    "min": np.min,
+    "product": np.prod,
+}
+
+_LEADING_NUMBER = re.compile(r"\A\s*(?:step\s*)?\(?\d+[).:]\s+", re.IGNORECASE)
+
+
+def scale(scores: StepScores, config: ShapingConfig) -> Scores:
+    """Every step's score, float32[K]: tanh of the logit, its sigmoid, or the model's own probability."""
+    logit = scores.logit.astype(np.float64)
+    if config.use_logit_tanh:
+        return (config.tanh_rmax * np.tanh(logit / config.tanh_tau)).astype(np.float32)
+    if config.prm_apply_sigmoid:
+        return (0.5 * (1 + np.tanh(0.5 * logit))).astype(np.float32)
+    return scores.probability
+
+
+def middle(config: ShapingConfig) -> float:
+    """The score of a step that is as likely right as wrong."""
+    return 0.0 if config.use_logit_tanh else 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What the pool found out about one episode; None where a kind of scoring was not needed.
+class StepText:
+    """A step's text without special tokens, its number of policy tokens, whether its turn calls tools, and the index of
+    its branch."""
 
-    `rules` is the weighted sum of the rules, `outcome` the verdict of the first of them; `environment` is the sum of
-    the tools' own rewards, and `length` the episode's policy tokens.
+    text: str
+    tokens: int
+    calls: bool = False
+    branch: int = 0
+
+
+def step_texts(trajectory: Trajectory, texts: Sequence[str]) -> list[StepText]:
+    """The steps of a trajectory, whose texts are given."""
+    calling = [(turn.start, turn.end) for turn in trajectory.turns if turn.tool_calls]
+    starts = [start for start, _ in trajectory.branches]
+    return [
+        StepText(
+            text,
+            step.end - step.start,
+            any(start <= step.start < end for start, end in calling),
+            bisect_right(starts, step.start) - 1,
+        )
+        for step, text in zip(trajectory.steps, texts, strict=True)
+    ]
+
+
+def repeated(steps: Iterable[StepText]) -> list[bool]:
+    """Whether each step repeats an earlier step of its branch. White space, case, a leading number and trailing
+    punctuation make no difference."""
+    seen: set[tuple[int, str]] = set()
+    found = []
+    for step in steps:
+        bare = " ".join(_LEADING_NUMBER.sub("", step.text).casefold().split()).rstrip(".,;:!?")
+        found.append((step.branch, bare) in seen)
+        seen.add((step.branch, bare))
+    return found
+
+
+def earned(scores: Scores, steps: Sequence[StepText], length: int, config: ShapingConfig) -> tuple[Scores, list[int]]:
+    """The scores that count, float32[k], and the indices of their steps among the K. `length` is the number of the
+    episode's policy tokens.
+
+    Repeated steps are left out: they neither earn nor cost anything. After the first final answer of a branch a step
+    counts only if it costs; otherwise an answer announced early could hide later mistakes. Steps and episodes that are
+    too long keep only scores below 0.
+    """
+    if not config.enable_anti_hack:
+        return scores, list(range(len(scores)))
+    too_long = [length > config.max_resp_len or step.tokens > config.max_step_tokens for step in steps]
+    scores = np.where(too_long, np.minimum(scores, 0), scores).astype(np.float32)
+    kept: list[int] = []
+    answered: set[int] = set()
+    for index, (step, is_repeated) in enumerate(zip(steps, repeated(steps), strict=True)):
+        if not is_repeated and (step.branch not in answered or _costs(scores, kept, index, config)):
+            kept.append(index)
+        if config.stop_at_answer and not step.calls and re.search(config.answer_pattern, step.text):
+            answered.add(step.branch)
+    return scores[kept], kept
+
+
+def _costs(scores: Scores, kept: list[int], index: int, config: ShapingConfig) -> bool:
+    """Whether one more step lowers the aggregate of the kept steps, or is a penalty to algorithms."""
+    aggregation = _AGGREGATIONS.get(config.prm_aggregation, np.mean)
+    lowers = aggregation(scores[[*kept, index]]) < aggregation(scores[kept])
+    return bool(lowers or scores[index] < (config.clip_eta if "clip" in config.step_transforms else 0))
+
+
+def aggregate(scores: Scores, how: str) -> float | None:
+    """Step scores float32[k], k > 0, as one number; None for `per_step`, where algorithms read the steps."""
+    return None if how == "per_step" else float(_AGGREGATIONS[how](scores))
+
+
+def transformed(scores: Scores, config: ShapingConfig) -> Scores:
+    """The step scores for algorithms: min(r_k - eta, 0) for `clip`, r_k - r_{k+1} for `delta`. The last step has no
+    successor, so that the deltas from step k on sum to r_k.
+
+    Source: On Designing Effective RL Reward at Training Time for LLM Reasoning, 2024.
+    """
+    for name in config.step_transforms:
+        if name == "clip":
+            scores = np.minimum(scores - np.float32(config.clip_eta), np.float32(0))
+        else:
+            scores = scores - np.append(scores[1:], np.float32(0))
+    return scores
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeScores:
+    """All scores of one episode; None for a kind of scoring that it did not need.
+
+    `rules` is the weighted sum of the rules, `outcome` the score of the first of them; `environment` is the sum of the
+    tools' own rewards, and `length` the number of policy tokens.
     """
 
     length: int
@@ -25,47 +149,35 @@ class Found:
 
     @property
     def accuracy(self) -> float | None:
-        """1 for a right answer, 0 for a wrong one: whether the first rule gave more than a half."""
+        """1 for a right answer, 0 for a wrong one. An answer is right if the first rule gives more than a half."""
         return None if self.outcome is None else float(self.outcome > 0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Shaped:
-    """The reward, and its parts by name: scores as they were found, bonuses and penalties as they were added."""
-
-    reward: float
-    parts: Mapping[str, float]
-
-
-def shape(found: Found, config: ShapingConfig) -> Shaped:
-    """The shaped reward of one episode."""
-    scores = {
-        "rules": (config.outcome_weight, found.rules),
-        "outcome_model": (config.outcome_model_weight, found.outcome_model),
-        "process": (config.process_weight, found.process),
-        "environment": (config.environment_weight, found.environment),
-        "accuracy": (config.prm_acc_bonus_weight, found.accuracy),
+def shape(scores: EpisodeScores, config: ShapingConfig) -> tuple[float, dict[str, float]]:
+    """The reward of one episode and its parts by name: unweighted scores, and bonuses and penalties as they are added.
+    A configured bonus is 0 for an episode that does not get it."""
+    weighted = {
+        "rules": (config.outcome_weight, scores.rules),
+        "outcome_model": (config.outcome_model_weight, scores.outcome_model),
+        "process": (config.process_weight, scores.process),
+        "environment": (config.environment_weight, scores.environment),
+        "accuracy": (config.prm_acc_bonus_weight, scores.accuracy),
     }
-    known = {name: (weight, score) for name, (weight, score) in scores.items() if score is not None}
-    extras = _bonuses(found, config)
-    reward = sum(weight * score for weight, score in known.values()) + sum(extras.values())
-    return Shaped(reward, {name: score for name, (_, score) in known.items()} | extras)
+    known = {name: (weight, score) for name, (weight, score) in weighted.items() if score is not None}
+    bonuses = _bonuses(scores, config)
+    reward = sum(weight * score for weight, score in known.values()) + sum(bonuses.values())
+    return reward, {name: score for name, (_, score) in known.items()} | bonuses
 
 
-def _bonuses(found: Found, config: ShapingConfig) -> dict[str, float]:
-    """What is configured to be added, by name; 0 where an episode does not get it."""
+def _bonuses(scores: EpisodeScores, config: ShapingConfig) -> dict[str, float]:
     bonuses: dict[str, float] = {}
     if config.overlong_penalty:
-        bonuses["overlong"] = config.overlong_penalty * _overlong(found.length, config)
-    if found.accuracy is not None and config.length_bonus_weight:
-        away = abs(found.length - config.target_response_length) / config.target_response_length
-        bonuses["length_bonus"] = config.length_bonus_weight * found.accuracy * max(0.0, 1 - away)
-    if found.accuracy is not None and config.enable_anti_hack and config.incorrect_answer_penalty:
-        bonuses["incorrect_answer"] = config.incorrect_answer_penalty * (1 - found.accuracy)
+        # 0 up to overlong_max_length - overlong_buffer, then linearly to -1 (DAPO).
+        room = config.overlong_max_length - config.overlong_buffer - scores.length
+        bonuses["overlong"] = config.overlong_penalty * min(0.0, max(-1.0, room / config.overlong_buffer))
+    if scores.accuracy is not None and config.length_bonus_weight:
+        distance = abs(scores.length - config.target_response_length) / config.target_response_length
+        bonuses["length_bonus"] = config.length_bonus_weight * scores.accuracy * max(0.0, 1 - distance)
+    if scores.accuracy is not None and config.enable_anti_hack and config.incorrect_answer_penalty:
+        bonuses["incorrect_answer"] = config.incorrect_answer_penalty * (1 - scores.accuracy)
     return bonuses
-
-
-def _overlong(length: int, config: ShapingConfig) -> float:
-    """0 up to overlong_max_length - overlong_buffer, then linearly to -1 (DAPO)."""
-    room = config.overlong_max_length - config.overlong_buffer - length
-    return min(0.0, max(-1.0, room / config.overlong_buffer))

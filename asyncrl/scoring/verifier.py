@@ -1,24 +1,33 @@
-"""Judging by rule, in processes of their own that are killed when a rule overruns.
+"""Scores by rule in processes of their own, which are killed when a rule overruns its limits.
 
-A rule is somebody's code: it may loop for ever, hold the interpreter in a regular expression, eat the memory, or crash.
-None of that may stop the scorer or become a reward, so only a process will do. The process ends itself when a rule
-overruns, and tells on stderr where; this side only makes sure. Memory is watched from here, for a limit inside would
-reach the rule as an exception that it may take for a wrong answer.
+A rule is user code: it may loop for ever, hold the interpreter in a regular expression, use up the memory, or crash.
+None of that may stop the scorer or become a reward. The process ends itself when a rule takes too long, and writes on
+stderr where the rule was; this side kills it if it does not. Memory is watched from here, because a limit inside the
+process would reach the rule as an exception, which the rule may take for a wrong answer.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Pipe
 from queue import SimpleQueue
+from typing import Any
+
+import psutil
 
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.rule_process import RuleMemoryError, RuleProcess
-from asyncrl.scoring.rules.base import Case, Verdict
-from asyncrl.wire import Message, task_body, trajectory_message
+from asyncrl.scoring.rules.base import RuleInput, RuleScores
+from asyncrl.wire import MAX_LARGE_HEADER_BYTES, Message, decode, encode, join, split, task_body, trajectory_message
 
 START_TIMEOUT_S = 120.0
 """For the start of the process and the imports of its rules."""
@@ -26,16 +35,19 @@ START_TIMEOUT_S = 120.0
 GRACE_S = 2.0
 """For the process to end itself."""
 
+_WATCH_S = 0.1
+"""Between two measurements of memory. A rule that returns sooner is never measured."""
+
 
 class Verifier:
-    """Judges with the rules that the configuration names, `rule_processes` cases at once; one may take `timeout_s` and
-    `rule_memory_mb`. `policy` is the model whose tokenizer verl's reward managers read with.
+    """Scores with the configured rules, `rule_processes` episodes at once, within `timeout_s` and `rule_memory_mb`
+    each. verl's reward managers use the tokenizer of `policy`.
 
     Raises ConfigError: a rule cannot be loaded.
     """
 
     def __init__(self, config: ScoringConfig, policy: ModelConfig | None = None) -> None:
-        settings = {
+        self._settings = {
             "rule": config.rule,
             "rules": config.rules,
             "timeout_s": config.timeout_s,
@@ -43,32 +55,31 @@ class Verifier:
             "policy": policy.path if policy else None,
             "trust_remote_code": policy.trust_remote_code if policy else False,
         }
-        self._arguments = [json.dumps(settings)]
         self._timeout_s = config.timeout_s
         self._memory_mb = config.rule_memory_mb
         self._lock = threading.Lock()
-        self._running: set[RuleProcess] = set()
+        self._running: set[_RuleProcess] = set()
         self._closed = False
-        # The first process starts now, so that what cannot be loaded is told; the others with the first work for them.
-        self._idle: SimpleQueue[RuleProcess | None] = SimpleQueue()
+        # The first process starts now, to report rules that cannot be loaded. The others start on first use.
+        self._idle: SimpleQueue[_RuleProcess | None] = SimpleQueue()
         self._idle.put(self._start())
         for _ in range(config.rule_processes - 1):
             self._idle.put(None)
         self._threads = ThreadPoolExecutor(config.rule_processes, "rules")
 
-    def submit(self, case: Case) -> Future[Verdict]:
-        """The verdict on one episode, when it is there; its `result` raises as `verify` does, and CancelledError where
-        the verifier is closed before. Raises ScoringError: it is closed."""
+    def submit(self, given: RuleInput) -> Future[RuleScores]:
+        """Scores in the background. The future raises as `score` does, and CancelledError if the verifier is closed
+        before. Raises ScoringError: the verifier is closed."""
         if self._closed:
             raise ScoringError("the verifier was closed")
-        return self._threads.submit(self.verify, case)
+        return self._threads.submit(self.score, given)
 
-    def verify(self, case: Case) -> Verdict:
-        """The verdict on one episode. Raises ScoringError: a rule failed, overran, or took its process down."""
+    def score(self, given: RuleInput) -> RuleScores:
+        """The scores of one episode. Raises ScoringError: a rule failed, overran a limit, or ended its process."""
         process = self._idle.get()
         try:
             process = process or self._start()
-            reply = self._ask(process, case)
+            reply = self._request(process, given)
         except ScoringError:
             if process is not None:
                 self._end(process)
@@ -78,10 +89,10 @@ class Verifier:
             self._idle.put(process)
         if reply.kind == "failed":
             raise ScoringError(str(reply.body["reason"]))
-        return Verdict(reply.body["outcome"], reply.body["total"], reply.body["scores"])
+        return RuleScores(reply.body["outcome"], reply.body["total"], reply.body["scores"])
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Ends the processes, even busy ones."""
         with self._lock:
             self._closed = True
             for process in self._running:
@@ -90,10 +101,10 @@ class Verifier:
         for process in list(self._running):
             self._end(process)
 
-    def _ask(self, process: RuleProcess, case: Case) -> Message:
-        message = trajectory_message(case.trajectory)
-        texts = {"answer": case.answer, "full_answer": case.full_answer, "response": case.response}
-        body = {**message.body, "row": task_body(case.task), **texts}
+    def _request(self, process: _RuleProcess, given: RuleInput) -> Message:
+        message = trajectory_message(given.trajectory)
+        texts = {"answer": given.answer, "full_answer": given.full_answer, "response": given.response}
+        body = {**message.body, "row": task_body(given.task), **texts}
         started = time.monotonic()
         try:
             process.send(Message("verify", body=body, arrays=message.arrays))
@@ -105,11 +116,11 @@ class Verifier:
                 raise ScoringError(f"the rule took longer than scoring.timeout_s={self._timeout_s:g}") from error
             raise ScoringError("the rule took its process down") from error
 
-    def _start(self) -> RuleProcess:
+    def _start(self) -> _RuleProcess:
         with self._lock:
             if self._closed:
                 raise ScoringError("the verifier was closed")
-            process = RuleProcess(self._arguments)
+            process = _RuleProcess(self._settings)
             self._running.add(process)
         try:
             reply = process.receive(START_TIMEOUT_S)
@@ -121,8 +132,79 @@ class Verifier:
             raise ConfigError(str(reply.body["reason"]))
         return process
 
-    def _end(self, process: RuleProcess) -> None:
+    def _end(self, process: _RuleProcess) -> None:
         with self._lock:
             self._running.discard(process)
         process.kill()
         process.close()
+
+
+class RuleMemoryError(Exception):
+    """A rule's process and its descendants take too much memory."""
+
+
+class _RuleProcess:
+    """A running `verifier_process`. Messages pass a pipe in the wire format.
+
+    The process leads a session of its own, so that everything that a rule started is killed with it.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._pipe, theirs = Pipe()
+        fd = theirs.fileno()
+        # What can be imported here can be imported there.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "asyncrl.scoring.verifier_process", str(fd), json.dumps(settings)]
+        self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
+        self._memory_before = 0
+        theirs.close()
+
+    def send(self, message: Message) -> None:
+        """Raises OSError: the process has ended; WireError: the message cannot be encoded."""
+        self._memory_before = self._memory_before or self._memory()
+        self._pipe.send_bytes(join(encode(message, MAX_LARGE_HEADER_BYTES)))
+
+    def receive(self, timeout_s: float, memory: int | None = None) -> Message:
+        """The next message, within `timeout_s`, and within `memory` bytes more than before the first request. Raises
+        TimeoutError, RuleMemoryError, and EOFError or OSError if the process has ended."""
+        deadline = time.monotonic() + timeout_s
+        while not self._pipe.poll(max(0.0, min(_WATCH_S, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            if memory is not None and self._memory() - self._memory_before > memory:
+                raise RuleMemoryError
+        return decode(split(self._pipe.recv_bytes()))
+
+    def kill(self) -> None:
+        """Ends the process and all its descendants."""
+        for process in self._tree():
+            with suppress(psutil.Error):
+                process.kill()
+        # The system does not give the id to another process until this one is waited for.
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    def _memory(self) -> int:
+        return sum(map(_resident, self._tree()))
+
+    def _tree(self) -> list[psutil.Process]:
+        with suppress(psutil.Error):
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
+        return []
+
+
+def _resident(process: psutil.Process) -> int:
+    """Bytes. Memory that processes share, as after a fork, is divided among them if the system can tell."""
+    with suppress(psutil.NoSuchProcess):
+        try:
+            memory = process.memory_full_info()
+        except psutil.AccessDenied:
+            return int(process.memory_info().rss)
+        return int(getattr(memory, "pss", memory.uss))
+    return 0

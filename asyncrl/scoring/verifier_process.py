@@ -1,8 +1,7 @@
-"""The process in which rules run: answers each episode from its pipe with a verdict, and ends with the pipe.
+"""The process in which rules run: answers each episode from its pipe with scores, and ends with the pipe.
 
-`verifier.py` alone starts it, with the arguments FD SETTINGS_AS_JSON. A rule that overruns ends the process, with its
-traceback on stderr, even if the parent is no longer there to see to it. What rules have started and left behind ends
-with the process, which leads a session of its own.
+`verifier.py` starts it, with the arguments FD SETTINGS_AS_JSON. A rule that takes too long ends the process, with its
+traceback on stderr, even if the parent is gone. The process leads a session of its own, and ends it with itself.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from typing import Any
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
-from asyncrl.scoring.rules.base import Case
+from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.confined import limit_memory
-from asyncrl.scoring.rules.registry import RuleBook, load_rules
+from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.text import reason_of
 from asyncrl.wire import (
     MAX_LARGE_HEADER_BYTES,
@@ -40,11 +39,11 @@ from asyncrl.wire import (
 logger = logging.getLogger(__name__)
 
 _BACKSTOP = 8
-"""Times the limit on memory. The parent acts long before; this is for a parent that is gone or too slow."""
+"""A multiple of the memory limit. The parent kills the process long before, unless it is gone or too slow."""
 
 
 def main(fd: int, settings: Mapping[str, Any]) -> None:
-    # What a rule starts must not hold the pipe open.
+    # Processes that a rule starts must not hold the pipe open.
     os.set_inheritable(fd, False)
     pipe = Connection(fd)
     try:
@@ -58,7 +57,7 @@ def main(fd: int, settings: Mapping[str, Any]) -> None:
 
 def _serve(pipe: Connection, settings: Mapping[str, Any]) -> None:
     try:
-        book = _load(settings)
+        rules = _load(settings)
     except AsyncrlError as error:
         _send(pipe, _failed(str(error)))
         return
@@ -68,15 +67,15 @@ def _serve(pipe: Connection, settings: Mapping[str, Any]) -> None:
         while True:
             request = pipe.recv_bytes()
             faulthandler.dump_traceback_later(settings["timeout_s"], exit=True)
-            reply = _judge(book, request, time.monotonic() + settings["timeout_s"])
+            reply = _score(rules, request, time.monotonic() + settings["timeout_s"])
             faulthandler.cancel_dump_traceback_later()
             _send(pipe, reply)
 
 
-def _load(settings: Mapping[str, Any]) -> RuleBook:
+def _load(settings: Mapping[str, Any]) -> RuleSet:
     def tokenizer() -> Any:
         if settings["policy"] is None:
-            raise ConfigError("a verl reward manager needs model.path, for the tokenizer it reads with")
+            raise ConfigError("a verl reward manager needs model.path, whose tokenizer it is made with")
         from transformers import AutoTokenizer
 
         try:
@@ -87,19 +86,19 @@ def _load(settings: Mapping[str, Any]) -> RuleBook:
     return load_rules(ScoringConfig(rule=settings["rule"], rules=settings["rules"]), tokenizer)
 
 
-def _judge(book: RuleBook, request: Buffer, deadline: float) -> Message:
+def _score(rules: RuleSet, request: Buffer, deadline: float) -> Message:
     message = decode(split(request), MAX_LARGE_HEADER_BYTES)
     body, trajectory = message.body, read_trajectory(message)
     texts = body["answer"], body["response"]
-    case = Case(read_task(body["row"]), trajectory, *texts, deadline, body["full_answer"])
+    given = RuleInput(read_task(body["row"]), trajectory, *texts, deadline, body["full_answer"])
     try:
-        verdict = book.judge(case)
+        found = rules.score(given)
     except ScoringError as error:
         return _failed(str(error))
     except Exception as error:
-        logger.exception("the rule failed on trajectory %s", case.trajectory.id)
+        logger.exception("the rule failed on trajectory %s", given.trajectory.id)
         return _failed(f"the rule raised {reason_of(error)}")
-    return Message("verdict", body={"outcome": verdict.outcome, "total": verdict.total, "scores": dict(verdict.scores)})
+    return Message("scores", body={"outcome": found.outcome, "total": found.total, "scores": dict(found.scores)})
 
 
 def _failed(reason: str) -> Message:

@@ -1,9 +1,9 @@
-"""A scorer at work: leases trajectories, and returns for each its labels, or the reason why it has none.
+"""A scorer at work: leases trajectories, and returns labels for each, or the reason why it has none.
 
-A failure is never a reward of zero: the replay gives the trajectory out again, and after too many failures sets it
-aside and counts it. That a service is away is no failure of a trajectory: it goes back as it came, and its kind of
-scores is left alone for a while. Scoring runs in a thread of its own, so that leases are renewed however long a batch
-takes; a scorer that gives nothing for too long ends instead, and its leases go to others.
+A failure is never a reward of zero: the replay leases the trajectory again, and after too many failures dead-letters
+and counts it. A service that is unavailable is no failure of a trajectory: the trajectory goes back unchanged, and the
+scorer leaves that kind of scores alone for a while. A thread of its own scores, so that leases are renewed however long
+a batch takes. A scorer without results for too long ends, and its leases go to others.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from asyncrl.config.needs import serves
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.observe.metrics import Metrics
-from asyncrl.scoring.guards import HackAlarm
-from asyncrl.scoring.outages import AwayError, Outages
-from asyncrl.scoring.scorer import Scored
-from asyncrl.scoring.tally import Tally
+from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode
+from asyncrl.scoring.stats import ScoringStats
 from asyncrl.types import Labels, Lease
 
 REPORT_S = 5.0
 RENEWALS_PER_LEASE = 4
 POLL_S = 0.1
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 10.0
 
 logger = logging.getLogger(__name__)
 
-Result = Scored | ScoringError
+Result = ScoredEpisode | ScoringError
 
 
 class ScoringClient(Protocol):
-    """The replay, as a scorer sees it. Every call waits until the replay has answered."""
+    """The replay, as a scorer sees it. Every call returns when the replay has answered."""
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
-        """Trajectories that need a kind of `serves`, bounded by number and tokens; waits about a second for the
-        first. What was leased before, and neither labelled nor failed, goes back first, and no attempt is counted."""
+        """Trajectories that need a kind of `serves`, bounded by number and tokens; waits about a second for the first.
+        Earlier leases that were neither labelled nor failed go back first, without counting an attempt."""
         ...
 
     def renew(self) -> None:
-        """Keep what is leased for another while."""
+        """Extend the leases."""
         ...
 
     def label(self, labels: Sequence[Labels]) -> None:
-        """Raises RefusedError; WireError: some cannot be sent, and none was."""
+        """Raises RefusedError; WireError: some labels cannot be sent, and none were."""
         ...
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None: ...
@@ -59,8 +60,8 @@ class BatchScorer(Protocol):
     def score(self, leases: Sequence[Lease]) -> Iterator[Result]: ...
 
 
-class Worker:
-    """Scores until told to stop. `lease_s` is how long the replay waits for a silent scorer."""
+class ScoringWorker:
+    """Scores until it is stopped. `lease_s` is how long the replay waits for a silent scorer."""
 
     def __init__(
         self,
@@ -78,31 +79,30 @@ class Worker:
         self._renew_s = lease_s / RENEWALS_PER_LEASE
         self._clock = clock
         self._renewed = self._progressed = clock()
-        self._tally = Tally(clock())
-        self._alarm = HackAlarm(config.guards)
+        self._stats = ScoringStats(clock(), config.guards)
         self._outages = Outages()
         self._background = _Background(scorer)
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set; what is then unfinished, the replay gives to others.
+        """Work until `stop` is set. The replay then gives unfinished leases to others.
 
         Raises ScoringError: the scorer hangs, or its thread died.
         """
         try:
             while not stop.is_set():
                 self.work(stop)
-                if self._tally.age(self._clock()) >= REPORT_S:
-                    self._report()
+                if self._stats.age(self._clock()) >= REPORT_S:
+                    self.report()
         finally:
-            self._report()
+            self.report()
 
     def work(self, stop: threading.Event) -> None:
-        """Lease once, and score what there is."""
-        asked = self._clock()
-        serves = self._outages.within_reach(self._serves, asked)
+        """Lease once, and score the leased trajectories."""
+        began = self._clock()
+        serves = self._outages.available(self._serves, began)
         leases = self._client.lease(serves, self._config.batch_trajectories, self._config.batch_tokens)
         self._renewed = self._progressed = self._clock()
-        self._tally.waited(self._renewed - asked)
+        self._stats.waited(self._renewed - began)
         self._background.begin(leases)
         while leases and not stop.is_set():
             results = self._background.results()
@@ -110,8 +110,13 @@ class Worker:
             leases = leases[len(results) :]
             self._keep(progress=bool(results))
 
+    def report(self) -> None:
+        """Log the metrics since the last report."""
+        values = self._stats.report(self._clock())
+        self._metrics.log(self._stats.labelled, values)
+
     def _keep(self, progress: bool) -> None:
-        """Renew what is leased, unless the scorer hangs."""
+        """Renew the leases. Raises ScoringError: the scorer hangs."""
         now = self._clock()
         if progress:
             self._progressed = now
@@ -122,19 +127,19 @@ class Worker:
             self._renewed = now
 
     def _deliver(self, leases: Sequence[Lease], results: Sequence[Result]) -> None:
-        scored = [(lease, result) for lease, result in zip(leases, results, strict=True) if isinstance(result, Scored)]
-        self._send(scored)
-        for lease, result in zip(leases, results, strict=True):
-            if isinstance(result, AwayError):
-                self._outages.began(result, self._clock())
-                self._tally.count_failure("waited")
+        pairs = list(zip(leases, results, strict=True))
+        self._send([(lease, result) for lease, result in pairs if isinstance(result, ScoredEpisode)])
+        for lease, result in pairs:
+            if isinstance(result, KindUnavailableError):
+                self._outages.begin(result, self._clock())
+                self._stats.count_failure("waited")
             elif isinstance(result, ScoringError):
                 self._fail(lease, result)
             else:
-                self._outages.ended(lease.kinds, self._clock())
+                self._outages.end(lease.kinds, self._clock())
 
-    def _send(self, scored: Sequence[tuple[Lease, Scored]]) -> None:
-        """Deliver labels together; where the replay refuses some of them, one by one."""
+    def _send(self, scored: Sequence[tuple[Lease, ScoredEpisode]]) -> None:
+        """Deliver labels together; if the replay refuses some of them, one by one."""
         if not scored:
             return
         try:
@@ -147,25 +152,50 @@ class Worker:
             self._fail(scored[0][0], error)
             return
         for lease, each in scored:
-            self._tally.count(lease.trajectory, each)
+            self._stats.count(lease.trajectory, each)
 
     def _fail(self, lease: Lease, error: ScoringError | RefusedError | WireError) -> None:
         logger.warning("trajectory %s was not scored: %s", lease.trajectory.id, error)
         self._client.scoring_failed(lease.trajectory.id, str(error))
-        self._tally.count_failure("failed" if isinstance(error, ScoringError) else "refused")
+        self._stats.count_failure("failed" if isinstance(error, ScoringError) else "refused")
 
-    def _report(self) -> None:
-        now = self._clock()
-        values = self._tally.report(now)
-        if "prm_agreement" in values and self._alarm.add(now, values["reward_mean"], values["prm_agreement"]):
-            logger.warning(
-                "the reward rises (%.3g) while process model and rules agree less and less (%.3g): the policy may be "
-                "exploiting the process model; see docs/scoring.md, Guards",
-                values["reward_mean"],
-                values["prm_agreement"],
-            )
-        alarms = {"hack_alarm": float(self._alarm.ringing), "hack_alarms": float(self._alarm.count)}
-        self._metrics.log(self._tally.labelled, values | alarms)
+
+@dataclass(slots=True)
+class _Outage:
+    since: float
+    pause: float
+    until: float
+
+
+class Outages:
+    """Kinds whose service is unavailable, tried again after growing pauses. Times are seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._outages: dict[str, _Outage] = {}
+
+    def available(self, kinds: Iterable[str], now: float) -> list[str]:
+        """The kinds that may be tried now."""
+        return [kind for kind in kinds if kind not in self._outages or now >= self._outages[kind].until]
+
+    def begin(self, error: KindUnavailableError, now: float) -> None:
+        """Leave the kind alone for a pause, twice as long as the last one. Within a pause this changes nothing."""
+        outage = self._outages.setdefault(error.kind, _Outage(now, FIRST_PAUSE_S / 2, now))
+        if now < outage.until:
+            return
+        outage.pause = min(2 * outage.pause, LONGEST_PAUSE_S)
+        outage.until = now + outage.pause
+        logger.warning(
+            "%s has been unavailable for %.0f s: its trajectories wait, and the next try is in %.0f s (%s)",
+            error.kind,
+            now - outage.since,
+            outage.pause,
+            error,
+        )
+
+    def end(self, kinds: Sequence[str], now: float) -> None:
+        """These kinds gave scores."""
+        for kind in self._outages.keys() & set(kinds):
+            logger.warning("%s is available again after %.0f s", kind, now - self._outages.pop(kind).since)
 
 
 class _Background:
@@ -181,7 +211,8 @@ class _Background:
         self._batches.put(leases)
 
     def results(self) -> list[Result]:
-        """What is ready, in order; waits a moment for the first. Raises ScoringError: the thread died."""
+        """The results that are ready, in order; waits up to POLL_S for the first. Raises ScoringError: the thread
+        died."""
         ready: list[Result] = []
         try:
             while True:

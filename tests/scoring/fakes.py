@@ -12,7 +12,7 @@ from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.scoring.answers import answer_texts, response_text
 from asyncrl.scoring.models.base import StepScores
-from asyncrl.scoring.rules.base import Case
+from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.transcript import Transcript
@@ -78,12 +78,18 @@ def lines(*texts: str, index: int = 0, **changes) -> tuple[Task, Trajectory]:
     return task, Trajectory(**{**values, "steps": steps})
 
 
-def case(text: str, truth: str = "72", **changes) -> Case:
+def rule_input(text: str, truth: str = "72", **changes) -> RuleInput:
     """What a rule is given of an answered episode."""
     task, trajectory = answered(text, truth=truth, **changes)
     tokenizer = CharTokenizer()
     answer, full_answer = answer_texts(trajectory, tokenizer)
-    return Case(task, trajectory, answer, response_text(trajectory, tokenizer), full_answer=full_answer)
+    return RuleInput(task, trajectory, answer, response_text(trajectory, tokenizer), full_answer=full_answer)
+
+
+def rules_of(rule: str, **params):
+    """Scores an answer for a ground truth with one rule of these parameters."""
+    rules = load_rules(ScoringConfig(rules={"test": [{"name": rule, "params": params}]}))
+    return lambda answer, truth="72": rules.score(rule_input(answer, truth=truth))
 
 
 def lease(found: tuple[Task, Trajectory], *kinds: str, partial: Labels | None = None, final: bool = True) -> Lease:
@@ -96,10 +102,10 @@ class InProcess:
     def __init__(self, config: ScoringConfig) -> None:
         self._rules = load_rules(config, CharTokenizer)
 
-    def submit(self, case: Case) -> Future:
+    def submit(self, given: RuleInput) -> Future:
         future: Future = Future()
         try:
-            future.set_result(self._rules.judge(case))
+            future.set_result(self._rules.score(given))
         except AsyncrlError as error:
             future.set_exception(error)
         return future
@@ -158,7 +164,7 @@ class ServedPRM(FakePRM):
         return super().score(transcripts)
 
 
-class SaidPRM:
+class TextPRM:
     """Gives each step the score that `judge` has for its text."""
 
     name = "said@1"

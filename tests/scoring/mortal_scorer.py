@@ -9,7 +9,7 @@ import time
 
 from asyncrl.config.schema import OutcomeModelConfig, ScoringConfig, ScoringModelConfig, ShapingConfig
 from asyncrl.replay.client import ReplayClient
-from asyncrl.scoring.worker import Worker
+from asyncrl.scoring.worker import ScoringWorker
 from tests.scoring.fakes import FakeOutcome, FakePRM, make_scorer
 
 CONFIG = ScoringConfig(
@@ -50,7 +50,7 @@ def main(endpoint: str, worker: str, incarnation: str, kinds: str, life_s: str) 
     client = Mortal(endpoint, worker, incarnation)
     client.life_s = float(life_s)
     scorer = make_scorer(CONFIG, SlowPRM(), FakeOutcome())
-    Worker(client, scorer, CONFIG, Silent(), 10.0).run(threading.Event())
+    ScoringWorker(client, scorer, CONFIG, Silent(), 10.0).run(threading.Event())
 
 
 if __name__ == "__main__":

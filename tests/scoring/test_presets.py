@@ -5,9 +5,9 @@ import pytest
 
 from asyncrl.config.compose import read
 from asyncrl.errors import ConfigError
-from tests.scoring.fakes import SaidPRM, lines, score
+from tests.scoring.fakes import TextPRM, lines, score
 
-PRM = SaidPRM(lambda text: 0.25 if "perhaps" in text else 0.75)
+PRM = TextPRM(lambda text: 0.25 if "perhaps" in text else 0.75)
 RIGHT, WRONG = ["8 * 9", "perhaps 72", "#### 72"], ["8 * 9", "perhaps 71", "#### 71"]
 
 

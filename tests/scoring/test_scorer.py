@@ -12,7 +12,7 @@ from tests.scoring.fakes import (
     CharTokenizer,
     FakeOutcome,
     FakePRM,
-    SaidPRM,
+    TextPRM,
     answered,
     episode,
     lease,
@@ -228,5 +228,5 @@ def test_a_shadow_is_recorded_and_changes_nothing_that_is_trained():
 
 @pytest.mark.parametrize(("text", "said", "agree"), [("72", 0.9, True), ("5", 0.9, False), ("5", 0.1, True)])
 def test_the_process_model_agrees_with_the_rules_or_not(text, said, agree):
-    (scored,) = all_of(answered(text), prm=SaidPRM(lambda step: said))
+    (scored,) = all_of(answered(text), prm=TextPRM(lambda step: said))
     assert scored.agree == agree

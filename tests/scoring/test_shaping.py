@@ -1,7 +1,122 @@
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncrl.config.schema import ShapingConfig
-from asyncrl.scoring.shaping import Found, shape
+from asyncrl.scoring.shaping import EpisodeScores, StepText, aggregate, earned, repeated, shape, transformed
+
+SCORES = np.array([0.5, 0.25, 1.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("how", "value"),
+    [
+        ("mean_response", 1.75 / 3),
+        ("best_of_n", 1.75 / 3),
+        ("min", 0.25),
+        ("pooled_last", 1.0),
+        ("product", 0.125),
+        ("per_step", None),
+    ],
+)
+def test_step_scores_become_one_number(how, value):
+    assert aggregate(SCORES, how) == (None if value is None else pytest.approx(value))
+
+
+def test_clip_leaves_only_what_is_missing_and_delta_only_what_a_step_adds():
+    assert transformed(SCORES, ShapingConfig(step_transforms=["clip"], clip_eta=0.75)).tolist() == [-0.25, -0.5, 0]
+    assert transformed(SCORES, ShapingConfig(step_transforms=["delta"])).tolist() == [0.25, -0.75, 1.0]
+    both = transformed(SCORES, ShapingConfig(step_transforms=["clip", "delta"], clip_eta=0.75))
+    assert both.tolist() == [0.25, -0.5, 0]
+    assert transformed(SCORES, ShapingConfig()) is SCORES
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20))
+def test_delta_makes_the_steps_from_any_on_sum_to_its_score(values):
+    scores = np.array(values, np.float32)
+    deltas = transformed(scores, ShapingConfig(step_transforms=["delta"]))
+    np.testing.assert_allclose(np.cumsum(deltas[::-1].astype(np.float64))[::-1], scores, atol=1e-5)
+
+
+def test_a_step_repeats_another_whatever_its_white_space_case_number_and_last_mark():
+    def found(*texts):
+        return repeated(StepText(text, 1) for text in texts)
+
+    assert found("so 1 + 1", "then", " so  1 + 1\n", "Then.") == [False, False, True, True]
+    assert found("So it is.", "(1) So it is.", "2. so it is!", "Step 3: so it is") == [False, True, True, True]
+    assert found("3 + 4", "3 - 4", "(3 + 4) * 2", "3 + 4 * 2", "5 + 4") == [False] * 5
+
+
+def test_steps_are_earned_up_to_the_first_answer_once_each_and_within_the_lengths():
+    texts = ["a", "b", "a", "so #### 5", "#### 5", "thanks"]
+    said = [StepText(text, 10) for text in texts]
+    scores = np.arange(1, 7).astype(np.float32)
+
+    def kept(length=60, **config):
+        values, indices = earned(scores, said, length, ShapingConfig(**config))
+        return dict(zip(indices, values.tolist(), strict=True))
+
+    assert kept() == {0: 1, 1: 2, 3: 4}
+    assert kept(stop_at_answer=False) == {0: 1, 1: 2, 3: 4, 4: 5, 5: 6}
+    assert kept(answer_pattern="b") == {0: 1, 1: 2}
+    assert kept(max_step_tokens=9) == kept(length=61, max_resp_len=60) == {0: 0, 1: 0, 3: 0}
+    assert kept(length=9999, max_step_tokens=1, enable_anti_hack=False) == dict(enumerate(range(1, 7)))
+
+
+def test_an_answer_and_a_repeat_are_those_of_their_branch():
+    texts = ["a", "so #### 5", "more"] * 2
+    said = [StepText(text, 1, branch=index // 3) for index, text in enumerate(texts)]
+    scores = np.arange(1, 7).astype(np.float32)
+    assert earned(scores, said, 6, ShapingConfig())[1] == [0, 1, 3, 4]
+
+
+def test_what_is_too_long_keeps_a_score_below_zero():
+    scores = np.array([-0.5, 0.5], np.float32)
+    values, _ = earned(scores, [StepText("a", 5), StepText("b", 4)], 9, ShapingConfig(max_resp_len=8))
+    assert values.tolist() == [-0.5, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("#### 5", True),
+        (r"so \boxed{5}", True),
+        ("The answer is 5", True),
+        ("Answer: 5", True),
+        ("we answer later", False),
+        ("the box", False),
+    ],
+)
+def test_a_final_answer_is_known_by_its_mark(text, found):
+    rising = np.array([0.5, 0.75], np.float32)
+    _, kept = earned(rising, [StepText(text, 1), StepText("more", 1)], 2, ShapingConfig())
+    assert kept == ([0] if found else [0, 1])
+
+
+def test_a_turn_that_calls_a_tool_is_no_final_answer():
+    said = [StepText("to find the answer: call", 1, calls=True), StepText("more", 1)]
+    assert earned(np.array([0.5, 0.75], np.float32), said, 2, ShapingConfig())[1] == [0, 1]
+
+
+AGGREGATIONS = ["mean_response", "min", "product", "pooled_last", "per_step"]
+TRANSFORMS: list[list[str]] = [[], ["clip"], ["delta"], ["clip", "delta"]]
+
+
+@given(
+    st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=12),
+    st.integers(0, 11),
+    st.sampled_from(AGGREGATIONS),
+    st.sampled_from(TRANSFORMS),
+)
+def test_announcing_an_answer_anywhere_never_makes_steps_worth_more(values, announced, how, transforms):
+    scores = np.abs(np.array(values, np.float32)) if how == "product" else np.array(values, np.float32)
+    config = ShapingConfig(prm_aggregation=how, step_transforms=transforms)
+    honest = [StepText(f"{k} + {k}", 1) for k in range(len(values))]
+    hacked = [StepText("#### 5", 1) if k == announced else step for k, step in enumerate(honest)]
+    (before, _), (after, _) = (earned(scores, said, len(values), config) for said in (honest, hacked))
+    assert (aggregate(after, how) or 0) <= (aggregate(before, how) or 0) + 1e-6
+    assert transformed(after, config).sum() <= transformed(before, config).sum() + 1e-5
 
 
 def test_the_reward_is_the_weighted_sum_of_its_named_parts():
@@ -12,53 +127,53 @@ def test_the_reward_is_the_weighted_sum_of_its_named_parts():
         environment_weight=0.25,
         prm_acc_bonus_weight=3.0,
     )
-    found = Found(10, rules=1.1, outcome=1.0, outcome_model=0.8, process=0.25, environment=2.0)
-    shaped = shape(found, config)
-    assert shaped.parts == {
+    found = EpisodeScores(10, rules=1.1, outcome=1.0, outcome_model=0.8, process=0.25, environment=2.0)
+    reward, parts = shape(found, config)
+    assert parts == {
         "rules": 1.1,
         "outcome_model": 0.8,
         "process": 0.25,
         "environment": 2.0,
         "accuracy": 1.0,
     }
-    assert shaped.reward == pytest.approx(2.2 + 0.1 + 0.125 + 0.5 + 3.0)
+    assert reward == pytest.approx(2.2 + 0.1 + 0.125 + 0.5 + 3.0)
 
 
 def test_by_default_the_rules_alone_are_the_reward_and_the_parts_are_still_told():
-    shaped = shape(Found(10, rules=0.5, outcome=0.5, process=0.9, environment=3.0), ShapingConfig())
-    assert shaped.reward == 0.5
-    assert set(shaped.parts) == {"rules", "process", "environment", "accuracy"}
+    reward, parts = shape(EpisodeScores(10, rules=0.5, outcome=0.5, process=0.9, environment=3.0), ShapingConfig())
+    assert reward == 0.5
+    assert set(parts) == {"rules", "process", "environment", "accuracy"}
 
 
 def test_a_kind_that_a_source_does_not_need_is_no_part_of_its_reward():
-    assert shape(Found(10, process=0.5), ShapingConfig(process_weight=2.0, prm_acc_bonus_weight=9.0)).reward == 1.0
+    assert shape(EpisodeScores(10, process=0.5), ShapingConfig(process_weight=2.0, prm_acc_bonus_weight=9.0))[0] == 1.0
 
 
 @pytest.mark.parametrize(("outcome", "accuracy"), [(1.0, 1.0), (0.51, 1.0), (0.5, 0.0), (-1.0, 0.0)])
 def test_an_answer_is_right_where_the_first_rule_gives_more_than_a_half(outcome, accuracy):
-    assert Found(1, outcome=outcome).accuracy == accuracy
+    assert EpisodeScores(1, outcome=outcome).accuracy == accuracy
 
 
 @pytest.mark.parametrize(("length", "bonus"), [(400, 0.05), (200, 0.025), (600, 0.025), (800, 0), (1, 0.05 / 400)])
 def test_the_length_bonus_is_only_for_right_answers(length, bonus):
     config = ShapingConfig(length_bonus_weight=0.05)
-    right = shape(Found(length, rules=1.0, outcome=1.0), config)
-    assert right.reward == pytest.approx(1 + bonus)
-    assert right.parts["length_bonus"] == pytest.approx(bonus)
-    assert shape(Found(length, rules=0.0, outcome=0.0), config).reward == 0
+    reward, parts = shape(EpisodeScores(length, rules=1.0, outcome=1.0), config)
+    assert reward == pytest.approx(1 + bonus)
+    assert parts["length_bonus"] == pytest.approx(bonus)
+    assert shape(EpisodeScores(length, rules=0.0, outcome=0.0), config)[0] == 0
 
 
 def test_a_wrong_answer_pays_the_penalty_while_anti_hack_is_on():
     config = ShapingConfig(incorrect_answer_penalty=-0.5)
-    assert shape(Found(1, rules=0.0, outcome=0.0), config).reward == -0.5
-    assert shape(Found(1, rules=1.0, outcome=1.0), config).parts["incorrect_answer"] == 0
+    assert shape(EpisodeScores(1, rules=0.0, outcome=0.0), config)[0] == -0.5
+    assert shape(EpisodeScores(1, rules=1.0, outcome=1.0), config)[1]["incorrect_answer"] == 0
     config.enable_anti_hack = False
-    assert shape(Found(1, rules=0.0, outcome=0.0), config).reward == 0
+    assert shape(EpisodeScores(1, rules=0.0, outcome=0.0), config)[0] == 0
 
 
 @pytest.mark.parametrize(("length", "penalty"), [(1, 0), (60, 0), (80, -0.25), (90, -0.375), (100, -0.5), (999, -0.5)])
 def test_the_overlong_penalty_grows_linearly_over_the_buffer(length, penalty):
     config = ShapingConfig(overlong_penalty=0.5, overlong_max_length=100, overlong_buffer=40)
-    shaped = shape(Found(length, rules=1.0, outcome=1.0), config)
-    assert shaped.reward == pytest.approx(1 + penalty)
-    assert shaped.parts["overlong"] == pytest.approx(penalty)
+    reward, parts = shape(EpisodeScores(length, rules=1.0, outcome=1.0), config)
+    assert reward == pytest.approx(1 + penalty)
+    assert parts["overlong"] == pytest.approx(penalty)

@@ -15,12 +15,12 @@ from asyncrl.algorithms.view import View
 from asyncrl.config.schema import ScoringConfig, ShapingConfig
 from asyncrl.learner.packing import build_episodes, build_local_batch
 from asyncrl.scoring.scorer import Scorer
-from asyncrl.scoring.steps import earned, said_at
+from asyncrl.scoring.shaping import earned, step_texts
 from asyncrl.types import BatchPlan, Role, Turn
 from tests.actor.fakes import END, ids, make_tokenizer
 from tests.algorithms.support import make_rollouts
 from tests.helpers import make_task, make_trajectory
-from tests.scoring.fakes import InProcess, SaidPRM, lease
+from tests.scoring.fakes import InProcess, TextPRM, lease
 
 TOKENIZER = make_tokenizer()
 CHAT = Chat(TOKENIZER)
@@ -87,7 +87,7 @@ def test_each_score_lands_on_its_own_steps_tokens_and_nowhere_else(prompt, turns
     trajectory = conversation(prompt, turns, cut, split)
     shaping = ShapingConfig(enable_anti_hack=guarded, answer_pattern="解")
     config = ScoringConfig(rule="exact_match", shaping=shaping)
-    scorer = Scorer(config, TOKENIZER, InProcess(config), SaidPRM(score_of))
+    scorer = Scorer(config, TOKENIZER, InProcess(config), TextPRM(score_of))
     (scored,) = scorer.score([lease((make_task(), trajectory), "rules", "prm")])
     on_tokens, steps = placed(trajectory, scored.labels), trajectory.steps
     assert [step.start for step in steps] == sorted({step.start for step in steps}), "steps follow each other"
@@ -97,7 +97,7 @@ def test_each_score_lands_on_its_own_steps_tokens_and_nowhere_else(prompt, turns
         TOKENIZER.decode(trajectory.tokens[step.start : step.end].tolist(), skip_special_tokens=True) for step in steps
     ]
     scores = np.array([score_of(text) for text in texts], np.float32)
-    _, counted = earned(scores, said_at(trajectory, texts), trajectory.sampled_tokens, shaping)
+    _, counted = earned(scores, step_texts(trajectory, texts), trajectory.sampled_tokens, shaping)
     assert guarded or len(counted) == len(steps)
     for index, step in enumerate(steps):
         covered[step.start : step.end] = True

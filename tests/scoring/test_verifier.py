@@ -12,12 +12,12 @@ import pytest
 
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
-from asyncrl.scoring.rules.base import Case
+from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.types import Role, Turn
 from tests.actor.fakes import ids, make_tokenizer
 from tests.helpers import GENEROUS_S, make_trajectory, until
-from tests.scoring.fakes import answered, case
+from tests.scoring.fakes import answered, rule_input
 
 MODULE = """
 import os, re, subprocess, sys, time
@@ -26,6 +26,12 @@ from pathlib import Path
 class Mute(Exception):
     def __str__(self):
         raise ValueError("no message")
+
+class Manager:
+    def __init__(self, tokenizer, num_examine):
+        pass
+    def __call__(self, data):
+        return 0.0
 
 def obeys(task, answer, trajectory):
     if answer == "loop":
@@ -59,7 +65,7 @@ def obeys(task, answer, trajectory):
     if answer == "nothing":
         return None
     if answer.startswith("meet"):
-        # Two cases that each wait for the other: they are judged at once, or overrun.
+        # Two episodes that each wait for the other: they are judged at once, or overrun.
         here, there = answer.split()[1:]
         Path(here).touch()
         while not Path(there).exists():
@@ -84,10 +90,10 @@ def verifier(tmp_path_factory):
         verifier.close()
 
 
-def test_the_verdict_of_the_process_is_that_of_the_rule(verifier):
-    verdict = verifier.verify(case("0.25", index=3))
-    assert (verdict.outcome, verdict.total) == (0.25, 0.25)
-    assert verdict.scores == {"obeys": 0.25, "obeys/tokens": 17, "obeys/member": 3}
+def test_the_scores_of_the_process_are_those_of_the_rule(verifier):
+    scores = verifier.score(rule_input("0.25", index=3))
+    assert (scores.outcome, scores.total) == (0.25, 0.25)
+    assert scores.scores == {"obeys": 0.25, "obeys/tokens": 17, "obeys/member": 3}
 
 
 @pytest.mark.parametrize("answer", ["loop", "regex"])
@@ -97,7 +103,7 @@ def test_a_rule_that_never_ends_is_stopped_by_its_time_limit(answer):
         closing(Verifier(replace(CONFIG, timeout_s=1.0))) as verifier,
         pytest.raises(ScoringError, match=r"longer than scoring\.timeout_s=1"),
     ):
-        verifier.verify(case(answer))
+        verifier.score(rule_input(answer))
 
 
 @pytest.mark.parametrize(
@@ -114,20 +120,20 @@ def test_a_rule_that_never_ends_is_stopped_by_its_time_limit(answer):
 )
 def test_a_rule_that_fails_says_why_and_the_next_episode_is_judged(verifier, answer, reason):
     with pytest.raises(ScoringError, match=reason):
-        verifier.verify(case(answer))
-    assert verifier.verify(case("1")).outcome == 1.0
+        verifier.score(rule_input(answer))
+    assert verifier.score(rule_input("1")).outcome == 1.0
 
 
 @pytest.mark.parametrize("fate", ["overrun", "close"])
 @pytest.mark.usefixtures("verifier")
 def test_what_a_rule_leaves_behind_ends_with_its_process(tmp_path, fate):
-    verifier = Verifier(replace(CONFIG, timeout_s=5.0 if fate == "overrun" else GENEROUS_S))
+    verifier = Verifier(replace(CONFIG, timeout_s=2.0 if fate == "overrun" else GENEROUS_S))
     try:
         if fate == "overrun":
             with pytest.raises(ScoringError, match="took longer"):
-                verifier.verify(case(f"leave {tmp_path / 'pid'} overrun"))
+                verifier.score(rule_input(f"leave {tmp_path / 'pid'} overrun"))
         else:
-            assert verifier.verify(case(f"leave {tmp_path / 'pid'} {fate}")).outcome == 1.0
+            assert verifier.score(rule_input(f"leave {tmp_path / 'pid'} {fate}")).outcome == 1.0
             verifier.close()
         left = int((tmp_path / "pid").read_text())
         until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
@@ -150,25 +156,25 @@ def test_what_a_rule_leaves_behind_ends_after_a_killed_scorer(tmp_path):
     until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_program_that_never_ends_is_worth_nothing_and_sets_no_episode_aside():
+def test_a_program_that_never_ends_is_worth_nothing_and_dead_letters_no_episode():
     rules = {"test": [{"name": "code", "params": {"partial": True}}]}
     truth = json.dumps({"inputs": ["1"] * 4, "outputs": ["1"] * 4})
-    with closing(Verifier(ScoringConfig(rules=rules, timeout_s=8.0))) as verifier:
-        verdict = verifier.verify(case("while True: pass", truth=truth))
-    assert verdict.scores == {"code": 0.0, "code/passed": 0.0, "code/out_of_time": 1.0, "code/unclear": 0.0}
+    with closing(Verifier(ScoringConfig(rules=rules, timeout_s=3.0))) as verifier:
+        scores = verifier.score(rule_input("while True: pass", truth=truth))
+    assert scores.scores == {"code": 0.0, "code/passed": 0.0, "code/out_of_time": 1.0, "code/unclear": 0.0}
 
 
-def test_as_many_cases_are_judged_at_once_as_there_are_processes(verifier, tmp_path):
+def test_as_many_episodes_are_judged_at_once_as_there_are_processes(verifier, tmp_path):
     for _ in range(2):
-        verifier.verify(case("1"))
+        verifier.score(rule_input("1"))
     here, there = tmp_path / "a", tmp_path / "b"
-    meeting = [verifier.submit(case(f"meet {here} {there}")), verifier.submit(case(f"meet {there} {here}"))]
+    meeting = [verifier.submit(rule_input(f"meet {here} {there}")), verifier.submit(rule_input(f"meet {there} {here}"))]
     assert [future.result().outcome for future in meeting] == [1.0, 1.0]
 
 
-def test_cases_keep_their_verdicts_whatever_happens_to_others(verifier):
+def test_episodes_keep_their_scores_whatever_happens_to_others(verifier):
     answers = ["1", "crash", "2", "raise", "3", "4", "crash", "5"]
-    futures = [verifier.submit(case(answer)) for answer in answers]
+    futures = [verifier.submit(rule_input(answer)) for answer in answers]
     for answer, future in zip(answers, futures, strict=True):
         if answer in ("crash", "raise"):
             assert isinstance(future.exception(), ScoringError)
@@ -181,9 +187,10 @@ def test_a_rule_that_cannot_be_loaded_is_refused_at_the_start():
         Verifier(ScoringConfig(rule="no_such_module.rule"))
 
 
-def test_a_manager_without_a_policy_to_read_is_refused_at_the_start():
+@pytest.mark.usefixtures("verifier")
+def test_a_manager_without_the_policys_tokenizer_is_refused_at_the_start():
     with pytest.raises(ConfigError, match=r"needs model\.path"):
-        Verifier(MANAGER)
+        Verifier(ScoringConfig(rule="obedient_rewards.Manager"))
 
 
 def test_a_verl_manager_reads_with_the_policys_tokenizer(tmp_path):
@@ -205,7 +212,7 @@ def test_a_verl_manager_reads_with_the_policys_tokenizer(tmp_path):
     )
     verifier = Verifier(MANAGER, ModelConfig(path=str(tmp_path)))
     try:
-        assert verifier.verify(Case(task, trajectory, "", "")).scores == {"Manager": 1.0, "Manager/acc": 1.0}
+        assert verifier.score(RuleInput(task, trajectory, "", "")).scores == {"Manager": 1.0, "Manager/acc": 1.0}
     finally:
         verifier.close()
 
@@ -213,9 +220,9 @@ def test_a_verl_manager_reads_with_the_policys_tokenizer(tmp_path):
 HANGING = """
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.scoring.verifier import Verifier
-from tests.scoring.fakes import case
+from tests.scoring.fakes import rule_input
 verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=1.0))
-verifier.verify(case("loop"))
+verifier.score(rule_input("loop"))
 """
 
 
@@ -235,12 +242,12 @@ def test_a_hanging_rule_does_not_outlive_a_killed_scorer():
 def test_closing_ends_processes_that_are_busy_or_already_gone():
     verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=3600.0, rule_processes=2))
     with pytest.raises(ScoringError):
-        verifier.verify(case("crash"))
-    futures = [verifier.submit(case("loop")) for _ in range(4)]
+        verifier.score(rule_input("crash"))
+    futures = [verifier.submit(rule_input("loop")) for _ in range(4)]
     until(lambda: len(psutil.Process().children()) >= 2)
     # It does not wait for the loops, which would go on for an hour.
     verifier.close()
     verifier.close()
     with pytest.raises(ScoringError, match="was closed"):
-        verifier.submit(case("1"))
+        verifier.submit(rule_input("1"))
     assert all(future.cancelled() or isinstance(future.exception(), AsyncrlError) for future in futures)

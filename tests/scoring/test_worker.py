@@ -8,7 +8,7 @@ from asyncrl.config.schema import GuardConfig, OutcomeModelConfig, ScoringConfig
 from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
-from asyncrl.scoring.worker import Worker
+from asyncrl.scoring.worker import ScoringWorker
 from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, FakeReplay, ServedPRM, answered, make_scorer
 
 
@@ -41,7 +41,7 @@ WITH_PRM = ScoringConfig(prm=ScoringModelConfig(path="fake"))
 
 def worker(replay, clock=None, log=None, prm=None, config=WITH_PRM, scorer=None):
     scorer = scorer or make_scorer(config, prm or FakePRM())
-    return Worker(replay, scorer, config, log or Log(), lease_s=30.0, clock=clock or Clock())
+    return ScoringWorker(replay, scorer, config, log or Log(), lease_s=30.0, clock=clock or Clock())
 
 
 def replay_of(*batches, kind=FakeReplay):
@@ -242,7 +242,7 @@ def test_a_reward_that_rises_while_agreement_falls_rings_the_alarm(caplog):
     for _ in batches:
         clock.now += 10
         one.work(stop)
-        one._report()
+        one.report()
     rows = [values for _, values in log.rows]
     assert rows[-1]["reward_mean"] > rows[0]["reward_mean"]
     assert [row["hack_alarm"] for row in rows] == [0.0] * 5 + [1.0] * 5
@@ -268,15 +268,15 @@ def test_a_service_that_is_away_for_a_while_costs_no_trajectory_an_attempt(serve
     pauses = [later - earlier for earlier, later in pairwise(asked)]
     assert pauses[:4] == [1, 2, 4, 8]
     assert set(pauses[4:]) == {10}
-    assert "prm cannot be reached since 155 s: its trajectories wait, and it is asked again in 10 s" in caplog.text
+    assert "prm has been unavailable for 155 s: its trajectories wait, and the next try is in 10 s" in caplog.text
     for _ in range(100):
         one.work(threading.Event())
         rules.work(threading.Event())
         clock.now += 1
     assert len(replay.labels) == 40
     assert replay.failures == {}
-    assert "prm is back after" in caplog.text
-    one._report()
+    assert "prm is available again after" in caplog.text
+    one.report()
     ((_, values),) = log.rows
     assert values["waited"] > 0
     assert values["failed"] == values["refused"] == 0

@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.scoring.verifier import Verifier
-from tests.scoring.fakes import case
+from tests.scoring.fakes import rule_input
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing_a_reward.md"
 
@@ -25,7 +25,7 @@ def page(tmp_path, monkeypatch):
 def verify(name, answer):
     verifier = Verifier(ScoringConfig(rule=name))
     try:
-        return verifier.verify(case(answer))
+        return verifier.score(rule_input(answer))
     finally:
         verifier.close()
 

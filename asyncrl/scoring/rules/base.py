@@ -1,4 +1,4 @@
-"""What a rule is, what it judges, and how its answer is read."""
+"""What a rule is, what it reads, and how its result is understood."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from asyncrl.types import Task, Trajectory
 
 
 class Rule(Protocol):
-    """Judges one episode. `answer` is the text of the last assistant turn behind its thoughts, empty where a thought is
-    open or the episode was cut at a tool call.
+    """Scores one episode. `answer` is the text of the last assistant turn after its thoughts. It is empty if a thought
+    is open or the episode was cut at a tool call.
 
     Returns the outcome, or a mapping with the outcome as `score` and named further numbers. An exception is a failure
-    of the rule, which is tried again and never counts as zero. Options of a rule are further keyword parameters. One
-    called `deadline` gets the time, of `time.monotonic`, by which the verdict must be there, `full_answer` the answer
-    with its thoughts, and `confinement` a `Confinement`.
+    of the rule: the episode is tried again, and never scored zero. Further keyword parameters are options of the rule,
+    except these, which the pool passes: `deadline`, the time (of `time.monotonic`) by which the rule must return;
+    `full_answer`, the answer with its thoughts; `confined`, a `Confined`.
     """
 
     def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Case:
-    """One episode to be judged. `answer` is what rules read, `full_answer` the same with the thoughts before it.
-    `response` is the text of all that follows the prompt, tool results included. The verdict must be there by
-    `deadline`, of `time.monotonic`."""
+class RuleInput:
+    """One episode to be scored by rules: `answer` without its thoughts and `full_answer` with them; `response` is all
+    text after the prompt, tool results included. The rules must return by `deadline` (of `time.monotonic`)."""
 
     task: Task
     trajectory: Trajectory
@@ -41,19 +40,19 @@ class Case:
     full_answer: str = ""
 
 
-NOT_FINITE = "not_finite"
-"""The further number that counts the further numbers that were nan or infinite."""
+RuleFunction = Callable[[RuleInput], Any]
+"""A rule of any signature, as the pool calls it."""
 
-Judge = Callable[[Case], Any]
-"""A rule of whatever signature, as the pool calls it."""
+NOT_FINITE = "not_finite"
+"""The name of a further number that counts those of a rule's further numbers that were nan or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the rules of a task said.
+class RuleScores:
+    """The scores of a task's rules.
 
     `outcome` is the score of the first rule, which says whether the answer is right; `total` is the weighted sum of
-    all. `scores` are theirs by name, with each rule's further numbers as RULE/NAME.
+    all. `scores` has each rule's score by name, and its further numbers as RULE/NAME.
     """
 
     outcome: float
@@ -62,7 +61,7 @@ class Verdict:
 
 
 def completed(result: object) -> Any:
-    """What a rule returned; where it is a coroutine, what that returns."""
+    """The result of a rule; if that is a coroutine, the coroutine's result."""
     if not inspect.isawaitable(result):
         return result
 
@@ -73,7 +72,7 @@ def completed(result: object) -> Any:
 
 
 def read_result(result: object) -> tuple[float, dict[str, float]]:
-    """The score in what a rule returned, and its further numbers by name. Those that are not finite are left out, and
+    """The score in a rule's result, and its further numbers by name. Numbers that are not finite are left out, and
     counted under NOT_FINITE.
 
     Raises ScoringError: it is neither a finite number nor a mapping of names to numbers with a finite `score`.
@@ -90,7 +89,7 @@ def read_result(result: object) -> tuple[float, dict[str, float]]:
 
 
 def plain(value: Any) -> Any:
-    """The one element of an array or tensor that has just one; any other value as it is."""
+    """The element of an array or tensor that has just one; any other value unchanged."""
     one = math.prod(value.shape) == 1 if hasattr(value, "item") and hasattr(value, "shape") else False
     return value.item() if one else value
 

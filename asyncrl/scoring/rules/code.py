@@ -1,9 +1,8 @@
 """The program in the answer passes the ground truth's unit tests, run in the sandbox.
 
-The ground truth is either JSON `{"inputs": [...], "outputs": [...]}` of what the program reads and prints, or Python
-that tests what the program defines (`assert add(1, 2) == 3`). Neither the outputs nor the asserts are in the sandbox
-that runs the program. The program is a fenced block with what it uses of earlier ones, or the whole answer: see
-`program`.
+The ground truth is either JSON `{"inputs": [...], "outputs": [...]}` with the texts that the program reads and prints,
+or Python that tests the program's definitions (`assert add(1, 2) == 3`). The sandbox that runs the program contains
+neither the outputs nor the asserts. program.py says where in the answer the program is.
 """
 
 from __future__ import annotations
@@ -16,22 +15,24 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial as bind
+from pathlib import Path
 
 from asyncrl.errors import ScoringError
 from asyncrl.machine import sandbox
-from asyncrl.scoring.asserts import script
 from asyncrl.scoring.asserts.judge import ENDED, FAILED, PASSED, UNCLEAR, UNSUITED
 from asyncrl.scoring.rules.program import program as program_in
 from asyncrl.types import Task, Trajectory
 
 _SHARE = 0.75
-"""Of the time that a verification has left, what the tests may take: the rest is for other rules and for ending."""
+"""The share of the remaining time that the tests may take. The rest is for other rules and for ending."""
 
 _START_S = 0.05
-"""What starting a test takes at the least."""
+"""The least time in which a test can start."""
+
+_ROOT = Path(__file__).parents[3]
 
 Test = Callable[[sandbox.Limits], Awaitable[str]]
-"""PASSED, FAILED or UNCLEAR: whether the program passes, within the limits."""
+"""PASSED, FAILED or UNCLEAR, for the program run within the limits."""
 
 
 def code(
@@ -45,13 +46,15 @@ def code(
     partial: bool = False,
     deadline: float = math.inf,
 ) -> Mapping[str, float]:
-    """`score` is 1 where all tests pass, else 0, or with `partial` the share that does; `passed` is that share. The
-    limits are those of one test. All tests have three quarters of the time until `deadline`; those that are not done by
-    then have failed, and `out_of_time` is 1. `unclear` is 1 where the tests failed since they hand one of the program's
-    objects what is no data: by their own fault, or because it answered with an object where data was due.
+    """`score` is 1 if all tests pass, else 0, or with `partial` the share that passes; `passed` is that share.
 
-    Raises ScoringError: the ground truth holds no tests, more than there is time to start, or asserts that cannot judge
-    any program, as those that hand it what is no data. Raises SandboxError: a program could not be run.
+    The limits are those of one test. All tests together have three quarters of the time until `deadline`; tests that
+    are not done by then have failed, and `out_of_time` is 1. `unclear` is 1 if the tests failed because they pass
+    something that is no data to an object of the program: either the tests do so with any program, or this program
+    returned an object instead of data.
+
+    Raises ScoringError: the ground truth holds no tests, more tests than there is time to start, or asserts that cannot
+    judge any program, such as asserts that pass it a function. Raises SandboxError: a program could not be run.
     """
     left = _SHARE * (deadline - time.monotonic())
     tests = _tests(task, program_in(answer))
@@ -76,7 +79,7 @@ def prepare() -> None:
 
 
 async def _verdicts(tests: Sequence[Test], limits: sandbox.Limits, end: float, go_on: bool) -> list[str]:
-    """Those of the tests until `end`, or until one does not pass, unless it is to `go_on`."""
+    """The verdicts of the tests until `end`, or until one does not pass, unless `go_on`."""
     verdicts: list[str] = []
     for test in tests:
         seconds = end - time.monotonic()
@@ -112,25 +115,31 @@ def _pairs(task: Task) -> list[tuple[str, str]]:
     return pairs
 
 
+def _script(side: str, *arguments: object) -> str:
+    """Python that calls the `main` of a side of asserts/, in a sandbox, where asyncrl is not on the path."""
+    path = f"sys.path.insert(0, {str(_ROOT)!r})"
+    return f"import sys; {path}; from asyncrl.scoring.asserts.{side} import main; del sys.path[0]; main(*{arguments!r})"
+
+
 async def _prints(program: str, given: str, wanted: str, limits: sandbox.Limits) -> str:
     ran = await sandbox.run(program, limits, stdin=given.encode(errors="replace"), errors=False)
     return PASSED if ran.status == 0 and _lines(wanted) == _lines(ran.printed) else FAILED
 
 
 async def _holds(task: Task, program: str, limits: sandbox.Limits) -> str:
-    """Whether the asserts of `task` hold of the program, each in a sandbox of its own."""
+    """Whether the task's asserts hold for the program; they run in one sandbox and the program in another."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         running = asyncio.create_task(
-            sandbox.run(script("program", theirs.fileno(), program), limits, fds=[theirs.fileno()])
+            sandbox.run(_script("program", theirs.fileno(), program), limits, fds=[theirs.fileno()])
         )
         # The judge waits for answers until the connection ends.
         running.add_done_callback(lambda _: theirs.shutdown(socket.SHUT_RDWR))
         try:
-            judged = await sandbox.run(script("judge", ours.fileno(), task.ground_truth), limits, fds=[ours.fileno()])
+            judged = await sandbox.run(_script("judge", ours.fileno(), task.ground_truth), limits, fds=[ours.fileno()])
             word, _, reason = judged.printed.partition(" ")
             if word == ENDED:
-                # It raises where that is the sandbox's fault.
+                # Raises if the sandbox is at fault.
                 await running
         finally:
             running.cancel()
@@ -140,10 +149,11 @@ async def _holds(task: Task, program: str, limits: sandbox.Limits) -> str:
     if judged.status == 0 and word in (PASSED, FAILED, ENDED, UNCLEAR):
         return FAILED if word == ENDED else word
     if judged.status is None or judged.killed:
-        # Whatever the program has answered took the tests too long, or too much memory.
+        # The program's answers made the tests take too long, or too much memory.
         return FAILED
-    said = judged.printed.strip()[-500:]
-    raise ScoringError(f"the tests of task {task.id} ended with status {judged.status} and no verdict: {said}")
+    raise ScoringError(
+        f"the tests of task {task.id} ended with status {judged.status} and no verdict: {judged.printed.strip()[-500:]}"
+    )
 
 
 def _lines(text: str) -> list[str]:

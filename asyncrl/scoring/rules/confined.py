@@ -1,9 +1,9 @@
-"""What an answer can make endless runs in a process of its own, under limits that are the answer's alone.
+"""Compares answers with ground truths in a process of its own, under limits for the answer alone.
 
-An answer such as `9^{9^{9^9}}` keeps a comparison busy for ever, or takes all memory. That is the answer's fault and
-worth nothing, where an overrun of the whole verification is a failure. Limits are of processor time, so that a busy
-machine makes no right answer wrong; the kernel enforces them, so that no library can swallow them. The process is
-forked once and serves many answers; only one that overruns costs another fork.
+An answer such as `9^{9^{9^9}}` keeps a comparison busy for ever, or takes all memory. Such an answer is worth nothing,
+while an overrun of the whole verification is a failure of the rule. The limits count processor time, so that a busy
+machine makes no right answer wrong. The kernel enforces them, so that no library can swallow them. A forked process
+serves many answers, until one of them overruns a limit.
 """
 
 from __future__ import annotations
@@ -21,53 +21,61 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from asyncrl.errors import ScoringError
 
 logger = logging.getLogger(__name__)
 
 ANSWER_MEMORY = 512 << 20
-"""Bytes that an answer's parsing and comparing may take."""
+"""Bytes that parsing and comparing an answer may take."""
 
 _TRUTH_S = 60.0
 _TRUTH_SHARE, _ANSWER_SHARE = 0.75, 0.25
-"""Of the time until the deadline: what the ground truth and the answer may take of the processor, at most."""
+"""The largest shares of the time until the deadline that ground truth and answer may take of the processor."""
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL)
-"""How a process ends whose stack or memory an expression has used up."""
+"""The signals that end a process whose stack or memory an expression has used up."""
 
 Prepare = Callable[[str], Any]
 Compare = Callable[[Any, str], float]
 
 
+class Confined(Protocol):
+    """Scores an answer under limits; see `Confinement.score`. Rules get it with the deadline bound."""
+
+    def __call__(
+        self, prepare: Prepare, compare: Compare, truth: str, answer: str, cpu_s: float
+    ) -> Mapping[str, float]: ...
+
+
 class Confinement:
-    """The processes of one rule, one for each pair of functions that it judges with."""
+    """The processes of one rule, one for each pair of functions."""
 
     def __init__(self) -> None:
-        self._workers: dict[tuple[Prepare, Compare], _Worker] = {}
+        self._processes: dict[tuple[Prepare, Compare], _Process] = {}
 
-    def judge(
-        self, prepare: Prepare, compare: Compare, truth: str, answer: str, cpu_s: float, deadline: float
+    def score(
+        self, deadline: float, prepare: Prepare, compare: Compare, truth: str, answer: str, cpu_s: float
     ) -> Mapping[str, float]:
-        """`score` is `compare(prepare(truth), answer)`, or 0 where the comparison takes over `cpu_s` seconds of
-        processor time (`out_of_time` is 1) or over ANSWER_MEMORY bytes (`out_of_memory` is 1). A quarter of the time
-        until `deadline` is the most that `cpu_s` can be.
+        """`score` is `compare(prepare(truth), answer)`. It is 0 if the comparison takes over `cpu_s` seconds of
+        processor time (`out_of_time` is 1) or over ANSWER_MEMORY bytes (`out_of_memory` is 1). `cpu_s` is at most a
+        quarter of the time until `deadline`.
 
         Raises ScoringError: the ground truth takes too long, one of the functions raised, or something else ended the
         process.
         """
         left = max(deadline - time.monotonic(), 0.0)
         limits = (max(min(_TRUTH_S, _TRUTH_SHARE * left), 0.05), max(min(cpu_s, _ANSWER_SHARE * left), 0.05))
-        worker = self._workers.pop((prepare, compare), None) or _Worker(prepare, compare)
-        verdict = worker.ask(truth, answer, *limits)
-        if worker.alive:
-            self._workers[prepare, compare] = worker
-        return verdict
+        process = self._processes.pop((prepare, compare), None) or _Process(prepare, compare)
+        scores = process.score(truth, answer, *limits)
+        if process.alive:
+            self._processes[prepare, compare] = process
+        return scores
 
 
-class _Worker:
-    """This side of a forked process: texts go in, verdicts come out."""
+class _Process:
+    """The parent's side of a forked process."""
 
     def __init__(self, prepare: Prepare, compare: Compare) -> None:
         self.alive = True
@@ -80,7 +88,7 @@ class _Worker:
         theirs.close()
         self._end = weakref.finalize(self, _end, self._pipe, self._pid)
 
-    def ask(self, truth: str, answer: str, truth_s: float, answer_s: float) -> Mapping[str, float]:
+    def score(self, truth: str, answer: str, truth_s: float, answer_s: float) -> Mapping[str, float]:
         prepared = False
         try:
             self._pipe.send_bytes(json.dumps([truth, answer, truth_s, answer_s]).encode())
@@ -89,22 +97,22 @@ class _Worker:
                 if "failed" in reply:
                     raise ScoringError(reply["failed"])
                 if "score" in reply:
-                    return _verdict(reply["score"], out_of_memory=reply["out_of_memory"])
+                    return _scores(**reply)
                 prepared = True
         except (EOFError, OSError) as error:
             self.alive = False
-            how = self._end() or 0
-            if prepared and how == -signal.SIGPROF:
-                return _verdict(0.0, out_of_time=True)
-            if prepared and -how in _CRASHES:
-                return _verdict(0.0, out_of_memory=True)
-            if how == -signal.SIGPROF:
+            status = self._end() or 0
+            if prepared and status == -signal.SIGPROF:
+                return _scores(0.0, out_of_time=True)
+            if prepared and -status in _CRASHES:
+                return _scores(0.0, out_of_memory=True)
+            if status == -signal.SIGPROF:
                 raise ScoringError(f"the ground truth {truth!r:.100} took over {truth_s:g} s to read") from error
-            raise ScoringError(f"the process that compares answers ended with status {how}") from error
+            raise ScoringError(f"the process that compares answers ended with status {status}") from error
 
 
 def limit_memory(size: int) -> None:
-    """Lets this process, and those that it starts, map `size` bytes beyond what it has mapped now."""
+    """Lets this process, and those that it starts, map `size` bytes more than now."""
     mapped = Path("/proc/self/statm")
     if mapped.exists():
         size += int(mapped.read_text().split()[0]) * resource.getpagesize()
@@ -112,12 +120,12 @@ def limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
 
-def _verdict(score: float, *, out_of_time: bool = False, out_of_memory: bool = False) -> Mapping[str, float]:
+def _scores(score: float, *, out_of_time: bool = False, out_of_memory: bool = False) -> Mapping[str, float]:
     return {"score": score, "out_of_time": float(out_of_time), "out_of_memory": float(out_of_memory)}
 
 
 def _end(pipe: Connection, pid: int) -> int:
-    """How the process has ended, which it does here at the latest: its exit status, or minus the signal's number."""
+    """Kills the process if it still runs. Returns its exit status, or minus the number of the signal that ended it."""
     pipe.close()
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -127,7 +135,7 @@ def _end(pipe: Connection, pid: int) -> int:
 
 
 def _serve(pipe: Connection, prepare: Prepare, compare: Compare) -> NoReturn:
-    """The forked process: it ends with the pipe, and holds nothing else open that it got with the fork."""
+    """The forked process. It ends with the pipe, and closes all other files that it inherited."""
     try:
         os.closerange(3, pipe.fileno())
         os.closerange(pipe.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
@@ -144,28 +152,28 @@ def _serve(pipe: Connection, prepare: Prepare, compare: Compare) -> NoReturn:
 def _answer(
     pipe: Connection, prepare: Prepare, compare: Compare, truth: str, answer: str, truth_s: float, answer_s: float
 ) -> None:
+    def send(**reply: Any) -> None:
+        pipe.send_bytes(json.dumps(reply).encode())
+
     try:
         with _processor_time(truth_s):
             known = prepare(truth)
-        _send(pipe, prepared=True)
+        send(prepared=True)
+        score, out_of_memory = 0.0, False
         with _processor_time(answer_s), _memory(ANSWER_MEMORY):
-            score, greedy = _score(compare, known, answer)
+            try:
+                score = float(compare(known, answer))
+            except RecursionError:
+                pass
+            except MemoryError:
+                out_of_memory = True
     except ScoringError as error:
-        _send(pipe, failed=str(error))
+        send(failed=str(error))
     except Exception as error:
         logger.exception("the rule failed")
-        _send(pipe, failed=f"the rule raised {type(error).__name__}: {error}")
+        send(failed=f"the rule raised {type(error).__name__}: {error}")
     else:
-        _send(pipe, score=score, out_of_memory=greedy)
-
-
-def _score(compare: Compare, known: Any, answer: str) -> tuple[float, bool]:
-    try:
-        return float(compare(known, answer)), False
-    except RecursionError:
-        return 0.0, False
-    except MemoryError:
-        return 0.0, True
+        send(score=score, out_of_memory=out_of_memory)
 
 
 @contextmanager
@@ -186,7 +194,3 @@ def _memory(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def _send(pipe: Connection, **reply: Any) -> None:
-    pipe.send_bytes(json.dumps(reply).encode())

@@ -9,8 +9,8 @@ from asyncrl.types import Task, Trajectory
 
 
 def exact_match(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """1 where the answer, or what its last `<answer>` tag holds, equals the ground truth, apart from white space around
-    them, kinds of line ends, and ways to compose one character, else 0."""
+    """1 if the answer, or the content of its last `<answer>` tag, equals the ground truth, else 0. Surrounding white
+    space, kinds of line ends and compositions of a character make no difference."""
     return float(_text(task.ground_truth) in (_text(answer), _text(tagged(answer))))
 
 

@@ -1,16 +1,17 @@
-r"""The number that the answer gives is the number of the ground truth, compared exactly.
+r"""The answer's number equals the ground truth's number exactly.
 
-The answer's number is, in this order: the first behind the last `####`, unless that is the heading of a step; the one
-in the last `<answer>`; the one in the last `\boxed{}`; the only number of the last sentence "the answer is ..."; the
-last number of the text. Where an equation stands behind the mark or in the box, it is what stands right of it.
+The answer's number is the first of these that exists: the first number after the last `####`, unless that is the
+heading of a step; the number in the last `<answer>`; the number in the last `\boxed{}`; the only number of the last
+sentence "the answer is ..."; the last number of the text. Of an equation after the mark or in the box, the right side
+counts.
 
-Read are signs (`-5`, `-$5`, "minus 5"), thousands separators (`1,234`, `1{,}234`; behind a mark or in a box also
+Numbers may have signs (`-5`, `-$5`, "minus 5"), thousands separators (`1,234`, `1{,}234`; after a mark or in a box also
 `1 234` and `1,00,000`), decimals, exponents (`1e3`, `1.5 \times 10^6`), powers (`2^{10}`, `10⁶`), fractions (`3/4`,
-`\frac{3}{4}`, `¾`) and mixed numbers (`1 1/2`, `1\frac{1}{2}`, `1½`), with any currency before and any unit behind:
-`50%` is 50, `3 million` is 3, `72 m²` is 72. A minus behind a digit, letter or closing bracket is an operator or a
-hyphen. Digits behind a letter (`x_2`, `H2O`) are no number, nor is what goes on as no number does (`1,2345`, `3:30`,
-`1e3000`), nor is a number in words. What a mark, tag, box or statement gives as the answer is no number where it is an
-expression (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`, `log(2)`); running text may hold such.
+`\frac{3}{4}`, `¾`) and mixed numbers (`1 1/2`, `1\frac{1}{2}`, `1½`), any currency before them and any unit after
+them: `50%` is 50, `3 million` is 3, `72 m²` is 72. A minus after a digit, letter or closing bracket is an operator or a
+hyphen. These are not numbers: digits after a letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`,
+`3:30`, `1e3000`), and words. If a mark, tag, box or statement gives an expression as the answer (`√2`, `2π`, `2x`,
+`5!`, `±3`, `> 3`, `5 + 3`, `log(2)`), it is no number; running text may contain expressions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from asyncrl.scoring.rules.text import boxes, tagged
 from asyncrl.types import Task, Trajectory
 
 MARK = re.compile(r"####(?!\s{0,9}\**(?i:step|part|case|method|option)\s{1,9}[0-9])")
-"""What GSM8K's solutions write before the answer; not the heading of a step."""
+"""The mark before the answer in GSM8K's solutions; not the heading of a step."""
 
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(
@@ -37,17 +38,17 @@ _OPENS = re.compile(
     rf"(?:[√∛∜±∓≤≥≠≮≯]|\\(?:pm|mp|geq?|leq?|neq?|gt|lt)|(?<![A-Za-z\"/=-])[<>]=?|\b(?:{_NAMES})\s?\(?|\\[cdt]?frac[^\n]*"
     r"|(?:π|\\pi|(?<![A-Za-z'’])[a-z]|[0-9)])\s?[-+*/^])\s?\$?\(?\Z"
 )
-"""What makes an expression of the number that it stands before."""
+"""Text that makes an expression of the number after it."""
 _CLOSES = re.compile(
     rf"!|\s?(?:[xyzπ√∛∜∞](?![A-Za-z])|[+/^-]\s?\$?[.0-9(]|[+-]\s?[a-zπ√](?![A-Za-z'’])|\\(?:pi|sqrt|pm|mp|infty|theta"
     rf"|[cdt]?frac|{_NAMES})(?![a-z]))|\*[0-9(]|\s\*\s[0-9(]|[abeijnθφτ](?![A-Za-z0-9])|\([-+]?[0-9]|\([a-z][-+*/^)]"
 )
-"""What makes an expression of the number that it stands behind."""
+"""Text that makes an expression of the number before it."""
 _MAX_DIGITS = 1000
 """No true answer is longer, and reading a number takes time quadratic in its length."""
 
 _NEAR = 40
-"""How far before a number what belongs to it is looked for."""
+"""The characters before a number that may belong to it."""
 
 _DIGIT = re.compile("[0-9]")
 _STATEMENT = re.compile(r"(?i:\banswer\b[^.\n0-9]{0,80}?(?:\bis\b|:|=))([^\n]{1,300})")
@@ -55,7 +56,7 @@ _SENTENCE_END = re.compile(r"[.!?;](?:\s|\Z)")
 _REMARK = re.compile(r"(?<=[0-9%*$]) \([^()\n]{1,100}\)")
 _MINUS_FIRST = re.compile(r"\A[ \t*$]{0,9}-[ \t]{1,9}(?=[.0-9])")
 _SUM = re.compile(r"(?:[\s0-9.,+*/x×÷()$€£^-]*=)*")
-"""Sums, each with what it is equal to: `3 * 4 = 2 * 6 =`."""
+"""Sums up to the last equals sign: `3 * 4 = 2 * 6 =`."""
 
 _CHARACTERS = str.maketrans("−‒–﹣－０１２３４５６７８９．，％／⁄\u00a0\u2009\u202f", "-----0123456789.,%//   ")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -86,7 +87,7 @@ _PLAIN = (
 
 
 def exact_number(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """1 where the answer's number equals the ground truth's, else 0.
+    """1 if the answer's number equals the ground truth's, else 0.
 
     Raises ScoringError: there is no number in the ground truth.
     """
@@ -113,7 +114,7 @@ def final_number(text: str) -> Fraction | None:
 
 
 def _first(text: str) -> Fraction | None:
-    """The first number of the first line that has digits, or that right of the sum that the line begins with."""
+    """The first number of the first line that has digits. If that line begins with a sum, the number after the sum."""
     plain = _MINUS_FIRST.sub("-", _plain(text.lstrip(), True))
     line = next((line for line in plain.split("\n") if _DIGIT.search(line)), "")
     sums = _SUM.match(line)
@@ -124,7 +125,7 @@ def _first(text: str) -> Fraction | None:
 
 
 def _stated(text: str) -> re.Match[str] | None:
-    """The number of the last sentence that says what the answer is, where it names one number."""
+    """The number of the last sentence that states the answer, if that sentence has exactly one number."""
     statements = _STATEMENT.findall(text)
     if not statements:
         return None
@@ -147,8 +148,8 @@ def _alone(found: re.Match[str]) -> Fraction | None:
 
 
 def _plain(text: str, closed: bool) -> str:
-    """The text with every number as `_NUMBER` reads it. `closed`: nothing but the answer stands there, so that digits
-    which a space parts are those of one number."""
+    """The text with every number in the form of `_NUMBER`. `closed`: the text is nothing but the answer, so a space
+    between digits separates thousands."""
     text = re.sub("(?<=[0-9)}])[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
     text = _LATEX_FRACTION.sub(_ratio, text.translate(_CHARACTERS))
     for pattern, plain in _PLAIN:

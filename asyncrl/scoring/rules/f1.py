@@ -16,9 +16,9 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def f1(task: Task, answer: str, trajectory: Trajectory) -> Mapping[str, float]:
-    """`score`, the F1 of the words, and `exact`, 1 where they are the same, after removing case, punctuation and
-    articles. Of an answer with `<answer>` tags the last one's words count. A ground truth that is a JSON list of texts
-    counts as the best of them.
+    """`score` is the F1 of the words, without case, punctuation and articles; `exact` is 1 if the words are the same.
+    In an answer with `<answer>` tags the words of the last one count. If the ground truth is a JSON list of texts, the
+    text with the best score counts.
 
     Raises ScoringError: the ground truth has no words.
     """

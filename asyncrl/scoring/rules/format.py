@@ -1,11 +1,11 @@
-"""The answer has a given form: a small reward beside that for being right."""
+"""The answer has a given form: a small reward beside the one for a right answer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from asyncrl.scoring.rules.confined import Confinement
+from asyncrl.scoring.rules.confined import Confined
 from asyncrl.types import Task, Trajectory
 
 
@@ -14,17 +14,16 @@ def format(
     answer: str,
     trajectory: Trajectory,
     *,
-    confinement: Confinement,
-    deadline: float,
+    confined: Confined,
     full_answer: str,
     pattern: str = r"####\s*\S",
     thoughts: bool = False,
     cpu_s: float = 2.0,
 ) -> Mapping[str, float]:
-    """`score` is 1 where the regular expression `pattern` is found in the answer, or with `thoughts` in the answer
-    and the thoughts before it, else 0. An answer on which it takes over `cpu_s` seconds of the processor scores 0, with
-    `out_of_time` 1."""
-    return confinement.judge(re.compile, _found, pattern, full_answer if thoughts else answer, cpu_s, deadline)
+    """`score` is 1 if the regular expression `pattern` is found in the answer, else 0. With `thoughts` it may be found
+    in the thoughts before the answer too. If the search takes over `cpu_s` seconds of processor time, `score` is 0 and
+    `out_of_time` is 1."""
+    return confined(re.compile, _found, pattern, full_answer if thoughts else answer, cpu_s)
 
 
 def _found(pattern: re.Pattern[str], answer: str) -> float:

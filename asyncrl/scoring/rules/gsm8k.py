@@ -12,8 +12,8 @@ from asyncrl.types import Task, Trajectory
 
 
 def gsm8k(task: Task, answer: str, trajectory: Trajectory, *, strict: bool = True, tolerance: float = 0.0) -> float:
-    """1 where the numbers differ by at most `tolerance`, else 0. `strict` asks for the mark; without it an answer that
-    has no mark is read as `exact_number` reads it.
+    """1 if the numbers differ by at most `tolerance`, else 0. `strict` requires the mark. Without `strict`, an
+    answer that has no mark is read as `exact_number` reads it.
 
     Raises ScoringError: there is no number in the ground truth.
     """

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.rules.confined import Confinement
+from asyncrl.scoring.rules.confined import Confined
 from asyncrl.scoring.rules.text import fenced_blocks, tagged
 from asyncrl.types import Task, Trajectory
 
@@ -22,22 +22,16 @@ except ImportError as error:
 
 
 def json_schema(
-    task: Task,
-    answer: str,
-    trajectory: Trajectory,
-    *,
-    confinement: Confinement,
-    deadline: float,
-    cpu_s: float = 2.0,
+    task: Task, answer: str, trajectory: Trajectory, *, confined: Confined, cpu_s: float = 2.0
 ) -> Mapping[str, float]:
-    """`score` is 1 where the answer, or its last fenced block, is JSON that fits the schema, else 0. NaN, infinities
-    and numbers too large for a float are no JSON. References to other documents are not fetched. An answer that takes
-    over `cpu_s` seconds of the processor or too much memory, as with a costly `pattern`, scores 0, with `out_of_time`
-    or `out_of_memory` 1.
+    """`score` is 1 if the answer, or its last fenced block, is JSON that fits the schema, else 0. NaN, infinities and
+    numbers too large for a float are no JSON. References to other documents are not fetched. If the answer takes over
+    `cpu_s` seconds of processor time or too much memory, as with a costly `pattern`, `score` is 0 and `out_of_time` or
+    `out_of_memory` is 1.
 
     Raises ScoringError: the ground truth is no JSON schema, or refers to another document.
     """
-    return confinement.judge(_validator, _accepts, task.ground_truth, answer, cpu_s, deadline)
+    return confined(_validator, _accepts, task.ground_truth, answer, cpu_s)
 
 
 def _validator(truth: str) -> Any:
@@ -64,11 +58,11 @@ def _accepts(validator: Any, answer: str) -> float:
             return 0.0
         raise ScoringError("the schema refers to itself without end") from error
     except Unresolvable as error:
-        raise ScoringError(f"the schema refers to what it does not hold: {error}") from error
+        raise ScoringError(f"the schema refers to something outside itself: {error}") from error
 
 
 def _ends(validator: Any) -> bool:
-    """Whether the schema can be judged by; then it was the answer that is nested too deep."""
+    """Whether the schema itself is usable. If it is, the answer is nested too deeply."""
     try:
         validator.is_valid(None)
     except RecursionError:
@@ -77,7 +71,7 @@ def _ends(validator: Any) -> bool:
 
 
 def _texts(answer: str) -> list[str]:
-    """What can be the JSON, the last one first of all: blocks marked as JSON, else all blocks, else the whole."""
+    """The texts that may be the JSON: the last block marked as JSON, else all blocks, else the whole answer."""
     blocks = list(fenced_blocks(answer))
     marked = [each.body for each in blocks if each.language in ("json", "jsonc", "json5")][-1:]
     return marked or [each.body for each in blocks] or [tagged(answer)]

@@ -1,4 +1,4 @@
-"""The answer is the ground truth's mathematical object, judged by math-verify (the extra asyncrl[math])."""
+"""The answer means the same as the ground truth, compared by math-verify (the extra asyncrl[math])."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.rules.confined import Confinement
+from asyncrl.scoring.rules.confined import Confined
 from asyncrl.scoring.rules.text import boxes, tagged
 from asyncrl.types import Task, Trajectory
 
@@ -18,36 +18,27 @@ except ImportError as error:
     raise ConfigError("the rule math needs the extra: pip install 'asyncrl[math]'") from error
 
 _JOINED = re.compile(r"[\s$,;\\()\[\]]{0,20}(?:\\text\s?\{\s?)?(?:and|or)?[\s$,;\\()\[\]}]{0,20}")
-"""What may stand between boxes that are one answer."""
+"""The text that may separate boxes of one answer."""
 
 _EASY = "17"
-"""An answer that every ground truth of use can be compared with."""
+"""An answer that can be compared with every usable ground truth."""
 
 
 def math(
-    task: Task,
-    answer: str,
-    trajectory: Trajectory,
-    *,
-    confinement: Confinement,
-    deadline: float,
-    cpu_s: float = 2.0,
+    task: Task, answer: str, trajectory: Trajectory, *, confined: Confined, cpu_s: float = 2.0
 ) -> Mapping[str, float]:
-    """`score` is 1 where the answer's last expression (boxed ones first) equals the ground truth's, else 0. Several
-    boxes are one answer where nothing but commas, "and" or "or" parts them; else the last one counts. An answer that
-    takes over `cpu_s` seconds of the processor or too much memory scores 0, with `out_of_time` or `out_of_memory` 1.
-    math-verify's own time limits are off, for it cannot tell a wrong expression from one that it had no time for.
+    """`score` is 1 if the answer's last expression (boxed ones first) equals the ground truth's, else 0. Boxes that
+    only commas, "and" or "or" separate are one answer; otherwise the last box counts. If the answer takes over `cpu_s`
+    seconds of processor time or too much memory, `score` is 0 and `out_of_time` or `out_of_memory` is 1. math-verify's
+    own time limits are off, because they make an expression wrong that was only slow.
 
-    Raises ScoringError: there is no expression in the ground truth, or it takes too much time itself.
+    Raises ScoringError: the ground truth has no expression, or takes too much time itself.
     """
 
-    def judge(text: str) -> Mapping[str, float]:
-        return confinement.judge(_expressions, _equal, task.ground_truth, text, cpu_s, deadline)
-
-    verdict = judge(answer)
-    if verdict["out_of_time"] and judge(_EASY)["out_of_time"]:
+    scores = confined(_expressions, _equal, task.ground_truth, answer, cpu_s)
+    if scores["out_of_time"] and confined(_expressions, _equal, task.ground_truth, _EASY, cpu_s)["out_of_time"]:
         raise ScoringError(f"the ground truth {task.ground_truth!r:.100} cannot even be compared with a number in time")
-    return verdict
+    return scores
 
 
 def _expressions(truth: str) -> list[Any]:
@@ -62,7 +53,7 @@ def _equal(truth: list[Any], answer: str) -> float:
 
 
 def _final(answer: str) -> str:
-    """The answer from the boxes on that it ends with, or what its answer tag holds."""
+    """The boxes with which the answer ends, or the content of its answer tag."""
     inside = tagged(answer)
     found = boxes(inside)
     if not found:

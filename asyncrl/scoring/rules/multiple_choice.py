@@ -1,19 +1,18 @@
-r"""The option that the answer names is the ground truth's.
+r"""The answer names the same option as the ground truth.
 
-An option is one capital letter that stands alone; a small one counts in brackets, in a box, in an answer tag, as the
-whole answer and behind "answer:". The answer's is the one that the first of these names, each time where it stands
-last:
+An option is a single capital letter. A small letter counts in brackets, in a box, in an answer tag, as the whole answer
+and after "answer:". The first form of this list that occurs decides, and of several occurrences the last:
 
 1. an `<answer>` tag, a `\boxed{}`, `####`, or `[[C]]`;
-2. a sentence that says so: "the answer is C", "the answer should be C", "C is correct", "I choose C", "actually, it's
+2. a sentence that states it: "the answer is C", "the answer should be C", "C is correct", "I choose C", "actually, it's
    C", and "the answer is C" in Chinese, Japanese, Korean, Spanish, Portuguese, French, Italian, German, Dutch and
-   Russian, which apart from this are not read;
-3. a line that is an option, `C` or `C) Paris`, if it is the last or the first;
+   Russian, of which only this form is known;
+3. the last or the first line, if it is an option: `C` or `C) Paris`;
 4. a conclusion: "so C", "it must be C", "which leaves C";
-5. the only letter that stands in brackets or behind "option" and that is not denied, as in "(A) is wrong".
+5. the only letter in brackets or after "option" that is not denied, as in "(A) is wrong".
 
-Marks around a letter (`**C**`, `$C$`, `\text{C}`, quotes, backticks) make no difference. Two letters where one is named
-("B or C") name none, and neither do a denial ("the answer is not C"), a doubt ("if the answer is C") or a question.
+Marks around a letter (`**C**`, `$C$`, `\text{C}`, quotes, backticks) make no difference. Two letters ("B or C"), a
+denial ("the answer is not C"), a doubt ("if the answer is C") and a question name no option.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ _THINGS = re.compile(
     r"|drug|substance|compound|element|protein|factor|gene|set|angle|line|vertex|node|matrix|vector|event|figure|part"
     r"|section|sample|phase|strain|programming|machine|car|party) \Z"
 )
-"""What a letter names that is no option: vitamin C."""
+"""Words after which a letter is no option: vitamin C."""
 _LINE = re.compile(rf"{_LETTER}(?:(?<=\))|[).:](?= |\Z)| ?\Z).{{0,300}}|(?P<small>[a-z])\) .{{0,300}}")
 _CONCLUDED = re.compile(
     r"\b(?i:so|therefore|thus|hence|(?:must|should|would|has to) be|(?:it|that)(?: is|['’]s)|which is|only|i['’]d say"
@@ -108,7 +107,7 @@ _WINDOW = 60
 
 
 def multiple_choice(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """1 where the answer names the ground truth's letter, else 0. Raises ScoringError: the ground truth names none."""
+    """1 if the answer names the ground truth's letter, else 0. Raises ScoringError: the ground truth names none."""
     truth = task.ground_truth.strip()
     letter = truth.upper() if len(truth) == 1 and truth.isascii() and truth.isalpha() else option(truth)
     if letter is None:
@@ -151,7 +150,7 @@ def _named(text: str) -> str | None:
 
 
 def _only(text: str) -> str | None:
-    """The letter in a place that holds nothing but the answer."""
+    """The letter of a text that is nothing but the answer."""
     plain = _plain(text).strip()
     plain = re.sub(r"(?i)\A(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is)? ?:? ?", "", plain)
     if _WHOLE.fullmatch(plain):
@@ -163,7 +162,7 @@ def _only(text: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """The text without the marks that stand around letters."""
+    """The text without marks around letters."""
     text = _WRAPPERS.sub(" ", unicodedata.normalize("NFKC", text))
     return _SPACES.sub(" ", _MARKS.sub("", text))
 
@@ -181,7 +180,7 @@ def _doubted(text: str, found: re.Match[str]) -> bool:
 
 
 def _near(pattern: re.Pattern[str], text: str, end: int) -> bool:
-    """Whether the pattern is in what stands just before `end`."""
+    """Whether the pattern occurs just before `end`."""
     return pattern.search(text, max(0, end - _WINDOW), end) is not None
 
 

@@ -1,7 +1,8 @@
 """The Python program in an answer.
 
-It is the last fenced block that is marked as Python; where none is, the last that can be a program, so that a sample
-output behind it is none; where there is no block, the whole answer. What it uses of earlier blocks goes before it.
+It is the last fenced block that is marked as Python. If no block is marked, it is the last block that can be a program,
+so that a sample output after it does not count. Without any block it is the whole answer. Earlier blocks that define
+names it uses go before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _DATA = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Una
 
 
 def program(answer: str) -> str:
-    """The program's source, which may be none: then it fails its tests."""
+    """The program's source. It need not be valid; then it fails its tests."""
     blocks = list(fenced_blocks(answer))
     if not blocks:
         return answer
@@ -61,12 +62,12 @@ def _read(body: str) -> _Source:
 
 
 def _is_data(statement: ast.stmt) -> bool:
-    """Whether it is what a program prints rather than what it does."""
+    """Whether the statement looks like the output of a program."""
     return isinstance(statement, ast.Expr) and isinstance(statement.value, _DATA)
 
 
 def _with_needs(sources: list[_Source]) -> str:
-    """The last source behind those before it that define what it uses."""
+    """The last source, preceded by the earlier sources that define names it uses."""
     *earlier, last = sources
     parts, needs = [last.text], set(last.needs)
     for source in reversed(earlier):

@@ -10,8 +10,8 @@ from typing import Any
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
-from asyncrl.scoring.rules.adapters import KINDS, LoadTokenizer, as_judge
-from asyncrl.scoring.rules.base import Case, Judge, Verdict, read_result
+from asyncrl.scoring.rules.adapters import KINDS, LoadTokenizer, adapt
+from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, read_result
 
 BUILT_IN = (
     "code",
@@ -25,48 +25,50 @@ BUILT_IN = (
     "multiple_choice",
     "tool_calls",
 )
-"""The rule NAME is the function NAME in rules/NAME.py. A function `prepare` there warns of what the machine lacks."""
+"""The rule NAME is the function NAME in rules/NAME.py. If that file has a function `prepare`, loading the rule calls
+it, so that it can warn of something that the machine lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedRule:
-    """A rule, the name under which its score is told, and what that weighs."""
+    """A rule, the name under which its score is reported, and the score's weight."""
 
     name: str
-    judge: Judge
+    function: RuleFunction
     weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class RuleBook:
-    """The rules of each data source, and those for all others; the first of them says whether an answer is right."""
+class RuleSet:
+    """The rules of each data source, and the rules of all other sources. The first of a list decides whether an answer
+    is right."""
 
     default: Sequence[WeightedRule]
     by_source: Mapping[str, Sequence[WeightedRule]]
 
-    def judge(self, case: Case) -> Verdict:
-        """The verdict of the task's rules. Raises whatever a rule raises, and ScoringError for a senseless result."""
+    def score(self, given: RuleInput) -> RuleScores:
+        """The scores of the task's rules. Raises what a rule raises, and ScoringError for a malformed result."""
         scores: dict[str, float] = {}
-        rules = self.by_source.get(case.task.data_source, self.default)
+        rules = self.by_source.get(given.task.data_source, self.default)
         for rule in rules:
-            scores[rule.name], extra = read_result(rule.judge(case))
+            scores[rule.name], extra = read_result(rule.function(given))
             scores.update({f"{rule.name}/{name}": value for name, value in extra.items()})
         total = sum(rule.weight * scores[rule.name] for rule in rules)
-        return Verdict(scores[rules[0].name], total, scores)
+        return RuleScores(scores[rules[0].name], total, scores)
 
 
-def load_rules(config: ScoringConfig, tokenizer: LoadTokenizer | None = None) -> RuleBook:
+def load_rules(config: ScoringConfig, tokenizer: LoadTokenizer | None = None) -> RuleSet:
     """The rules that `scoring.rule` and `scoring.rules` name.
 
-    `tokenizer` gives the policy's, which verl's reward managers read with; without it they are checked but not made,
-    and cannot judge. Raises ConfigError, which says how to mend it.
+    verl's reward managers are made with the policy's tokenizer, which `tokenizer` loads. Without it they are checked
+    but not made. Raises ConfigError: the message says how to mend it.
     """
     by_source = {source: _read(value, f"scoring.rules.{source}", tokenizer) for source, value in config.rules.items()}
-    return RuleBook(_read(config.rule, "scoring.rule", tokenizer), by_source)
+    return RuleSet(_read(config.rule, "scoring.rule", tokenizer), by_source)
 
 
 def rule_names(config: ScoringConfig, data_source: str) -> str:
-    """The names of the rules of a data source, as they stand in the configuration."""
+    """The names of the rules of a data source, as written in the configuration."""
     value = config.rules.get(data_source, config.rule)
     return value if isinstance(value, str) else ",".join(str(_entry(each, "")["name"]) for each in value)
 
@@ -100,20 +102,20 @@ def _entry(entry: Any, key: str) -> dict[str, Any]:
     if entry.get("kind") not in (None, *KINDS):
         raise ConfigError(f"{key}: the kind of {name} is {entry['kind']!r}; use one of {', '.join(KINDS)}")
     if alias is not None and (not isinstance(alias, str) or not alias or "/" in alias):
-        raise ConfigError(f"{key}: {name} is to be told as {alias!r}; give a name without a slash")
+        raise ConfigError(f"{key}: {name} has as={alias!r}; give a name without a slash")
     return entry
 
 
-def _resolve(entry: Mapping[str, Any], key: str, tokenizer: LoadTokenizer | None) -> Judge:
-    name, params = entry["name"], entry.get("params", {})
+def _resolve(entry: Mapping[str, Any], key: str, tokenizer: LoadTokenizer | None) -> RuleFunction:
+    name, params, setting = entry["name"], entry.get("params", {}), f"{key}={entry['name']}"
     if name in BUILT_IN:
         module = importlib.import_module(f"asyncrl.scoring.rules.{name}")
         if hasattr(module, "prepare"):
             module.prepare()
-        return as_judge(getattr(module, name), f"{key}={name}", params)
+        return adapt(getattr(module, name), setting, params)
     if "." not in name:
         raise ConfigError(
-            f"{key}={name}: use one of {', '.join(BUILT_IN)}, or the dotted path of a function, such as "
+            f"{setting}: use one of {', '.join(BUILT_IN)}, or the dotted path of a function, such as "
             "my_package.rewards.score"
         )
-    return as_judge(imported(name, f"{key}={name}"), f"{key}={name}", params, entry.get("kind"), tokenizer)
+    return adapt(imported(name, setting), setting, params, entry.get("kind"), tokenizer)

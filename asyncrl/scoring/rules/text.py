@@ -1,4 +1,4 @@
-"""What several rules read out of an answer: fenced blocks, boxes and answer tags. All in time linear in its length."""
+"""Fenced blocks, boxes and answer tags of an answer, found in time linear in its length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ANSWER = re.compile(r"<(/?)answer>", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block; `language` is the first word behind its opening fence, in small letters, or empty."""
+    """A fenced block; `language` is the first word after its opening fence, in small letters, or empty."""
 
     language: str
     body: str
@@ -22,7 +22,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    r"""What a `\boxed{...}` holds, and the span of the whole in its text."""
+    r"""The content of a `\boxed{...}`, and the span [start, end) of the whole box in its text."""
 
     content: str
     start: int
@@ -30,8 +30,8 @@ class Box:
 
 
 def fenced_blocks(text: str) -> Iterator[Block]:
-    """The blocks between fences of backticks or tildes, which may be indented. One that nothing closes reaches to the
-    end of the text, as where an answer was cut."""
+    """The blocks between fences of backticks or tildes, which may be indented. A block without a closing fence, as in
+    an answer that was cut, reaches to the end of the text."""
     fence, indent, language, body = "", "", "", list[str]()
     for line in text.splitlines():
         found = _FENCE.fullmatch(line)
@@ -48,7 +48,7 @@ def fenced_blocks(text: str) -> Iterator[Block]:
 
 
 def boxes(text: str) -> list[Box]:
-    """All boxes that are closed, in order; of nested ones the inner. What is left open is none."""
+    """All closed boxes, in order; of nested boxes only the inner one."""
     starts = list(_BOX.finditer(text))
     ends = [each.start() for each in starts[1:]] + [len(text)] * bool(starts)
     found = []
@@ -63,7 +63,7 @@ def boxes(text: str) -> list[Box]:
 
 
 def tagged(text: str) -> str:
-    """What the last closed `<answer>...</answer>` holds, or the whole text where there is none."""
+    """The content of the last closed `<answer>...</answer>`, or the whole text if there is none."""
     inside, start = text, None
     for tag in _ANSWER.finditer(text):
         if not tag[1]:

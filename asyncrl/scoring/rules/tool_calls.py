@@ -1,4 +1,4 @@
-"""The episode's tool calls are those that the ground truth lists, as JSON: `[{"name": ..., "arguments": {...}}]`."""
+"""The episode makes the tool calls of the ground truth, which is JSON: `[{"name": ..., "arguments": {...}}]`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def tool_calls(
     partial: bool = False,
     every_branch: bool = False,
 ) -> Mapping[str, float]:
-    """`score` is 1 where every expected call was made, else 0; `matched` is the share of them.
+    """`score` is 1 if the episode makes every expected call, else 0; `matched` is the share of the expected calls.
 
-    `order` asks for their order, and `extra_calls` allows further ones. `arguments` must be `exact`ly those expected,
-    at least those (`subset`), or are `ignore`d; numbers may differ by `tolerance`, absolutely or relatively. `partial`
-    makes the score the calls that match over the longer of both lists. The calls are those of the last branch, or of
-    every branch (`every_branch`), in the order in which the branches ended.
+    `order` requires the expected order, and `extra_calls` allows further calls. Arguments must be exactly the expected
+    ones (`exact`), include them (`subset`), or are not compared (`ignore`). Numbers may differ by `tolerance`,
+    absolutely or relatively. With `partial` the score is the number of matching calls over the length of the longer
+    list. Only calls of the last branch count, or with `every_branch` those of all branches, in the order in which the
+    branches ended.
 
     Raises ScoringError: the ground truth is no such list, or an option is unknown.
     """

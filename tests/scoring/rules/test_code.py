@@ -62,14 +62,8 @@ def test_a_program_that_no_file_can_hold_is_wrong():
     assert judge("print('\ud800')", PAIRS)["score"] == 0.0
 
 
-@pytest.mark.parametrize("truth", ["", "{}", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}', "{1"])
-def test_a_ground_truth_without_tests_is_a_failure_and_not_a_zero(truth):
-    with pytest.raises(ScoringError, match="tests"):
-        judge("x = 1", truth)
-
-
 def test_a_program_that_overruns_costs_its_score_and_not_the_verification():
-    verdict = judge("while True: pass", PAIRS, partial=True, deadline=time.monotonic() + 8.0)
+    verdict = judge("while True: pass", PAIRS, partial=True, deadline=time.monotonic() + 3.0)
     assert verdict == {"score": 0.0, "passed": 0.0, "out_of_time": 1.0, "unclear": 0.0}
 
 

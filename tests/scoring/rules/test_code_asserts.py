@@ -411,7 +411,7 @@ def test_a_judge_that_cannot_run_is_a_failure_and_not_a_zero():
     ids=["endless", "asleep", "memory", "an endless answer", "endless before the tests"],
 )
 def test_a_program_that_takes_too_much_is_worth_nothing(program):
-    assert judge(program, "assert list(add(1, 2)) == [3]", cpu_s=1, memory_mb=512, wall_s=5)["score"] == 0.0
+    assert judge(program, "assert list(add(1, 2)) == [3]", cpu_s=1, memory_mb=512, wall_s=2)["score"] == 0.0
 
 
 def test_tests_that_import_the_missing_with_care_can_judge():

@@ -9,23 +9,23 @@ pytestmark = pytest.mark.skipif(
     bool(sandbox.lacking()), reason="without namespaces these programs would harm the machine that runs the tests"
 )
 
-MBPP = "assert add(1, 2) == 3\nassert add(-1, 1) == 0\nassert add(20, 22) == 42"
-HUMANEVAL = """
+STYLES = """
 METADATA = {"author": "nobody"}
-
 def check(candidate):
     assert candidate(1, 2) == 3
     assert abs(candidate(0.5, 0.25) - 0.75) < 1e-6
     assert math.fabs(candidate(20, 22) - 42) < 1e-6
-
-check(add)
-"""
-STYLES = """
-import math, unittest
+def humaneval(): check(add)
+def mbpp():
+    assert add(1, 2) == 3
+    assert add(-1, 1) == 0
+    assert add(20, 22) == 42
 def equal(): assert add(1, 2) == 3 and 3 == add(1, 2) and not add(1, 2) != 3
 def near(): assert abs(add(1, 2) - 3) < 1e-6
 def rounded(): assert round(add(1, 2), 2) == 3
-def close(): assert math.isclose(add(1, 2), 3)
+def close():
+    import math
+    assert math.isclose(add(1, 2), 3)
 def in_set(): assert set([add(1, 2)]) == set([3])
 def in_list(): assert [add(1, 2)] == [3]
 def in_order(): assert sorted([add(1, 2), 1]) == [1, 3]
@@ -41,13 +41,14 @@ def caught():
     except ValueError:
         pass
 def united():
+    import unittest
     class T(unittest.TestCase):
         def test(self): self.assertAlmostEqual(add(1, 2), 3)
     result = unittest.TestResult()
     T("test").run(result)
     assert result.wasSuccessful() and result.testsRun == 1 and not result.skipped
-styles = [equal, near, rounded, close, in_set, in_list, in_order, of_type, all_of, zipped, either, greater, summed]
-styles += [caught, united]
+styles = [humaneval, mbpp, equal, near, rounded, close, in_set, in_list, in_order, of_type, all_of, zipped, either]
+styles += [greater, summed, caught, united]
 passed = []
 for style in styles:
     try:
@@ -56,8 +57,7 @@ for style in styles:
         continue
     passed.append(style)
 """
-ANY_STYLE = STYLES + "assert passed"
-EVERY_STYLE = STYLES + "assert passed == styles"
+"""The ways in which tests look at an answer. `math` is no import in one of them, as in HumanEval."""
 
 LIAR = """
 class Liar{base}:
@@ -355,13 +355,11 @@ def add(a, b): return 5
 
 @pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS)
 def test_a_program_gains_nothing_if(program: str):
-    for tests in (MBPP, HUMANEVAL, ANY_STYLE):
-        assert judge(program, tests, cpu_s=1, memory_mb=512, wall_s=10)["score"] == 0.0
+    assert judge(program, STYLES + "assert passed", cpu_s=1, memory_mb=512, wall_s=10)["score"] == 0.0
 
 
 def test_a_right_program_passes_every_style():
-    for tests in (MBPP, HUMANEVAL, EVERY_STYLE):
-        assert judge("def add(a, b): return a + b", tests)["score"] == 1.0
+    assert judge("def add(a, b): return a + b", STYLES + "assert passed == styles")["score"] == 1.0
 
 
 SECRET = "assert find() == 'ocelot' + '-57'"

@@ -12,17 +12,10 @@ import pytest
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.confined import Confinement
-from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.verifier import Verifier
-from tests.scoring.fakes import case
+from tests.scoring.fakes import rule_input, rules_of
 
 TOWER = r"\boxed{9^{9^{9^{9}}}}"
-
-
-def judge(rule, answer, truth, **params):
-    return load_rules(ScoringConfig(rules={"test": [{"name": rule, "params": params}]})).judge(
-        case(answer, truth=truth)
-    )
 
 
 @pytest.mark.parametrize(
@@ -36,22 +29,22 @@ def judge(rule, answer, truth, **params):
     ],
 )
 def test_an_expression_that_cannot_be_compared_in_time_is_worth_nothing(answer):
-    verdict = judge("math", answer, r"\frac{1}{2}", cpu_s=0.3)
-    assert verdict.scores == {"math": 0.0, "math/out_of_time": 1.0, "math/out_of_memory": 0.0}
+    scores = rules_of("math", cpu_s=0.3)(answer, r"\frac{1}{2}")
+    assert scores.scores == {"math": 0.0, "math/out_of_time": 1.0, "math/out_of_memory": 0.0}
 
 
-def test_such_an_expression_sets_no_episode_aside_and_costs_no_other_its_verdict():
+def test_such_an_expression_dead_letters_no_episode_and_costs_no_other_its_scores():
     verifier = Verifier(ScoringConfig(rule="math", timeout_s=40.0))
     try:
-        assert verifier.verify(case(TOWER, truth="72")).scores["math/out_of_time"] == 1.0
-        assert verifier.verify(case(r"\boxed{72}", truth="72")).scores["math"] == 1.0
+        assert verifier.score(rule_input(TOWER, truth="72")).scores["math/out_of_time"] == 1.0
+        assert verifier.score(rule_input(r"\boxed{72}", truth="72")).scores["math"] == 1.0
     finally:
         verifier.close()
 
 
 def test_a_ground_truth_that_cannot_be_compared_with_anything_is_a_failure():
     with pytest.raises(ScoringError, match="cannot even be compared with a number"):
-        judge("math", r"\boxed{\frac{1}{2}}", r"9^{9^{9^{9}}}", cpu_s=0.3)
+        rules_of("math", cpu_s=0.3)(r"\boxed{\frac{1}{2}}", r"9^{9^{9^{9}}}")
 
 
 @pytest.mark.parametrize(
@@ -62,8 +55,8 @@ def test_a_ground_truth_that_cannot_be_compared_with_anything_is_a_failure():
     ],
 )
 def test_an_answer_made_for_a_costly_pattern_is_worth_nothing(rule, truth, params, text):
-    verdict = judge(rule, text, truth, cpu_s=0.3, **params)
-    assert (verdict.outcome, verdict.scores[f"{rule}/out_of_time"]) == (0.0, 1.0)
+    scores = rules_of(rule, cpu_s=0.3, **params)(text, truth)
+    assert (scores.outcome, scores.scores[f"{rule}/out_of_time"]) == (0.0, 1.0)
 
 
 def compare(known, answer):
@@ -92,7 +85,7 @@ def prepare(truth):
 
 
 def ask(answer, truth="right", confinement=None, cpu_s=60.0, deadline=math.inf):
-    return (confinement or Confinement()).judge(prepare, compare, truth, answer, cpu_s, deadline)
+    return (confinement or Confinement()).score(deadline, prepare, compare, truth, answer, cpu_s)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +94,8 @@ def ask(answer, truth="right", confinement=None, cpu_s=60.0, deadline=math.inf):
 )
 def test_an_answer_that_takes_too_much_memory_or_stack_is_worth_nothing(answer, score, greedy):
     confinement = Confinement()
-    verdict = ask(answer, confinement=confinement)
-    assert verdict == {"score": score, "out_of_time": 0.0, "out_of_memory": greedy}
+    scores = ask(answer, confinement=confinement)
+    assert scores == {"score": score, "out_of_time": 0.0, "out_of_memory": greedy}
     assert ask("right", confinement=confinement)["score"] == 1.0
 
 

@@ -10,7 +10,7 @@ from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.rules.base import read_result
 from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
-from tests.scoring.fakes import case
+from tests.scoring.fakes import rule_input
 
 MODULE = """
 import asyncio
@@ -63,9 +63,9 @@ def rewards(tmp_path, monkeypatch):
 
 
 def judge(rules, answer="72", **changes):
-    """The verdict by a rule, or by a list of rules for the episode's data source."""
+    """The scores by a rule, or by a list of rules for the episode's data source."""
     config = ScoringConfig(rule=rules) if isinstance(rules, str) else ScoringConfig(rules={"test": rules})
-    return load_rules(config).judge(case(answer, **changes))
+    return load_rules(config).score(rule_input(answer, **changes))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -74,14 +74,14 @@ def test_every_built_in_rule_loads(name):
 
 
 def test_a_function_of_ones_own_is_a_dotted_path(rewards):
-    verdict = judge(f"{rewards}.own")
-    assert verdict.outcome == verdict.total == 2.0
-    assert verdict.scores == {"own": 2.0, "own/turns": 4.0}
+    found = judge(f"{rewards}.own")
+    assert found.outcome == found.total == 2.0
+    assert found.scores == {"own": 2.0, "own/turns": 4.0}
 
 
 def test_a_function_written_for_verl_is_used_as_it_is_and_sees_the_whole_response(rewards):
-    verdict = judge(f"{rewards}.verl")
-    assert verdict.scores == {"verl": 1.0, "verl/acc": 1.0}
+    found = judge(f"{rewards}.verl")
+    assert found.scores == {"verl": 1.0, "verl/acc": 1.0}
     assert judge(f"{rewards}.verl_with_more").outcome == 1.0
 
 
@@ -92,7 +92,7 @@ def test_coroutine_functions_are_run(rewards):
 
 def test_a_rule_may_ask_for_its_deadline(rewards):
     config = ScoringConfig(rule=f"{rewards}.timed")
-    assert load_rules(config).judge(replace(case("72"), deadline=5.0)).scores["timed/deadline"] == 5.0
+    assert load_rules(config).score(replace(rule_input("72"), deadline=5.0)).scores["timed/deadline"] == 5.0
 
 
 def test_a_function_whose_parameters_do_not_tell_is_refused_until_it_has_a_kind(rewards):
@@ -111,16 +111,16 @@ def test_nested_params_of_a_verl_function_are_attributes_too(rewards):
 
 def test_two_functions_of_one_name_are_told_apart_by_another(rewards):
     entries = [f"{rewards}.own", {"name": f"{rewards}.own", "as": "own_again", "weight": 0.5}]
-    verdict = judge(entries)
-    assert verdict.total == 3.0
-    assert verdict.scores == {"own": 2.0, "own/turns": 4.0, "own_again": 2.0, "own_again/turns": 4.0}
+    found = judge(entries)
+    assert found.total == 3.0
+    assert found.scores == {"own": 2.0, "own/turns": 4.0, "own_again": 2.0, "own_again/turns": 4.0}
 
 
 def test_every_data_source_can_have_its_rules(rewards):
-    book = load_rules(ScoringConfig(rules={"test": f"{rewards}.own", "other": "exact_match"}))
-    assert book.judge(case("four")).outcome == 4.0
-    assert book.judge(case("72", source="other")).scores == {"exact_match": 1.0}
-    assert book.judge(case("so 72", source="third")).scores == {"exact_number": 1.0}
+    rules = load_rules(ScoringConfig(rules={"test": f"{rewards}.own", "other": "exact_match"}))
+    assert rules.score(rule_input("four")).outcome == 4.0
+    assert rules.score(rule_input("72", source="other")).scores == {"exact_match": 1.0}
+    assert rules.score(rule_input("so 72", source="third")).scores == {"exact_number": 1.0}
 
 
 def test_rules_are_added_by_weight_and_the_first_says_whether_the_answer_is_right(rewards):
@@ -129,11 +129,11 @@ def test_rules_are_added_by_weight_and_the_first_says_whether_the_answer_is_righ
         {"name": "format", "weight": 0.25, "params": {"pattern": "^so"}},
         {"name": f"{rewards}.own_with_options", "weight": -0.5, "params": {"factor": 0.25}},
     ]
-    verdict = judge(rules, "so #### 71")
-    assert verdict.outcome == 0.0
+    found = judge(rules, "so #### 71")
+    assert found.outcome == 0.0
     overruns = {"format/out_of_time": 0.0, "format/out_of_memory": 0.0}
-    assert verdict.scores == {"gsm8k": 0.0, "format": 1.0, "own_with_options": 2.5, **overruns}
-    assert verdict.total == 0.25 - 1.25
+    assert found.scores == {"gsm8k": 0.0, "format": 1.0, "own_with_options": 2.5, **overruns}
+    assert found.total == 0.25 - 1.25
     assert judge(rules, "#### 72").outcome == 1.0
     config = ScoringConfig(rules={"test": rules})
     assert rule_names(config, "test") == f"gsm8k,format,{rewards}.own_with_options"

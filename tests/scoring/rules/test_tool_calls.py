@@ -8,6 +8,7 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.tool_calls import tool_calls
 from asyncrl.types import Role, ToolCall, Turn
 from tests.scoring.fakes import episode
+from tests.scoring.rules.tables.judging import LEAST
 
 
 def call(name, **arguments):
@@ -97,11 +98,61 @@ def test_the_expected_calls_in_another_order_match_in_any_order(calls, random):
     assert judge(calls, calls) == {"score": 1.0, "matched": 1.0}
 
 
-@pytest.mark.parametrize("truth", ["72", '"f"', '[{"arguments": {}}]', '[{"name": "f", "arguments": 3}]', "f(1)"])
-def test_a_ground_truth_that_lists_no_calls_is_a_failure(truth):
-    task, trajectory = episode(("prompt", "?"), ("assistant", "a"), truth=truth)
-    with pytest.raises(ScoringError, match="JSON list of calls"):
-        tool_calls(task=task, answer="", trajectory=trajectory)
+# What is expected, as arguments of one call of `f`, and what models give for it.
+SAME_ARGUMENTS = [
+    ({}, [{}]),
+    ({"a": 1}, [{"a": 1}, {"a": 1.0}]),
+    ({"a": 1.5}, [{"a": 1.5}]),
+    ({"a": 10**6}, [{"a": 1e6}, {"a": 1000000}]),
+    ({"a": -0.0}, [{"a": 0}]),
+    ({"a": "x"}, [{"a": "x"}, {"a": " x"}, {"a": "x\n"}]),
+    ({"a": ""}, [{"a": ""}, {"a": " "}]),
+    ({"a": "São Paulo"}, [{"a": "São Paulo"}]),
+    ({"a": None}, [{"a": None}]),
+    ({"a": True}, [{"a": True}]),
+    ({"a": [1, 2]}, [{"a": [1, 2]}, {"a": [1.0, 2.0]}]),
+    ({"a": []}, [{"a": []}]),
+    ({"a": {"b": 1, "c": "x"}}, [{"a": {"c": "x", "b": 1.0}}, {"a": {"b": 1, "c": "x "}}]),
+    ({"a": {}}, [{"a": {}}]),
+    ({"a": [{"b": [1]}]}, [{"a": [{"b": [1]}]}]),
+    ({"a": 1, "b": 2}, [{"a": 1, "b": 2}, {"b": 2, "a": 1}]),
+    ({"unit": "celsius", "city": "Paris"}, [{"city": "Paris", "unit": "celsius"}]),
+    ({"a": 10**400}, [{"a": 10**400}]),
+]
+OTHER_ARGUMENTS = [
+    ({}, [{"a": 1}, {"a": None}]),
+    ({"a": 1}, [{}, {"a": 2}, {"a": "1"}, {"a": True}, {"a": None}, {"a": [1]}, {"b": 1}, {"a": 1, "b": 2}, {"A": 1}]),
+    ({"a": 1.5}, [{"a": 1.5000001}, {"a": "1.5"}, {"a": 1}]),
+    ({"a": 1}, [{"a": 10**400}, {"a": -(10**400)}, {"a": float("nan")}, {"a": float("inf")}]),
+    ({"a": 10**400}, [{"a": 1}, {"a": 1.5}, {"a": 10**400 + 1}]),
+    ({"a": "x"}, [{"a": "X"}, {"a": "xx"}, {"a": ""}, {"a": None}, {"a": ["x"]}, {"a": "'x'"}]),
+    ({"a": None}, [{}, {"a": "null"}, {"a": 0}, {"a": False}]),
+    ({"a": True}, [{"a": 1}, {"a": "true"}, {"a": False}]),
+    ({"a": [1, 2]}, [{"a": [2, 1]}, {"a": [1]}, {"a": "[1, 2]"}, {"a": [1, 2, 3]}, {"a": {"0": 1}}]),
+    ({"a": {"b": 1}}, [{"a": {}}, {"a": {"b": 1, "c": 2}}, {"a": '{"b": 1}'}, {"a": 1}]),
+    ({"unit": "celsius", "city": "Paris"}, [{"city": "celsius", "unit": "Paris"}, {"city": "Paris"}]),
+]
+F, G = call("f", a=1), call("g")
+CALLS = [([F], [F]), ([F, G], [F, G]), ([F, F], [F, F]), ([], []), ([G, F, G], [G, F, G])]
+OTHER_CALLS = [
+    ([F], []),
+    ([F], [G]),
+    ([F], [F, F]),
+    ([F], [F, G]),
+    ([F, G], [G, F]),
+    ([F, G], [F]),
+    ([], [F]),
+    ([F, F], [F]),
+]
+
+
+def test_calls_are_told_apart_as_a_tool_would_tell_them():
+    right = [([call("f", **wanted)], [call("f", **given)]) for wanted, givens in SAME_ARGUMENTS for given in givens]
+    right += [([F, *expected], [F, *made]) for expected, made in right] + CALLS
+    wrong = [([call("f", **wanted)], [call("f", **given)]) for wanted, givens in OTHER_ARGUMENTS for given in givens]
+    assert len(right) >= LEAST <= len(wrong)
+    assert [row for row in right if judge(*row)["score"] != 1.0] == []
+    assert [row for row in wrong + OTHER_CALLS if judge(*row)["score"] != 0.0] == []
 
 
 def test_an_unknown_way_to_compare_is_a_failure():

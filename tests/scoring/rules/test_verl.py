@@ -5,10 +5,10 @@ import torch
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.rules.base import Case
+from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import load_rules
-from asyncrl.scoring.rules.verl import Batch
-from tests.scoring.fakes import CharTokenizer, case, episode
+from asyncrl.scoring.rules.verl import VerlBatch
+from tests.scoring.fakes import CharTokenizer, episode, rule_input
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -88,7 +88,7 @@ HERE = "tests.scoring.rules.test_verl."
 
 def judge(answer, name="Manager", **entry):
     config = ScoringConfig(rules={"test": [{"name": HERE + name, **entry}]})
-    return load_rules(config, CharTokenizer).judge(case(answer))
+    return load_rules(config, CharTokenizer).score(rule_input(answer))
 
 
 def test_a_manager_is_made_with_the_tokenizer_and_judges_batches_of_one():
@@ -101,7 +101,7 @@ def test_a_manager_is_made_with_the_tokenizer_and_judges_batches_of_one():
 def test_of_several_branches_a_batch_has_the_last():
     first = [("prompt", "??"), ("assistant", "call"), ("tool", "ok")]
     task, trajectory = episode(*first, ("prompt", "so"), ("assistant", "72"), ("tool", "x"))
-    batch = Batch.of(Case(task, trajectory, "72", "72x"))
+    batch = VerlBatch.of(RuleInput(task, trajectory, "72", "72x"))
     for name, text in (("prompts", "so"), ("responses", "72<end>x"), ("input_ids", "so72<end>x")):
         assert CharTokenizer().decode(batch.batch[name][0].tolist()) == text
     assert batch.batch["response_mask"][0].tolist() == [1, 1, 1, 0]
@@ -120,8 +120,8 @@ def test_a_manager_gets_its_configuration_as_attributes_and_may_cut_its_batch():
 
 
 def test_a_batch_has_the_episode_under_verls_names():
-    episode = case("72")
-    batch = Batch.of(episode)
+    episode = rule_input("72")
+    batch = VerlBatch.of(episode)
     (item,) = batch
     assert len(batch) == 1
     assert "".join(map(chr, item.batch["prompts"].tolist())) == "what?"
@@ -145,4 +145,4 @@ def test_a_manager_is_checked_without_a_tokenizer_and_what_it_lacks_is_told():
 
 def test_a_manager_that_returns_nonsense_is_a_failure_and_not_a_zero():
     with pytest.raises(ScoringError, match="without `reward_tensor`"):
-        load_rules(ScoringConfig(rule=HERE + "Careless"), CharTokenizer).judge(case("72"))
+        load_rules(ScoringConfig(rule=HERE + "Careless"), CharTokenizer).score(rule_input("72"))

@@ -2,10 +2,8 @@
 
 import pytest
 
-from asyncrl.config.schema import ScoringConfig
-from asyncrl.scoring.rules.registry import load_rules
-from tests.scoring.fakes import case
-from tests.scoring.rules.tables.judging import LEAST, assert_judged
+from tests.scoring.fakes import rules_of
+from tests.scoring.rules.tables.judging import LEAST, assert_judged, rows
 
 TRUTHS = ["Paris", "72", "yes", "True", "def f(x): return x", '{"a": 1}', "naïve", "北京", "line one\nline two", "a  b"]
 AROUND = [
@@ -41,69 +39,37 @@ def test_exact_match_wants_the_very_text():
     assert_judged("exact_match", right, wrong)
 
 
-SAME_WORDS = [
-    "Paris",
-    "paris",
-    "PARIS.",
+SAME_WORDS = rows(r"""
+Paris | paris | PARIS. | **Paris** | ‘Paris’ | the Paris | A Paris! | Paris? | (Paris) | - Paris | * Paris | _Paris_
+Paris... | Paris — | ¡Paris! | «Paris» | [Paris] | {Paris} | Paris; | #Paris | <answer>Paris</answer>
+Rome? <answer>The Paris</answer> | <think>Rome</think>Paris | <think>Rome</think><answer>Paris</answer>
+""")
+SAME_WORDS += [
     " Paris ",
-    "**Paris**",
     '"Paris"',
-    "‘Paris’",
-    "the Paris",
-    "A Paris!",
-    "Paris?",
-    "(Paris)",
-    "- Paris",
-    "* Paris",
-    "_Paris_",
-    "Paris...",
-    "Paris —",
-    "¡Paris!",
-    "«Paris»",
-    "[Paris]",
-    "{Paris}",
-    "Paris;",
-    "#Paris",
-    "<answer>Paris</answer>",
     "<answer>\nParis.\n</answer> as I said",
-    "Rome? <answer>The Paris</answer>",
-    "<think>Rome</think>Paris",
-    "<think>Rome</think><answer>Paris</answer>",
 ]
-OTHER_WORDS = [
+OTHER_WORDS = rows(r"""
+Rome | Pari | Pariss | Par is | P a r i s | the | a an the | ... | ** | Berlin, Germany | I do not know | par-is-ian
+Paname | <answer>Rome</answer> Paris | <answer></answer> Paris | <think>Paris | <think>Paris</think> | Parijs | Париж
+巴黎 | P@ris | 0 | null
+""")
+OTHER_WORDS += [
     "",
-    "Rome",
-    "Pari",
-    "Pariss",
-    "Par is",
-    "P a r i s",
-    "the",
-    "a an the",
-    "...",
-    "**",
-    "Berlin, Germany",
-    "I do not know",
-    "par-is-ian",
-    "Paname",
-    "<answer>Rome</answer> Paris",
-    "<answer></answer> Paris",
-    "<think>Paris",
-    "<think>Paris</think>",
-    "Parijs",
-    "Париж",
-    "巴黎",
-    "P@ris",
-    "0",
-    "null",
 ]
 SHARES = [
-    ("in Paris", 2 / 3),
-    ("It is Paris", 2 / 4),
-    ("Paris, France", 2 / 3),
-    ("Paris Paris", 2 / 3),
-    ("The answer is Paris", 2 / 4),
-    ("I think it is Paris", 2 / 6),
-    ("Paris or Rome", 2 / 4),
+    ("The Eiffel Tower!", "eiffel tower", 1.0, 1.0),
+    ("das ist Käse", "Käse ist das", 1.0, 0.0),
+    ("Rome", '["Roma", "Rome"]', 1.0, 1.0),
+    ("12", "12", 1.0, 1.0),
+    ("a a a", "Paris", 0.0, 0.0),
+    ("in Paris", "Paris", 2 / 3, 0.0),
+    ("It is Paris", "Paris", 2 / 4, 0.0),
+    ("Paris, France", "Paris", 2 / 3, 0.0),
+    ("Paris Paris", "Paris", 2 / 3, 0.0),
+    ("The answer is Paris", "Paris", 2 / 4, 0.0),
+    ("I think it is Paris", "Paris", 2 / 6, 0.0),
+    ("Paris or Rome", "Paris", 2 / 4, 0.0),
 ]
 
 
@@ -111,10 +77,8 @@ def test_f1_compares_words():
     right = [(each, "Paris") for each in SAME_WORDS] + [(each, '["Roma", "the Paris"]') for each in SAME_WORDS]
     wrong = [(each, "Paris") for each in OTHER_WORDS] + [(each, '["Madrid", "Paris"]') for each in OTHER_WORDS]
     assert_judged("f1", right, wrong)
-    judge = load_rules(ScoringConfig(rule="f1")).judge
-    assert [judge(case(text, truth="Paris")).outcome for text, _ in SHARES] == pytest.approx(
-        [each for _, each in SHARES]
-    )
+    for text, truth, score, exact in SHARES:
+        assert rules_of("f1")(text, truth).scores == {"f1": pytest.approx(score), "f1/exact": exact}
 
 
 BEHIND = [

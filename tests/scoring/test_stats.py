@@ -1,7 +1,7 @@
 import pytest
 
 from asyncrl.config.schema import GuardConfig
-from asyncrl.scoring.guards import HackAlarm
+from asyncrl.scoring.stats import HackAlarm
 
 CONFIG = GuardConfig(window_s=100.0, reward_rise=0.1, agreement_fall=0.1)
 

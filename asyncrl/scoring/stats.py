@@ -1,0 +1,162 @@
+"""The metrics of a scorer, and the alarm on reward hacking. Times are seconds of one monotonic clock."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from asyncrl.config.schema import GuardConfig
+from asyncrl.scoring.scorer import ScoredEpisode
+from asyncrl.scoring.shaping import Scores
+from asyncrl.types import Trajectory
+
+_EDGES = (0.0, 0.25, 0.5, 0.75)
+_LEAST_POINTS = 6
+
+logger = logging.getLogger(__name__)
+
+
+class HackAlarm:
+    """Watches two trends over a sliding window: it rings while the mean reward rises and process model and rules
+    disagree more and more."""
+
+    def __init__(self, config: GuardConfig) -> None:
+        self._config = config
+        self._points: deque[tuple[float, float, float]] = deque()
+        self.ringing = False
+        self.count = 0
+
+    def add(self, now: float, reward: float, agreement: float) -> bool:
+        """Add the means of one report. True if the alarm begins with it; `ringing` says whether it goes on."""
+        self._points.append((now, reward, agreement))
+        while now - self._points[0][0] > self._config.window_s:
+            self._points.popleft()
+        reward_change, agreement_change = self._changes()
+        before = self.ringing
+        self.ringing = reward_change >= self._config.reward_rise and agreement_change <= -self._config.agreement_fall
+        begins = self.ringing and not before
+        self.count += begins
+        return begins
+
+    def _changes(self) -> tuple[float, float]:
+        """The changes of reward and agreement over the window, by a straight line; 0 until the window is half full."""
+        times, rewards, agreements = np.array(self._points).T
+        span = times[-1] - times[0]
+        if len(times) < _LEAST_POINTS or span < self._config.window_s / 2:
+            return 0.0, 0.0
+        slopes = np.polyfit(times - times[0], np.stack([rewards, agreements], axis=1), 1)[0]
+        return float(slopes[0] * span), float(slopes[1] * span)
+
+
+class ScoringStats:
+    """Counts since the start; rates, means and histograms since the last report."""
+
+    def __init__(self, now: float, guards: GuardConfig) -> None:
+        self.labelled = 0
+        self._handed_on = 0
+        self._failures: Counter[str] = Counter()
+        self._alarm = HackAlarm(guards)
+        self._start_window(now)
+
+    def waited(self, seconds: float) -> None:
+        """Time spent without any episode to score."""
+        self._idle += seconds
+
+    def count(self, trajectory: Trajectory, scored: ScoredEpisode) -> None:
+        """Labels that the replay has accepted."""
+        self._tokens += len(trajectory)
+        if scored.final:
+            self.labelled += 1
+            self._window.append((trajectory, scored))
+        else:
+            self._handed_on += 1
+
+    def count_failure(self, kind: Literal["failed", "refused", "waited"]) -> None:
+        """An episode that could not be scored, whose labels the replay refused, or whose service is unavailable."""
+        self._failures[kind] += 1
+
+    def age(self, now: float) -> float:
+        """Seconds since the last report."""
+        return now - self._since
+
+    def report(self, now: float) -> dict[str, float]:
+        """The metrics since the last report; docs/scoring.md lists them. A new window begins."""
+        seconds = max(self.age(now), 1e-9)
+        values: dict[str, float] = {
+            "labelled": self.labelled,
+            "handed_on": self._handed_on,
+            "failed": self._failures["failed"],
+            "refused": self._failures["refused"],
+            "waited": self._failures["waited"],
+            "tokens_per_s": self._tokens / seconds,
+            "idle": min(self._idle / seconds, 1.0),
+        }
+        if self._window:
+            values |= _means(self._window)
+            values |= _histograms([scored.step_scores for _, scored in self._window])
+        self._start_window(now)
+        self._watch(now, values)
+        return values | {"hack_alarm": float(self._alarm.ringing), "hack_alarms": float(self._alarm.count)}
+
+    def _watch(self, now: float, values: dict[str, float]) -> None:
+        if "prm_agreement" in values and self._alarm.add(now, values["reward_mean"], values["prm_agreement"]):
+            logger.warning(
+                "the reward rises (%.3g) while process model and rules agree less and less (%.3g): the policy may be "
+                "exploiting the process model; see docs/scoring.md, Guards",
+                values["reward_mean"],
+                values["prm_agreement"],
+            )
+
+    def _start_window(self, now: float) -> None:
+        self._since = now
+        self._idle = 0.0
+        self._tokens = 0
+        self._window: list[tuple[Trajectory, ScoredEpisode]] = []
+
+
+def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, float]:
+    labels = [scored.labels for _, scored in window]
+    values = {
+        "reward_mean": _mean([each.reward for each in labels]),
+        "outcome_mean": _mean([each.outcome for each in labels]),
+        "steps_per_answer": _mean([len(trajectory.steps) for trajectory, _ in window]),
+        "length_mean": _mean([trajectory.sampled_tokens for trajectory, _ in window]),
+        "first_step_share": _mean([_first_share(trajectory) for trajectory, _ in window]),
+        "repeated_steps": _mean([scored.repeated for _, scored in window]),
+    }
+    for name in sorted({name for each in labels for name in each.extra}):
+        values[f"{name}_mean"] = _mean([each.extra[name] for each in labels if name in each.extra])
+    agreed = [scored.agree for _, scored in window if scored.agree is not None]
+    return values | ({"prm_agreement": _mean(agreed)} if agreed else {})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _first_share(trajectory: Trajectory) -> float:
+    """The first step's share of the policy's tokens."""
+    first = trajectory.steps[0] if trajectory.steps else None
+    return (first.end - first.start) / trajectory.sampled_tokens if first else 0.0
+
+
+def _histograms(scores: Sequence[Scores]) -> dict[str, float]:
+    """The share of scores in each bin, for first, inner and last steps. An only step is a last one."""
+    positions = {
+        "first": [each[0] for each in scores if len(each) > 1],
+        "inner": [score for each in scores for score in each[1:-1]],
+        "last": [each[-1] for each in scores if len(each)],
+    }
+    return {name: share for position, at in positions.items() for name, share in _bins(position, at)}
+
+
+def _bins(position: str, scores: Sequence[float]) -> Iterator[tuple[str, float]]:
+    if not scores:
+        return
+    counts = np.bincount(np.digitize(scores, _EDGES), minlength=len(_EDGES) + 1)
+    for name, count in zip(("below_0", *(f"from_{edge:g}" for edge in _EDGES)), counts, strict=True):
+        yield f"step_scores/{position}/{name}", float(count / len(scores))
