@@ -43,8 +43,8 @@ ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",)
 
 HEAVY = ("torch", "transformers")
 DOUBLES = {
-    *("Role", "Step", "Part", "Choice", "Limits", "Progress", "Worker", "Episodes", "State", "Chunk", "Segment"),
-    *("Server", "Rules", "Publisher", "Snapshot", "Group", "Algorithm", "Service", "Groups", "Verdict"),
+    *("Role", "Step", "Part", "Choice", "Limits", "Progress", "Episodes", "State", "Chunk"),
+    *("Server", "Rules", "Publisher", "Snapshot", "Group", "Algorithm", "Groups"),
 }
 """Names that two public classes share today. Shrink this to nothing."""
 
