@@ -19,11 +19,10 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.actor.engine.fleet.discovery import listed
-from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.endpoint import Endpoint
+from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.fleet.member import Member
-from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
@@ -105,7 +104,7 @@ async def fleet_over(
 
     Raises TimeoutError: no server took the first weights within `patience_s`; the log says why.
     """
-    changed, salted = Signal(), push.mode == "in_place"
+    salted = push.mode == "in_place"
 
     def open_server(url: str) -> SglangServer:
         server = TimedServer(url, context=context, transports=push.transports, bucket_bytes=BUCKET_BYTES)
@@ -113,21 +112,20 @@ async def fleet_over(
         opened.servers.append(server)
         return server
 
-    switcher = Switcher(push.mode, not salted, DRAIN_S, changed)
+    switcher = Switcher(push.mode, not salted, DRAIN_S)
 
-    async def switch(member: Member, update: Update) -> None:
+    async def switch(endpoint: Endpoint, update: Update) -> None:
         begun = time.perf_counter()
-        await switcher(member, update)
+        await switcher(endpoint, update)
         opened.switches.append(time.perf_counter() - begun)
 
     fleet = Fleet(
         listed(urls),
         open_server,
         switch,
-        changed,
         expected={name: tuple(each.shape) for name, each in policy.tensors.items()},
         vocabulary=policy.vocabulary,
-        rules=Rules(salted=salted),
+        settings=FleetSettings(salted=salted),
         folders=Folders(folder, policy.write_config, RunIdentity("benchmark")),
         staging=torch.device(push.staging),
     )

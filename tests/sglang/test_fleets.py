@@ -89,7 +89,7 @@ def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_newer_o
                 evaluating = [asyncio.create_task(evaluate(fleet, *each)) for each in enumerate(prompts(6, seed=2))]
                 await asyncio.sleep(0.5)
                 await push(fleet, ASKED)
-                await async_until(lambda: count(fleet, "servers_lent") == 1)
+                await async_until(lambda: count(fleet, "servers_leased") == 1)
                 for version in range(ASKED + 1, ASKED + 3):
                     await push(fleet, version)
                 assert not any(each.done() for each in evaluating), "the test is to see pushes meanwhile"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,6 +35,35 @@ class EngineStats:
     idle_seconds: float
     running: int
     counters: Mapping[str, float] = field(default_factory=dict)
+
+
+class IdleClock:
+    """Adds up the seconds without any request; `clock` gives seconds. One thread changes it, any thread may read."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started = clock()
+        # The idle seconds before, and since when it has been idle: one object, for threads that read it.
+        self._state: tuple[float, float | None] = (0.0, self._started)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._started
+
+    @property
+    def idle_seconds(self) -> float:
+        before, since = self._state
+        return before if since is None else before + self._clock() - since
+
+    def idle(self) -> None:
+        """There is no request from now on."""
+        before, since = self._state
+        self._state = (before, self._clock() if since is None else since)
+
+    def busy(self) -> None:
+        """There is a request from now on."""
+        self._state = (self.idle_seconds, None)
 
 
 class Engine(Protocol):

@@ -12,10 +12,9 @@ from transformers import AutoConfig
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_file, listed
-from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import Server
-from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
@@ -63,18 +62,17 @@ def _open_fleet(config: TrainConfig) -> OpenedEngine:
     """A fleet, over servers of its own where `engine.launch` is set."""
     engine, weights = config.engine, config.weights
     launched = _launched(config) if engine.launch else []
-    policy, changed = model_shapes(config.model), Signal()
+    policy = model_shapes(config.model)
     flush, staging = engine.prefix_cache == "flush", staging_device(weights)
     agree_with_servers(config)
     folders = _folders(config) if "disk" in weights.transports else None
     fleet = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(config),
         partial(SERVERS[engine.kind], config),
-        Switcher(weights.mode, flush, weights.drain_s, changed),
-        changed,
+        Switcher(weights.mode, flush, weights.drain_s),
         expected=policy.tensors,
         vocabulary=policy.vocabulary,
-        rules=Rules(engine.attempts, engine.wait_s, engine.check_s, not flush, engine.segment_tokens),
+        settings=FleetSettings(engine.attempts, engine.wait_s, engine.check_s, not flush, engine.segment_tokens),
         folders=folders,
         staging=staging,
     )

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.discovery import Discovery, listed
-from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
+from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.server import Server
-from asyncrl.actor.engine.fleet.signal import Signal
 from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.errors import EngineError
 from asyncrl.machine.child import kill_group, last_lines, start_guarded
@@ -128,16 +127,14 @@ async def fleet_over(
     **options: Any,
 ) -> AsyncIterator[Fleet]:
     """A fleet over `servers`, kept until the end, for policies of the shapes of `model`."""
-    changed = Signal()
     salted = mode == "in_place"
     fleet = Fleet(
         servers if callable(servers) else listed(servers),
         open_server,
-        Switcher(mode, not salted, 60.0, changed),
-        changed,
+        Switcher(mode, not salted, 60.0),
         expected={name: tuple(tensor.shape) for name, tensor in parameters(model).items()},
         vocabulary=model.config.vocab_size,
-        rules=Rules(check_s=0.5, wait_s=600, salted=salted, segment_tokens=segment_tokens),
+        settings=FleetSettings(check_s=0.5, wait_s=600, salted=salted, segment_tokens=segment_tokens),
         **options,
     )
     async with kept(fleet):

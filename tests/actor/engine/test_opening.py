@@ -46,7 +46,7 @@ def test_a_configured_fleet_pushes_whole_models_by_folder_and_serves(model: Path
         assert {each.name for each in Path(body["model_path"]).iterdir()} >= {"config.json", "model.safetensors"}
         return {}
 
-    server._update_weights_from_disk = load
+    server.answers["update_weights_from_disk"] = load
 
     async def scenario():
         async with serving(server):

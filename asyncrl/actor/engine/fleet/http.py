@@ -1,12 +1,12 @@
-"""JSON calls to one server. What goes wrong is told apart: the server failed, or it refused this request."""
+"""HTTP calls to one server. Errors tell apart whether the server failed or refused the request."""
 
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.errors import EngineError
@@ -15,7 +15,11 @@ CONNECT_S = 10.0
 KEEP_ALIVE_S = 2.0
 """Less than servers keep an idle connection (uvicorn: 5 s), so that no request meets one that is being closed."""
 
+_HEADERS = {"Content-Type": "application/json"}
+_NO_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
 _BUSY = (408, 429)
+_LARGE = 1 << 16
+"""Bytes of a body that is sent in pieces, so that the event loop can do other work in between."""
 
 
 class ServerRefusedError(EngineError):
@@ -31,38 +35,40 @@ class Http:
         self._closed = False
 
     async def get(self, path: str, timeout_s: float) -> Any:
-        return await self.call("GET", path, None, timeout_s)
+        """The answer, decoded where it is JSON. Raises as `call`."""
+        return decoded(await self.call("GET", path, None, timeout_s))
 
     async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
-        """The decoded answer to `body`, which is encoded here unless it is bytes; no limit of time by default.
+        """The answer to `body`, decoded where it is JSON. Bytes are sent as they are. Raises as `call`."""
+        data = body if isinstance(body, bytes) else msgspec.json.encode({} if body is None else body)
+        return decoded(await self.call("POST", path, data, timeout_s))
+
+    async def call(self, method: str, path: str, data: bytes | None = None, timeout_s: float | None = None) -> bytes:
+        """The body of the answer; None sets no limit of time.
 
         Raises ServerFaultError (no answer, or an answer of 5xx) and ServerRefusedError (an answer of 4xx).
         """
-        data = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()
-        return await self.call("POST", path, data, timeout_s)
-
-    async def call(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> Any:
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
-        headers = {"Content-Type": "application/json"}
+        timeout = _NO_LIMIT if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
+        body = io.BytesIO(data) if data and len(data) > _LARGE else data
         try:
             async with self._open().request(
-                method, self._url + path, data=io.BytesIO(data) if data else None, headers=headers, timeout=timeout
+                method, self._url + path, data=body, headers=_HEADERS, timeout=timeout
             ) as response:
-                text = await response.text()
+                answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ServerFaultError(f"{self._url}{path}: {error or type(error).__name__}") from error
-        if 400 <= response.status < 500 and response.status not in _BUSY:
-            raise ServerRefusedError(f"{self._url}{path} answered {response.status}: {text[:500]}")
         if response.status != 200:
-            raise ServerFaultError(f"{self._url}{path} answered {response.status}: {text[:500]}")
-        return _decoded(text)
+            refused = 400 <= response.status < 500 and response.status not in _BUSY
+            text = f"{self._url}{path} answered {response.status}: {answer[:500].decode(errors='replace')}"
+            raise ServerRefusedError(text) if refused else ServerFaultError(text)
+        return answer
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
-            raise ServerFaultError(f"the fleet has parted from {self._url}")
+            raise ServerFaultError(f"the connection to {self._url} has been closed")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector)
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
 
     async def close(self) -> None:
@@ -71,9 +77,9 @@ class Http:
             await self._session.close()
 
 
-def _decoded(text: str) -> Any:
+def decoded(answer: bytes) -> Any:
     """JSON where it is JSON, else the text: some answers are a plain sentence."""
     try:
-        return json.loads(text)
+        return msgspec.json.decode(answer)
     except ValueError:
-        return text
+        return answer.decode(errors="replace")

@@ -1,43 +1,114 @@
-"""Which server a session goes to: where its prefix is cached, or else to the one with the fewest sessions."""
+"""Which endpoint serves a session: the one where its prefix is cached, or else the one with the fewest sessions.
+
+Sessions of an evaluation are pinned to one version. One endpoint is leased to them: it keeps that version until the
+last of them has ended, while the others go on to newer ones. An endpoint is leased only while another one is ready for
+training, it is given back when no other one is left, and it never goes back to an older version. Without a lease
+pinned sessions are served like all others, and the versions of their tokens show it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 
-from asyncrl.actor.engine.fleet.member import Member, State
+from asyncrl.actor.engine.fleet.endpoint import Endpoint, State
+from asyncrl.actor.engine.fleet.update import Update
 
 CROWDED = 2
 SLACK = 4
-"""A home is crowded with more than `CROWDED` times the sessions of the emptiest server, and `SLACK` more."""
+"""An endpoint is crowded with more than `CROWDED` times the sessions of the emptiest one, and `SLACK` more."""
 
 
 class Routes:
-    """The homes of sessions. A session keeps its home until it is released, or the home is lost or crowded: the first
-    server that is ready, and those that were there before another joined, are given more than their share."""
+    """The endpoint of each session.
+
+    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded: the first one that
+    is ready, and those that were there before another joined, are given more than their share.
+    """
 
     def __init__(self) -> None:
-        self._homes: dict[str, Member] = {}
+        self._homes: dict[str, Endpoint] = {}
+        self._sessions: Counter[Endpoint] = Counter()
 
-    def choose(self, session: str, members: Iterable[Member], version: int) -> Member | None:
-        """A member that is ready to serve `version` or newer, or None while the session had better wait.
+    def assign(self, session: str, endpoints: Collection[Endpoint], version: int) -> Endpoint | None:
+        """One of `endpoints` that is ready to serve `version` or newer, or None while the session should wait.
 
-        A home that is only being updated is waited for: its neighbours are so as well, and the first of them to be
+        A session waits while its endpoint is updated. The others are being updated as well, and the first of them to be
         ready would be given everything.
         """
         home = self._homes.get(session)
-        members = list(members)
-        ready = [member for member in members if member.ready and member.version >= version]
-        if home not in members or home.state is State.AWAY:
-            self._homes.pop(session, None)
+        if home is not None and (home not in endpoints or home.state is State.LOST):
+            self.release(session)
             home = None
-        if not ready or (home and home not in ready):
+        ready = [endpoint for endpoint in endpoints if endpoint.ready and endpoint.version >= version]
+        if not ready or (home is not None and home not in ready):
             return None
-        load = Counter(self._homes.values())
-        emptiest = min(ready, key=lambda member: load[member])
-        if home is None or load[home] > CROWDED * load[emptiest] + SLACK:
-            self._homes[session] = emptiest
-        return self._homes[session]
+        emptiest = min(ready, key=self._sessions.__getitem__)
+        if home is not None and self._sessions[home] <= CROWDED * self._sessions[emptiest] + SLACK:
+            return home
+        self.release(session)
+        self._homes[session] = emptiest
+        self._sessions[emptiest] += 1
+        return emptiest
 
     def release(self, session: str) -> None:
-        self._homes.pop(session, None)
+        home = self._homes.pop(session, None)
+        if home is not None:
+            self._sessions[home] -= 1
+
+
+class Lease:
+    """The endpoint that is leased to the sessions pinned to one version, which `update` has.
+
+    Without `update` no lease is wanted; without `endpoint` none could be had so far. A lease lasts `linger_s` longer
+    than its last session, since the next ones of an evaluation are about to come.
+    """
+
+    def __init__(self, clock: Callable[[], float], linger_s: float = 5.0) -> None:
+        self._clock = clock
+        self._linger_s = linger_s
+        self._pinned: dict[str, int] = {}
+        self._ended = -math.inf
+        self.endpoint: Endpoint | None = None
+        self.update: Update | None = None
+
+    def pin(self, session: str, version: int) -> None:
+        """Serve `session` with `version`, where that is yet to come, is the newest, or is leased already."""
+        self._pinned[session] = version
+
+    def offer(self, update: Update) -> None:
+        """Want a lease for `update` if sessions are pinned to it, and none to the version of a lease."""
+        pinned = self._pinned.values()
+        if update.version in pinned and (self.update is None or self.update.version not in pinned):
+            self.update, self.endpoint = update, None
+
+    def release(self, session: str) -> None:
+        if self.covers(session):
+            self._ended = self._clock()
+        self._pinned.pop(session, None)
+
+    def covers(self, session: str) -> bool:
+        """Whether the lease is for this session or the episode that it is a branch of."""
+        pinned = self._pinned.get(session, self._pinned.get(session.rpartition("/")[0]))
+        return self.update is not None and pinned == self.update.version
+
+    def renew(self, endpoints: Collection[Endpoint]) -> None:
+        """Take or end the lease. Call it after every change of these `endpoints`, and from time to time."""
+        if self.update is None:
+            return
+        alive = [endpoint for endpoint in endpoints if endpoint.state is not State.LOST]
+        over = self.endpoint is not None and (self.endpoint not in alive or len(alive) < 2)
+        if over or not self._in_use(self.update.version):
+            self.update = self.endpoint = None
+        elif self.endpoint is None:
+            self.endpoint = _idlest([endpoint for endpoint in alive if endpoint.ready], self.update.version)
+
+    def _in_use(self, version: int) -> bool:
+        return version in self._pinned.values() or self._clock() < self._ended + self._linger_s
+
+
+def _idlest(ready: Collection[Endpoint], version: int) -> Endpoint | None:
+    """Of those that need not go back to `version`, if another one is left to training."""
+    fitting = [endpoint for endpoint in ready if endpoint.version <= version]
+    return min(fitting, key=lambda endpoint: endpoint.in_flight) if fitting and len(ready) > 1 else None

@@ -1,15 +1,16 @@
 """The protocol of one inference server: what the fleet needs of SGLang, vLLM or another one.
 
-A server belongs to one actor. Its weights have a label, which is new for every version and every actor's life, so that
-weights of somebody else, or those that a restarted server read from its folder, are never taken for ours.
+A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. So
+neither weights of another actor nor those that a restarted server read from its folder pass for ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,24 +20,26 @@ from asyncrl.types import Sampling
 
 
 class ServerFaultError(EngineError):
-    """The server did not do its part: another may. Its requests go elsewhere, and it gets none until it is mended."""
+    """The server failed. The request goes to another server, and this one gets none until it works again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class Span(msgspec.Struct, frozen=True, gc=False):
     """The sampled tokens [start, end) of one request, and the label of the weights that sampled them."""
 
-    label: str
+    label: str = msgspec.field(name="version")
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """What one request gave: tokens int32[G], logprobs float32[G], spans that cover them in order.
+    """The answer to one request: tokens int32[G], logprobs float32[G], spans that cover them in order.
 
-    `finish` is stop (the last token is one of the request's stop ids), length (as many as asked), or cut: what there is
-    of a request that can go on.
+    `finish` is stop (the last token is one of the request's stop ids), length (the request's limit, or the server's
+    own), or cut (the request was interrupted and can be continued).
     """
 
     tokens: NDArray[np.int32]
@@ -45,24 +48,33 @@ class Segment:
     finish: str
 
 
-def read_spans(told: Sequence[Mapping[str, Any]], count: int) -> tuple[Span, ...]:
-    """The spans that a server tells of `count` tokens. Raises KeyError, TypeError or ValueError: they are not such."""
-    spans = tuple(Span(str(each["version"]), each["start"], each["end"]) for each in told)
-    ends = [0, *(span.end for span in spans)]
-    if [span.start for span in spans] != ends[:-1] or ends[-1] != count:
-        raise ValueError(f"the versions {spans} do not cover {count} tokens")
-    return spans
+def as_segment(
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    spans: Sequence[Span],
+    limit: int,
+    stop: Sequence[int],
+    reason: str,
+) -> Segment:
+    """The segment of a request for `limit` tokens, which the server ended for `reason`.
 
+    The tokens decide more than the reason. Servers also stop at end tokens that the model's own files name: where such
+    a token is not in `stop`, the request was merely cut, and is continued behind it. An abort may meet a request in the
+    step in which it ends.
 
-def finish_of(tokens: NDArray[np.int32], limit: int, stop: Sequence[int], reason: str) -> str:
-    """How a segment ended that was to have `limit` tokens, by its tokens more than by the server's word.
-
-    Servers also stop at the end marks that the model's own files name: where such a token is none of `stop`, the
-    request is merely cut, and goes on behind it. An abort may meet a request in the step in which it ended.
+    Raises ServerFaultError: the numbers of tokens, log-probs and spans differ, or a log-prob is not finite.
     """
-    if len(tokens) and int(tokens[-1]) in stop:
-        return "stop"
-    return "length" if len(tokens) >= limit or reason == "length" else "cut"
+    count = len(tokens)
+    bounds = [0, *(span.end for span in spans)]
+    if len(logprobs) != count or [span.start for span in spans] != bounds[:-1] or bounds[-1] != count:
+        raise ServerFaultError(f"{count} tokens have {len(logprobs)} log-probs and the versions {spans}")
+    scores = np.fromiter(logprobs, np.float32, count)
+    if not np.isfinite(scores).all():
+        raise ServerFaultError("some log-probs are not finite")
+    finish = "length" if count >= limit or reason == "length" else "cut"
+    if count and tokens[-1] in stop:
+        finish = "stop"
+    return Segment(np.fromiter(tokens, np.int32, count), scores, spans, finish)
 
 
 class Server(Protocol):
@@ -72,15 +84,15 @@ class Server(Protocol):
 
     @property
     def spans(self) -> bool:
-        """Whether a request that lives on through an update tells which version sampled which token."""
+        """Whether the answer to a request that went on through an update says which version sampled which token."""
         ...
 
     async def join(self) -> None:
-        """Learn what the server is, and end what an earlier actor left there: requests, a pause, half an update."""
+        """Find out what the server is, and end what an earlier actor left there: requests, a pause, half an update."""
         ...
 
     async def check(self) -> None:
-        """Raises ServerFaultError unless it lives and has the weights that it was given last."""
+        """Raises ServerFaultError unless it answers and has the weights that it was given last."""
         ...
 
     async def generate(
@@ -93,11 +105,11 @@ class Server(Protocol):
         ...
 
     async def abort(self, rid: str | None = None) -> None:
-        """End a request, or all of them: each answers with what it has."""
+        """End a request, or all of them: each answers with the tokens that it has."""
         ...
 
     async def pause(self, mode: str) -> None:
-        """Stop between two decoding steps; `mode` is in_place or retract. Needed only where there are `spans`."""
+        """Stop between two decoding steps; `mode` is in_place or retract. Called only where `spans` is true."""
         ...
 
     async def resume(self) -> None: ...
@@ -110,4 +122,10 @@ class Server(Protocol):
         """Forget the prefix cache. The server is idle, or paused with all requests retracted."""
         ...
 
-    async def close(self) -> None: ...
+    async def leave(self) -> None:
+        """End what joining and loading set up on the server, such as process groups."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections; it waits for nothing. Calls that go on fail."""
+        ...

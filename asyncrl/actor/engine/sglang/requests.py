@@ -1,18 +1,19 @@
-"""What SGLang is asked and what it answers, without a socket.
+"""SGLang's requests and answers, without a socket.
 
-Log-probs come after temperature and before any filter, so only the temperature is ever set. At temperature 0 SGLang
-takes the largest logit and tells log-probs at temperature 1, as an engine must. The stop token is among the sampled.
+SGLang takes log-probs after temperature and before any filter, so only the temperature is ever set. At temperature 0 it
+takes the largest logit and reports log-probs at temperature 1, as an engine must. The stop token is among the sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, finish_of, read_spans
+from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, TokenId, as_segment
 from asyncrl.types import Sampling
 
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
@@ -30,36 +31,52 @@ def generate_body(
         "sampling_params": {
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_new_tokens,
-            "stop_token_ids": list(stop),
+            "stop_token_ids": stop,
             **NEUTRAL,
         },
     }
     return body if salt is None else {**body, "extra_key": salt}
 
 
-def read_segment(answer: Any, limit: int, stop: Sequence[int]) -> Segment:
-    """The segment in an answer of `/generate`, which was asked for `limit` tokens.
+class _Sampled(msgspec.Struct, array_like=True, gc=False):
+    """Log-prob, token and text, of which the first is read: the tokens stand in `output_ids` as well."""
+
+    logprob: float
+
+
+class _Finish(msgspec.Struct, gc=False):
+    type: str
+    matched: Any = None
+
+
+class _Meta(msgspec.Struct, gc=False):
+    finish_reason: _Finish
+    weight_version: str
+    weight_versions: tuple[Span, ...] | None = None
+    output_token_logprobs: list[_Sampled] | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    output_ids: list[TokenId]
+    meta_info: _Meta
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+def read_segment(answer: bytes, limit: int, stop: Sequence[int]) -> Segment:
+    """The segment in an answer of `/generate` to a request for `limit` tokens.
 
     Raises ServerFaultError: the answer lacks what a trajectory needs.
     """
     try:
-        meta = answer["meta_info"]
-        pairs = meta.get("output_token_logprobs") or []
-        tokens = np.array([pair[1] for pair in pairs], np.int32)
-        logprobs = np.array([pair[0] for pair in pairs], np.float32)
-        reason = meta["finish_reason"]
-        spans = _spans(meta, len(tokens))
-        if len(answer["output_ids"]) != len(tokens):
-            raise ValueError(f"{len(answer['output_ids'])} tokens have {len(tokens)} log-probs")
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ServerFaultError(f"an answer of /generate is not as expected: {error!r}: {answer!r:.300}") from error
-    if not np.isfinite(logprobs).all() or "NaN" in str(reason.get("matched")):
-        raise ServerFaultError("the server gives log-probs that are not finite")
-    return Segment(tokens, logprobs, spans, finish_of(tokens, limit, stop, reason["type"]))
-
-
-def _spans(meta: Mapping[str, Any], count: int) -> tuple[Span, ...]:
-    """Which weights sampled which tokens; servers before 0.5.22 name one version for all."""
-    if "weight_versions" not in meta:
-        return (Span(str(meta["weight_version"]), 0, count),)
-    return read_spans(meta["weight_versions"], count)
+        decoded = _ANSWER.decode(answer)
+    except ValueError as error:
+        raise ServerFaultError(f"an answer of /generate is not as expected: {error}: {answer[:300]!r}") from error
+    tokens, meta = decoded.output_ids, decoded.meta_info
+    if "NaN" in str(meta.finish_reason.matched):
+        raise ServerFaultError("the server sampled from logits that are not finite")
+    logprobs = [sampled.logprob for sampled in meta.output_token_logprobs or ()]
+    # Servers before 0.5.22 name one version for all tokens.
+    spans = (Span(meta.weight_version, 0, len(tokens)),) if meta.weight_versions is None else meta.weight_versions
+    return as_segment(tokens, logprobs, spans, limit, stop, meta.finish_reason.type)

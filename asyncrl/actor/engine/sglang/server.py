@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -100,7 +101,7 @@ class SglangServer:
                 "start the server with a longer --context-length"
             )
         self._label = None
-        await self._reset()
+        await self.leave()
         await self.abort()
         await self.resume()
         if self.spans:
@@ -121,7 +122,8 @@ class SglangServer:
     async def generate(
         self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
     ) -> Segment:
-        answer = await self._http.post("/generate", generate_body(rid, tokens, sampling, stop, salt))
+        body = msgspec.json.encode(generate_body(rid, tokens, sampling, stop, salt))
+        answer = await self._http.call("POST", "/generate", body)
         return read_segment(answer, sampling.max_new_tokens, stop)
 
     async def abort(self, rid: str | None = None) -> None:
@@ -159,12 +161,9 @@ class SglangServer:
             await asyncio.sleep(FLUSH_RETRY_S)
 
     async def close(self) -> None:
-        try:
-            await self._reset()
-        finally:
-            await self._http.close()
+        await self._http.close()
 
-    async def _reset(self) -> None:
+    async def leave(self) -> None:
         for transport in self._transports.values():
             await transport.reset()
 

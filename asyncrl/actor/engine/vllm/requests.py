@@ -1,18 +1,19 @@
-"""What vLLM is asked and what it answers, without a socket.
+"""vLLM's requests and answers, without a socket.
 
-There are two ways to ask. `/inference/v1/generate` tells which weights sampled which token; a server has it that was
-started with `--enable-scale-out`. `/v1/completions` is always there and tells nothing of weights.
+There are two endpoints. The answers of `/inference/v1/generate` tell which weights sampled which token; a server has it
+that was started with `--enable-scale-out`. `/v1/completions` is always there, and its answers say nothing of weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, finish_of, read_spans
+from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError, Span, TokenId, as_segment
 from asyncrl.types import Sampling
 
 NEUTRAL = {
@@ -23,10 +24,10 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
 }
-"""Named in every request: what is left out comes from the `generation_config.json` of the model's folder."""
+"""Named in every request: for the others vLLM takes the `generation_config.json` of the model's folder."""
 
 NO_LOGPROB = -9999.0
-"""What vLLM writes instead of a log-prob that is not a number, or is not there."""
+"""What vLLM writes instead of a log-prob that is not a number, or is missing."""
 
 
 def generate_body(
@@ -41,35 +42,16 @@ def completion_body(
     model: str, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
 ) -> dict[str, Any]:
     """The body of `/v1/completions`."""
-    asked = {"model": model, "request_id": rid, "prompt": tokens.tolist(), "return_token_ids": True}
-    return _salted({**asked, **_parameters(sampling, stop)}, salt)
-
-
-def read_segment(answer: Any, limit: int, stop: Sequence[int], label: str | None = None) -> Segment:
-    """The segment in an answer to either. `label` is that of all its tokens where the answer does not tell.
-
-    Raises ServerFaultError: the answer lacks what a trajectory needs.
-    """
-    try:
-        [choice] = answer["choices"]
-        tokens = np.array(choice["token_ids"] or [], np.int32)
-        logprobs = np.array(_logprobs(choice["logprobs"] or {}), np.float32)
-        spans = _spans(choice, len(tokens), label)
-        reason = choice["finish_reason"]
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ServerFaultError(f"an answer is not as expected: {error!r}: {answer!r:.300}") from error
-    usable = np.isfinite(logprobs) & (logprobs > NO_LOGPROB)
-    if len(tokens) != len(logprobs) or not usable.all():
-        raise ServerFaultError(f"{len(tokens)} tokens have {usable.sum()} log-probs")
-    return Segment(tokens, logprobs, spans, finish_of(tokens, limit, stop, reason))
+    body = {"model": model, "request_id": rid, "prompt": tokens.tolist(), "return_token_ids": True}
+    return _salted({**body, **_parameters(sampling, stop)}, salt)
 
 
 def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
-    """`logprobs` 0 asks for those of the sampled tokens alone. Of end marks only those in `stop` count."""
+    """`logprobs` 0 asks for those of the sampled tokens alone. Only end tokens in `stop` end a request."""
     return {
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_new_tokens,
-        "stop_token_ids": list(stop),
+        "stop_token_ids": stop,
         "ignore_eos": True,
         "logprobs": 0,
         **NEUTRAL,
@@ -80,11 +62,43 @@ def _salted(body: dict[str, Any], salt: str | None) -> dict[str, Any]:
     return body if salt is None else {**body, "cache_salt": salt}
 
 
-def _spans(choice: Mapping[str, Any], count: int, label: str | None) -> tuple[Span, ...]:
-    return read_spans(choice["weight_versions"] or [], count) if label is None else (Span(label, 0, count),)
+class _Sampled(msgspec.Struct, gc=False):
+    logprob: float
 
 
-def _logprobs(told: Mapping[str, Any]) -> list[float]:
-    if "content" in told:
-        return [each["logprob"] for each in told["content"] or []]
-    return told.get("token_logprobs") or []
+class _Logprobs(msgspec.Struct, gc=False):
+    """Those of `/inference/v1/generate` have `content`, those of `/v1/completions` `token_logprobs`."""
+
+    content: list[_Sampled] | None = None
+    token_logprobs: list[float] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    finish_reason: str
+    token_ids: list[TokenId] | None
+    logprobs: _Logprobs | None
+    weight_versions: tuple[Span, ...] | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    choices: tuple[_Choice]
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+def read_segment(answer: bytes, limit: int, stop: Sequence[int], label: str | None = None) -> Segment:
+    """The segment in an answer of either endpoint. `label` is that of all its tokens where the answer has none.
+
+    Raises ServerFaultError: the answer lacks what a trajectory needs.
+    """
+    try:
+        [choice] = _ANSWER.decode(answer).choices
+    except ValueError as error:
+        raise ServerFaultError(f"an answer is not as expected: {error}: {answer[:300]!r}") from error
+    tokens, found = choice.token_ids or [], choice.logprobs or _Logprobs()
+    logprobs = found.token_logprobs or [sampled.logprob for sampled in found.content or ()]
+    if min(logprobs, default=0.0) <= NO_LOGPROB:
+        raise ServerFaultError("some tokens have no log-prob")
+    spans = (choice.weight_versions or ()) if label is None else (Span(label, 0, len(tokens)),)
+    return as_segment(tokens, logprobs, spans, limit, stop, choice.finish_reason)

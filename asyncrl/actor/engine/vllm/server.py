@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoConfig
@@ -102,11 +103,12 @@ class VllmServer:
         self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
     ) -> Segment:
         if self.spans:
-            answer = await self._http.post("/inference/v1/generate", generate_body(rid, tokens, sampling, stop, salt))
+            body = generate_body(rid, tokens, sampling, stop, salt)
+            answer = await self._http.call("POST", "/inference/v1/generate", msgspec.json.encode(body))
             return read_segment(answer, sampling.max_new_tokens, stop)
         label = self._label
         body = completion_body(self._model, rid, tokens, sampling, stop, salt)
-        answer = await self._http.post("/v1/completions", body)
+        answer = await self._http.call("POST", "/v1/completions", msgspec.json.encode(body))
         # Its answers do not tell that it has been started anew, with the weights of its folder.
         await self._check_start()
         return read_segment(answer, sampling.max_new_tokens, stop, label)
@@ -149,6 +151,9 @@ class VllmServer:
         answer = await self._post("/reset_prefix_cache?reset_running_requests=true")
         if answer == {"success": False}:
             raise ServerFaultError(f"{self.url} keeps the prefixes of older weights")
+
+    async def leave(self) -> None:
+        """As in the protocol: nothing is set up on a vLLM server."""
 
     async def close(self) -> None:
         await self._http.close()

@@ -20,11 +20,11 @@ from aiohttp import web
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.discovery import Discovery, listed
-from asyncrl.actor.engine.fleet.fleet import Fleet, Rules
-from asyncrl.actor.engine.fleet.signal import Signal
+from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.actor.engine.sglang.server import SglangServer
-from tests.helpers import GENEROUS_S
+from asyncrl.types import Sampling
+from tests.helpers import GENEROUS_S, async_until
 
 STEP_S = 0.001
 EXPECTED = {"w": (1,), "v": (2, 2)}
@@ -48,7 +48,10 @@ class Request:
 
 
 class FakeSglang:
-    """`says` gives the token behind a number of others, the prompt's included, where that is not the weights' own."""
+    """`says` gives the token behind a number of others, the prompt's included, where that is not the weights' own.
+
+    `answers` replaces what it answers to a call, by name.
+    """
 
     def __init__(self, version: str = "0.5.23", says: Callable[[int], int | None] = lambda _: None) -> None:
         self.version = version
@@ -61,6 +64,8 @@ class FakeSglang:
         self.sampled = 0
         self.refuses: set[str] = set()
         self.hangs: set[str] = set()
+        self.answers: dict[str, Callable[[Any], Awaitable[Any]]] = {}
+        self._transports: set[Any] = set()
         self.context = 4096
         self.restart()
 
@@ -79,12 +84,16 @@ class FakeSglang:
         app.router.add_route("*", "/{name}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
         self.port = self._runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._dying = asyncio.Event()
         self._stepper = asyncio.create_task(self._steps())
+
+    @property
+    def connections(self) -> int:
+        """Those that clients have open."""
+        return sum(not transport.is_closing() for transport in self._transports)
 
     async def die(self) -> None:
         """As by kill -9: every connection is cut."""
@@ -106,11 +115,11 @@ class FakeSglang:
         request.pairs.append([-float(self.weights), self.weights if said is None else said, None])
         request.labels.append(self.label)
         if request.pairs[-1][1] in request.stop:
-            self._end(request, "stop")
+            self.finish(request, "stop")
         elif len(request.pairs) >= request.limit:
-            self._end(request, "length")
+            self.finish(request, "length")
 
-    def _end(self, request: Request, finish: str) -> None:
+    def finish(self, request: Request, finish: str) -> None:
         self.running.remove(request)
         request.finish = finish
         request.done.set()
@@ -118,12 +127,13 @@ class FakeSglang:
     async def _answer(self, http: web.Request) -> web.Response:
         name = http.match_info["name"]
         self.calls.append(name)
+        self._transports |= {http.transport} - {None}
         if name in self.hangs:
             await self._dying.wait()
         if name in self.refuses:
             return web.json_response({"message": "refused"}, status=400)
         body = await http.json() if http.can_read_body else {}
-        answer = await getattr(self, f"_{name}", self._unknown)(body)
+        answer = await self.answers.get(name, getattr(self, f"_{name}", self._unknown))(body)
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
     async def _unknown(self, body: Any) -> web.Response:
@@ -164,7 +174,7 @@ class FakeSglang:
     async def _abort_request(self, body: Any) -> Any:
         for request in list(self.running):
             if body.get("abort_all") or request.rid.startswith(body["rid"]):
-                self._end(request, "abort")
+                self.finish(request, "abort")
         return {}
 
     async def _pause_generation(self, body: Any) -> Any:
@@ -257,34 +267,54 @@ async def fleet_over(
     *servers: FakeSglang,
     mode: str = "retract",
     discover: Discovery | None = None,
+    kind: type[SglangServer] = SglangServer,
     transports: tuple[str, ...] = ("tensor",),
-    drain_s: float = 60.0,
     limits_s: Mapping[str, float] | None = None,
-    attempts: int = 4,
-    wait_s: float = 60.0,
-    segment_tokens: int = 0,
+    settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Fleet]:
-    """A fleet over `servers`, kept until the end. A call to a server may take as long as `limits_s` has for its URL,
-    else longer than a slow machine needs."""
-    changed, salted = Signal(), mode == "in_place"
+    """A fleet over `servers`, kept until the end, with `settings` of FleetSettings. A call to a server may take as long
+    as `limits_s` has for its URL, else longer than a slow machine needs."""
 
     def open_server(url: str) -> SglangServer:
         limit_s = (limits_s or {}).get(url, 60.0)
-        return SglangServer(url, context=64, transports=transports, bucket_bytes=8, silence_s=limit_s, load_s=limit_s)
+        return kind(url, context=64, transports=transports, bucket_bytes=8, silence_s=limit_s, load_s=limit_s)
 
+    salted = mode == "in_place"
+    usual = {"wait_s": 60.0, "check_s": 0.02, "retry_s": 0.02, "salted": salted}
     fleet = Fleet(
         discover or listed([server.url for server in servers]),
         open_server,
-        Switcher(mode, not salted, drain_s, changed),
-        changed,
+        Switcher(mode, not salted, 60.0),
         expected=EXPECTED,
         vocabulary=VOCABULARY,
-        rules=Rules(attempts, wait_s, 0.02, salted, segment_tokens),
+        settings=FleetSettings(**{**usual, **(settings or {})}),
         **options,
     )
     async with kept(fleet):
         yield fleet
+
+
+@asynccontextmanager
+async def fleet_with(version: int, *servers: FakeSglang, **options: Any) -> AsyncIterator[Fleet]:
+    """`servers` and a fleet over them, all of which have `version`."""
+    async with serving(*servers), fleet_over(*servers, **options) as fleet:
+        await fleet.update_weights(version, tensors(version))
+        await servers_ready(fleet, len(servers))
+        yield fleet
+
+
+def counter(fleet: Fleet, name: str) -> float:
+    return fleet.stats().counters[name]
+
+
+async def servers_ready(fleet: Fleet, count: int) -> None:
+    await async_until(lambda: counter(fleet, "servers_ready") == count)
+
+
+async def sample(fleet: Fleet, count: int = 5, session: str = "s") -> Generation:
+    """One turn of `count` tokens at temperature 1."""
+    return await fleet.generate(ids(), Sampling(1.0, count), (), session)
 
 
 def run(scenario: Callable[[], Awaitable[Any]], seconds: float = GENEROUS_S) -> Any:
@@ -295,7 +325,8 @@ def ids(*tokens: int) -> np.ndarray[Any, Any]:
     return np.array(tokens or (1, 2, 3), np.int32)
 
 
-def assert_true(got: Generation) -> None:
+def assert_true(*generations: Generation) -> None:
     """Every token was really sampled by the version recorded for it."""
-    np.testing.assert_array_equal(got.versions, got.tokens)
-    np.testing.assert_array_equal(got.logprobs, -got.versions.astype(np.float32))
+    for got in generations:
+        np.testing.assert_array_equal(got.versions, got.tokens)
+        np.testing.assert_array_equal(got.logprobs, -got.versions.astype(np.float32))

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor.engine.fleet.discovery import behind_router, in_file
-from tests.actor.engine.fleet.fakes import FakeSglang, fleet_over, run, serving, tensors
-from tests.helpers import async_until
+from tests.actor.engine.fleet.fakes import FakeSglang, counter, fleet_over, servers_ready, serving, tensors
 
 A, B = "http://a:30000", "http://b:30000"
 
@@ -48,46 +47,41 @@ def test_a_list_that_stays_empty_is_meant_so(tmp_path: Path) -> None:
     assert looks(tmp_path / "urls", f"{A}\n", f"{A}\n", "", "") == [None, [A], None, []]
 
 
-def test_no_server_leaves_while_the_list_is_rewritten_again_and_again(tmp_path: Path) -> None:
+async def test_no_server_leaves_while_the_list_is_rewritten_again_and_again(tmp_path: Path) -> None:
     servers, urls = (FakeSglang(), FakeSglang()), tmp_path / "urls"
+    async with serving(*servers):
+        whole = "".join(f"{server.url}\n" for server in servers)
+        urls.write_text(whole)
+        looked = asyncio.Event()
+        look = in_file(urls)
 
-    async def scenario() -> None:
-        async with serving(*servers):
-            whole = "".join(f"{server.url}\n" for server in servers)
-            urls.write_text(whole)
-            looked = asyncio.Event()
-            look = in_file(urls)
+        async def discover() -> Sequence[str] | None:
+            found = await look()
+            looked.set()
+            return found
 
-            async def discover() -> Sequence[str] | None:
-                found = await look()
-                looked.set()
-                return found
-
-            async with fleet_over(discover=discover) as fleet:
-                await fleet.update_weights(0, tensors(0))
-                await async_until(lambda: fleet.stats().counters["servers_ready"] == 2)
-                for cut in ["", whole, whole[:10], whole, servers[0].url, whole, "", whole]:
-                    urls.write_text(cut)
-                    looked.clear()
-                    await looked.wait()
-                assert fleet.stats().counters["servers"] == 2
-
-    run(scenario)
+        async with fleet_over(discover=discover) as fleet:
+            await fleet.update_weights(0, tensors(0))
+            await servers_ready(fleet, 2)
+            for cut in ["", whole, whole[:10], whole, servers[0].url, whole, "", whole]:
+                urls.write_text(cut)
+                looked.clear()
+                await looked.wait()
+            assert counter(fleet, "servers") == 2
     assert all(server.calls.count("freeze_gc") == 1 for server in servers), "each joined once"
 
 
-def test_a_router_that_has_just_started_and_names_its_workers_one_by_one_ends_nobody() -> None:
+@pytest.mark.parametrize("name", ["workers", "list_workers"])
+async def test_a_router_that_has_just_started_and_names_its_workers_one_by_one_ends_nobody(name: str) -> None:
+    """Older routers know `/list_workers` only."""
     router, named = FakeSglang(), [[], [A], [B, A], [A, B], [], [], [B], [A, B], [A, B]]
-    count = len(named)
 
     async def workers(body: object) -> object:
-        return {"workers": [{"url": url} for url in named.pop(0)]}
+        urls = named.pop(0)
+        return {"workers": [{"url": url} for url in urls]} if name == "workers" else {"urls": urls}
 
-    router._workers = workers
-
-    async def scenario() -> list[Sequence[str] | None]:
-        async with serving(router):
-            discover = behind_router(router.url)
-            return [await discover() for _ in range(count)]
-
-    assert run(scenario) == [None, None, None, [A, B], None, None, None, None, [A, B]]
+    router.answers[name] = workers
+    async with serving(router):
+        discover = behind_router(router.url)
+        found = [await discover() for _ in range(len(named))]
+    assert found == [None, None, None, [A, B], None, None, None, None, [A, B]]

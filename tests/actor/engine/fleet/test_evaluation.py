@@ -1,4 +1,4 @@
-"""Evaluation on the fleet: a server is lent to it, which keeps its version, and training goes on with the others."""
+"""Evaluation on the fleet: a server is leased to it, which keeps its version, and training goes on with the others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
+import pytest
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.types import Sampling
-from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
+from tests.actor.engine.fleet.fakes import (
+    FakeSglang,
+    assert_true,
+    counter,
+    fleet_over,
+    fleet_with,
+    ids,
+    sample,
+    serving,
+    tensors,
+)
 from tests.helpers import async_until
 
 ASKED = 2
@@ -50,109 +61,69 @@ async def training(fleet: Fleet) -> AsyncIterator[dict[str, list[Generation]]]:
 
 
 def versions(generations: list[Generation]) -> set[int]:
-    for each in generations:
-        assert_true(each)
+    assert_true(*generations)
     return set(np.concatenate([each.versions for each in generations]).tolist())
 
 
-async def ready(fleet: Fleet, count: int) -> None:
-    await async_until(lambda: fleet.stats().counters["servers_ready"] == count)
-
-
-def under_way(*servers: FakeSglang) -> int:
+def in_flight(*servers: FakeSglang) -> int:
+    """Requests of evaluations."""
     return sum(request.limit == LONG for server in servers for request in server.running)
 
 
-def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_newer_ones() -> None:
+async def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_newer_ones() -> None:
     servers = FakeSglang(), FakeSglang(), FakeSglang()
-
-    async def scenario() -> tuple[list[Generation], list[Generation]]:
-        async with serving(*servers), fleet_over(*servers) as fleet:
-            await fleet.update_weights(1, tensors(1))
-            await ready(fleet, 3)
-            async with training(fleet) as trained:
-                evaluating = [asyncio.create_task(evaluate(fleet, f"e{i}", turns=2)) for i in range(4)]
-                assert not under_way(*servers)
-                await fleet.update_weights(ASKED, tensors(ASKED))
-                await async_until(lambda: under_way(*servers) == 4)
-                assert fleet.stats().counters["servers_lent"] == 1
-                for version in (3, 4):
-                    await fleet.update_weights(version, tensors(version))
-                late = asyncio.create_task(evaluate(fleet, "late"))
-                counts = {name: len(turns) for name, turns in trained.items()}
-                await async_until(lambda: all(len(turns) > counts[name] + 1 for name, turns in trained.items()))
-                assert all(not task.done() for task in evaluating), "the test is to see training meanwhile"
-                evaluated = list(await asyncio.gather(*evaluating, late))
-                return evaluated, [turn for name, turns in trained.items() for turn in turns[counts[name] + 1 :]]
-
-    evaluated, trained = run(scenario)
-    assert versions(evaluated) == {ASKED}
-    assert versions(trained) == {4}
+    async with fleet_with(1, *servers) as fleet, training(fleet) as trained:
+        evaluating = [asyncio.create_task(evaluate(fleet, f"e{i}", turns=2)) for i in range(4)]
+        assert not in_flight(*servers)
+        await fleet.update_weights(ASKED, tensors(ASKED))
+        await async_until(lambda: in_flight(*servers) == 4)
+        assert counter(fleet, "servers_leased") == 1
+        for version in (3, 4):
+            await fleet.update_weights(version, tensors(version))
+        late = asyncio.create_task(evaluate(fleet, "late"))
+        counts = {name: len(turns) for name, turns in trained.items()}
+        await async_until(lambda: all(len(turns) > counts[name] + 1 for name, turns in trained.items()))
+        assert all(not task.done() for task in evaluating), "the test is to see training meanwhile"
+        assert versions(list(await asyncio.gather(*evaluating, late))) == {ASKED}
+        assert versions([turn for name, turns in trained.items() for turn in turns[counts[name] + 1 :]]) == {4}
 
 
-def test_a_lent_server_comes_back_to_training_with_the_newest_version() -> None:
+async def test_a_leased_server_comes_back_to_training_with_the_newest_version() -> None:
     servers, now = (FakeSglang(), FakeSglang()), [0.0]
-
-    async def scenario() -> None:
-        async with serving(*servers), fleet_over(*servers, clock=lambda: now[0]) as fleet:
-            await fleet.update_weights(1, tensors(1))
-            await ready(fleet, 2)
-            evaluating = asyncio.create_task(evaluate(fleet, "e"))
-            await fleet.update_weights(ASKED, tensors(ASKED))
-            await fleet.update_weights(3, tensors(3))
-            assert versions([await evaluating]) == {ASKED}
-            assert versions([await evaluate(fleet, "next")]) == {ASKED}, "it stays lent for the next episode"
-            now[0] += 10
-            await async_until(lambda: all(server.weights == 3 for server in servers))
-            assert fleet.stats().counters["servers_lent"] == 0
-            assert versions([await evaluate(fleet, "too late")]) == {3}
-
-    run(scenario)
+    async with fleet_with(1, *servers, clock=lambda: now[0]) as fleet:
+        evaluating = asyncio.create_task(evaluate(fleet, "e"))
+        await fleet.update_weights(ASKED, tensors(ASKED))
+        await fleet.update_weights(3, tensors(3))
+        assert versions([await evaluating]) == {ASKED}
+        assert versions([await evaluate(fleet, "next")]) == {ASKED}, "it stays leased for the next episode"
+        now[0] += 10
+        await async_until(lambda: all(server.weights == 3 for server in servers))
+        assert counter(fleet, "servers_leased") == 0
+        assert versions([await evaluate(fleet, "too late")]) == {3}
 
 
-def test_training_is_never_left_without_a_server() -> None:
-    alone, mortal, left = FakeSglang(), FakeSglang(), FakeSglang()
-
-    async def one_server() -> set[int]:
-        async with serving(alone), fleet_over(alone) as fleet:
-            evaluating = asyncio.create_task(evaluate(fleet, "e"))
-            await fleet.update_weights(ASKED, tensors(ASKED))
-            await async_until(lambda: under_way(alone) == 1)
-            await fleet.update_weights(3, tensors(3))
-            return versions([await evaluating])
-
-    async def the_other_dies() -> None:
-        async with serving(mortal, left), fleet_over(mortal, left) as fleet:
-            await fleet.update_weights(1, tensors(1))
-            await ready(fleet, 2)
-            evaluating = asyncio.create_task(evaluate(fleet, "e", turns=4))
-            await fleet.update_weights(ASKED, tensors(ASKED))
-            await async_until(lambda: under_way(mortal, left) == 1)
-            lent, other = (mortal, left) if under_way(mortal) else (left, mortal)
-            await fleet.update_weights(3, tensors(3))
-            assert lent.weights == ASKED
-            await other.die()
-            await async_until(lambda: lent.weights == 3)
-            assert_true(await fleet.generate(ids(), Sampling(1.0, 20), (), "t"))
-            assert_true(await evaluating)
-
-    assert run(one_server) == {ASKED, 3}
-    run(the_other_dies)
+async def test_one_server_alone_serves_training_and_evaluation() -> None:
+    server = FakeSglang()
+    async with serving(server), fleet_over(server) as fleet:
+        evaluating = asyncio.create_task(evaluate(fleet, "e"))
+        await fleet.update_weights(ASKED, tensors(ASKED))
+        await async_until(lambda: in_flight(server) == 1)
+        await fleet.update_weights(3, tensors(3))
+        assert versions([await evaluating]) == {ASKED, 3}
 
 
-def test_an_evaluation_whose_server_dies_goes_on_with_the_others() -> None:
+@pytest.mark.parametrize("dies", ["the leased one", "the other one"])
+async def test_both_go_on_with_the_newest_version_on_the_server_that_is_left(dies: str) -> None:
     servers = FakeSglang(), FakeSglang()
-
-    async def scenario() -> Generation:
-        async with serving(*servers), fleet_over(*servers) as fleet:
-            await fleet.update_weights(1, tensors(1))
-            await ready(fleet, 2)
-            evaluating = asyncio.create_task(evaluate(fleet, "e"))
-            await fleet.update_weights(ASKED, tensors(ASKED))
-            await async_until(lambda: under_way(*servers) == 1)
-            await fleet.update_weights(3, tensors(3))
-            (lent,) = [server for server in servers if server.weights == ASKED]
-            await lent.die()
-            return await evaluating
-
-    assert versions([run(scenario)]) == {3}
+    async with fleet_with(1, *servers) as fleet:
+        evaluating = asyncio.create_task(evaluate(fleet, "e", turns=4))
+        await fleet.update_weights(ASKED, tensors(ASKED))
+        await async_until(lambda: in_flight(*servers) == 1)
+        leased, other = servers if in_flight(servers[0]) else servers[::-1]
+        await fleet.update_weights(3, tensors(3))
+        assert leased.weights == ASKED
+        dead, left = (leased, other) if dies == "the leased one" else (other, leased)
+        await dead.die()
+        await async_until(lambda: left.weights == 3)
+        assert_true(await sample(fleet, 20, "t"))
+        assert 3 in versions([await evaluating])

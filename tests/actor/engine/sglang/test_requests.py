@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,16 @@ from asyncrl.actor.engine.sglang.requests import NEUTRAL, generate_body, read_se
 from asyncrl.types import Sampling
 
 
-def answer(tokens: list[int], finish: dict[str, Any], **meta: Any) -> dict[str, Any]:
+def answer(tokens: list[int], finish: dict[str, Any], **meta: Any) -> bytes:
     pairs = [[-0.5 - index, token, None] for index, token in enumerate(tokens)]
     known = {"output_token_logprobs": pairs, "finish_reason": finish, "weight_version": "3-me"}
-    return {"output_ids": tokens, "meta_info": {**known, **meta}}
+    return json.dumps({"output_ids": tokens, "meta_info": {**known, **meta}}).encode()
 
 
 def test_a_request_sets_the_temperature_and_nothing_that_bends_logprobs() -> None:
     body = generate_body("r", np.array([1, 2], np.int32), Sampling(0.7, 9), (5,), "3-me")
     sampling = body.pop("sampling_params")
-    assert sampling == {"temperature": 0.7, "max_new_tokens": 9, "stop_token_ids": [5], **NEUTRAL}
+    assert sampling == {"temperature": 0.7, "max_new_tokens": 9, "stop_token_ids": (5,), **NEUTRAL}
     assert body == {"rid": "r", "input_ids": [1, 2], "return_logprob": True, "extra_key": "3-me"}
     assert "extra_key" not in generate_body("r", np.array([1], np.int32), Sampling(), (), None)
 
@@ -61,16 +62,18 @@ def test_how_a_segment_ends(tokens: list[int], finish: dict[str, Any], limit: in
 @pytest.mark.parametrize(
     "broken",
     [
-        "just text",
-        {"output_ids": [1]},
+        b"just text",
+        b'{"output_ids": [1]}',
         answer([1], {"type": "length"}, output_token_logprobs=[]),
         answer([1], {"type": "length"}, output_token_logprobs=[[None, 1, None]]),
         answer([1], {"type": "length"}, output_token_logprobs=[[float("nan"), 1, None]]),
         answer([1], {"type": "stop", "matched": "NaN happened"}),
+        answer([-1], {"type": "length"}),
+        answer([1 << 31], {"type": "length"}),
         answer([1, 2], {"type": "length"}, weight_versions=[{"version": "3", "start": 0, "end": 1}]),
         answer([1, 2], {"type": "length"}, weight_versions=[{"version": "3", "start": 1, "end": 2}]),
     ],
 )
-def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: Any) -> None:
+def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: bytes) -> None:
     with pytest.raises(ServerFaultError):
         read_segment(broken, 9, ())

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
+from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError, decoded
 from asyncrl.actor.engine.fleet.server import Segment
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.vllm.server import VllmServer
@@ -63,14 +63,15 @@ class _Recorder(Http):
         super().__init__(url)
         self.exchanges: list[dict[str, Any]] = []
 
-    async def call(self, method: str, path: str, data: bytes | None, timeout_s: float | None) -> Any:
+    async def call(self, method: str, path: str, data: bytes | None = None, timeout_s: float | None = None) -> bytes:
         exchange = {"method": method, "path": path, "body": json.loads(data) if data else None, "status": 200}
         self.exchanges.append(exchange)
         try:
-            exchange["answer"] = _trimmed(path, answer := await super().call(method, path, data, timeout_s))
+            answer = await super().call(method, path, data, timeout_s)
         except ServerRefusedError as error:
             exchange.update(status=int(str(error).partition(" answered ")[2][:3]), answer=str(error).partition(": ")[2])
             raise
+        exchange["answer"] = _trimmed(path, decoded(answer))
         return answer
 
 

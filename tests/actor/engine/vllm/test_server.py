@@ -113,19 +113,19 @@ def test_a_request_overrides_every_default_that_bends_logprobs_or_ends_a_turn(ki
     else:
         body = asked = completion_body("policy", "r", ids(1, 2), Sampling(0.7, 9), (8,), "salt")
         assert (body["model"], body["prompt"], body["return_token_ids"]) == ("policy", [1, 2], True)
-    assert (asked["temperature"], asked["max_tokens"], asked["stop_token_ids"]) == (0.7, 9, [8])
+    assert (asked["temperature"], asked["max_tokens"], asked["stop_token_ids"]) == (0.7, 9, (8,))
     assert (asked["top_p"], asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
     assert (asked["presence_penalty"], asked["frequency_penalty"]) == (0.0, 0.0)
     assert (asked["ignore_eos"], asked["logprobs"]) == (True, 0)
     assert body["cache_salt"] == "salt"
 
 
-def told(**changes: Any) -> dict[str, Any]:
+def told(**changes: Any) -> bytes:
     """The recorded answer of four tokens, changed."""
-    return {"choices": [{**recorded_choice(SPANS, "whole"), **changes}]}
+    return json.dumps({"choices": [{**recorded_choice(SPANS, "whole"), **changes}]}).encode()
 
 
-def with_logprob(value: float) -> dict[str, Any]:
+def with_logprob(value: float) -> bytes:
     logprobs = copy.deepcopy(recorded_choice(SPANS, "whole")["logprobs"])
     logprobs["content"][1]["logprob"] = value
     return told(logprobs=logprobs)
@@ -145,8 +145,8 @@ def test_an_abort_before_the_first_token_gives_an_empty_segment() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        "text",
-        {"choices": []},
+        b"text",
+        b'{"choices": []}',
         told(token_ids=None),
         told(token_ids=[7]),
         told(logprobs=None),
@@ -156,7 +156,7 @@ def test_an_abort_before_the_first_token_gives_an_empty_segment() -> None:
         told(weight_versions=[{"version": "3-me", "start": 0, "end": 3}]),
     ],
 )
-def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: Any) -> None:
+def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: bytes) -> None:
     with pytest.raises(ServerFaultError):
         read_segment(broken, 9, ())
 

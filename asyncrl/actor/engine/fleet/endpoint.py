@@ -1,0 +1,244 @@
+"""One server of the fleet: joined, brought to the newest weights, watched, and joined again after a fault.
+
+    LOST ──join──► STALE ──load a whole update──► READY ◄──a check passes──┐
+                     ▲                              │  └──a request fails──► SUSPECT
+                     └───────a newer update─────────┴─────────────────────────┘
+    any state ──a fault of join, load or check──► LOST
+
+Only a READY endpoint is given requests, and its server has exactly the weights of `version`. A fault in an update leads
+to LOST: a server with unknown weights gets no requests until a whole update has succeeded. What the server reported of
+its weights before it joined does not count. Requests in flight end with a fault when their endpoint is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actor.engine.fleet.server import Segment, Server, ServerFaultError
+from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.errors import EngineError, WeightsError
+from asyncrl.types import NO_VERSION, Sampling
+
+logger = logging.getLogger(__name__)
+
+RETRY_DOUBLINGS = 5
+
+
+class State(Enum):
+    LOST = auto()
+    STALE = auto()
+    READY = auto()
+    SUSPECT = auto()
+
+
+class Condition:
+    """As asyncio.Condition, without a lock: for tasks of one event loop."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def notify_all(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for(self, predicate: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Whether `predicate` became true within `seconds`; it is tried now and after every `notify_all`."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not predicate():
+                    await self._changed.wait()
+        except TimeoutError:
+            return predicate()
+        return True
+
+
+class Endpoint:
+    """`target` gives the update that the server should have, `switch` brings the server to it.
+
+    `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. A server is
+    checked every `check_s`. A lost one is joined again after `retry_s`; the pause doubles with every update that fails.
+    `counts` gets `server_faults` and `server_updates`.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        target: Callable[[Endpoint], Update | None],
+        switch: Switch,
+        changed: Callable[[], None],
+        counts: Counter[str],
+        *,
+        check_s: float,
+        retry_s: float = 1.0,
+    ) -> None:
+        self.server = server
+        self.state = State.LOST
+        self.version = NO_VERSION
+        self._target = target
+        self._switch = switch
+        self._changed = changed
+        self._counts = counts
+        self._check_s = check_s
+        self._retry_s = retry_s
+        self._failed_updates = 0
+        self._label = ""
+        self._logged = ""
+        self._in_flight: set[asyncio.Timeout] = set()
+        self._condition = Condition()
+        self._keeper = asyncio.create_task(self._keep(), name=f"endpoint {server.url}")
+
+    @property
+    def ready(self) -> bool:
+        return self.state is State.READY
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that the server has not answered yet."""
+        return len(self._in_flight)
+
+    def notify(self) -> None:
+        self._condition.notify_all()
+
+    async def idle(self, seconds: float) -> bool:
+        """Whether no request was in flight at some moment of the next `seconds`."""
+        return await self._condition.wait_for(lambda: not self._in_flight, seconds)
+
+    async def generate(
+        self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salted: bool
+    ) -> Segment:
+        """As the server does; `salted` keeps prefixes of other versions apart.
+
+        Raises ServerFaultError also where the server was lost meanwhile, or answers with weights that are not ours.
+        """
+        label = self._label
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._in_flight.add(scope)
+                segment = await self.server.generate(rid, tokens, sampling, stop, label if salted else None)
+            self._check_labels(segment, label)
+        except TimeoutError as error:
+            raise ServerFaultError(f"{self.server.url} was lost") from error
+        except ServerFaultError:
+            if self.ready:
+                self._enter(State.SUSPECT)
+            raise
+        finally:
+            self._in_flight.discard(scope)
+            if not self._in_flight:
+                self.notify()
+        return segment
+
+    async def leave(self, grace_s: float) -> None:
+        """Keep the server no longer. Requests in flight may end within `grace_s`, unless this interrupts an update."""
+        ready = self.ready
+        self._keeper.cancel()
+        try:
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            await self.idle(grace_s if ready else 0.0)
+            self.lose()
+            await self.server.leave()
+        finally:
+            await self.server.close()
+
+    def _check_labels(self, segment: Segment, sent_under: str) -> None:
+        """Without spans a request never meets an update, so that its label is that under which it was sent."""
+        owner = owner_of(sent_under)
+        for span in segment.spans:
+            if owner_of(span.label) != owner or (not self.server.spans and span.label != sent_under):
+                raise ServerFaultError(
+                    f"{self.server.url} answered with weights {span.label!r}, which it was not given"
+                )
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._serve()
+            except Exception as error:
+                if (task := asyncio.current_task()) and task.cancelling():
+                    raise
+                if not isinstance(error, EngineError | WeightsError):
+                    logger.exception("an unexpected error of %s", self.server.url)
+                self._log(error)
+            self.version = NO_VERSION
+            self._enter(State.LOST)
+            self.lose()
+            await asyncio.sleep(self._retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
+
+    async def _serve(self) -> None:
+        """Join the server and keep its weights up to date. Returns only by an error."""
+        await self.server.join()
+        logger.info("%s joined", self.server.url)
+        self._enter(State.STALE)
+        while True:
+            if update := self._newer():
+                await self._update(update)
+            elif not await self._condition.wait_for(self._has_work, self._check_s) or self.state is State.SUSPECT:
+                await self.server.check()
+                if self.state is State.SUSPECT:
+                    self._enter(State.READY)
+
+    def _newer(self) -> Update | None:
+        target = self._target(self)
+        return target if target is not None and target.version > self.version else None
+
+    def _has_work(self) -> bool:
+        return self.state is State.SUSPECT or self._newer() is not None
+
+    async def _update(self, update: Update) -> None:
+        self._enter(State.STALE)
+        self._failed_updates += 1
+        with update.kept():
+            await self._switch(self, update)
+        self._failed_updates = 0
+        self.version, self._label = update.version, update.label
+        self._counts["server_updates"] += 1
+        self._enter(State.READY)
+
+    def _log(self, error: Exception) -> None:
+        if self.state is not State.LOST:
+            self._counts["server_faults"] += 1
+            logger.warning("%s is lost, its requests go to other servers: %s", self.server.url, error)
+        elif str(error) != self._logged:
+            logger.info("waiting for %s: %s", self.server.url, error)
+            self._logged = str(error)
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self.notify()
+        self._changed()
+
+    def lose(self) -> None:
+        """End the requests in flight with a fault."""
+        for scope in self._in_flight:
+            interrupt(scope)
+
+
+Switch = Callable[[Endpoint, Update], Awaitable[None]]
+"""Brings an endpoint's server to an update; the endpoint gets no new requests meanwhile."""
+
+
+def interrupt(scope: asyncio.Timeout) -> None:
+    """Have the body of `scope` end with TimeoutError now."""
+    if not scope.expired():
+        scope.reschedule(asyncio.get_running_loop().time())
+
+
+def label_of(version: int, owner: str) -> str:
+    return f"{version}-{owner}"
+
+
+def version_of(label: str) -> int:
+    """The version in a label that `label_of` made."""
+    return int(label.partition("-")[0])
+
+
+def owner_of(label: str) -> str:
+    return label.partition("-")[2]
