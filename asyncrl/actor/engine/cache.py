@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from asyncrl.actor.engine.scheduler import Chunk
+from asyncrl.actor.engine.scheduler import SlotChunk
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.attention import check_positions, check_same_logits, inspect_attention
 
@@ -61,7 +61,7 @@ class Layout:
     the index among the N of each chunk's last token.
     """
 
-    def __init__(self, cache: SlotCache, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, cache: SlotCache, chunks: Sequence[SlotChunk]) -> None:
         slots, starts, stops = np.array(chunks, np.int64).T
         counts = stops - starts
         ends = counts.cumsum()
@@ -182,9 +182,9 @@ def _check_kind(model: Any, cache: SlotCache) -> None:
 def _check_slots(model: Any, cache: SlotCache, ids: torch.Tensor, alone: torch.Tensor) -> None:
     """Compute `ids` in slot 0 by a chunk and then token by token, while slot 1 takes them in one chunk."""
     half, count = max(1, len(ids) // 2), len(ids)
-    passes = [[Chunk(0, 0, half)], *([Chunk(0, index, index + 1)] for index in range(half, count))]
+    passes = [[SlotChunk(0, 0, half)], *([SlotChunk(0, index, index + 1)] for index in range(half, count))]
     if len(cache.keys[0]) > 1:
-        passes[-1].append(Chunk(1, 0, count))
+        passes[-1].append(SlotChunk(1, 0, count))
     for chunks in passes:
         layout = Layout(cache, chunks)
         where = torch.cat([torch.arange(chunk.start, chunk.end, device=ids.device) for chunk in chunks])

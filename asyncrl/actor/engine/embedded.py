@@ -33,7 +33,7 @@ from asyncrl.actor.engine.base import EngineStats, Generation
 from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.actor.engine.parameters import Parameters
 from asyncrl.actor.engine.sampling import request_key, sample, uniforms
-from asyncrl.actor.engine.scheduler import Chunk, Request, Scheduler, Slot
+from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
@@ -243,7 +243,7 @@ class EmbeddedEngine:
             logger.exception("a forward pass failed; the requests in it end with an error")
             self._scheduler.fail_running(EngineError(f"a forward pass failed: {error!r}"))
 
-    def _advance(self, work: Sequence[tuple[Slot, Chunk]]) -> None:
+    def _advance(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
         complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
         tokens, logprobs = self._forward(work, complete)
         for slot, chunk in work:
@@ -258,7 +258,9 @@ class EmbeddedEngine:
                 error = EngineError(f"version {self._version} gives logits that are not finite")
                 self._scheduler.fail(slot.request, error)
 
-    def _forward(self, work: Sequence[tuple[Slot, Chunk]], complete: Sequence[int]) -> tuple[list[int], list[float]]:
+    def _forward(
+        self, work: Sequence[tuple[Slot, SlotChunk]], complete: Sequence[int]
+    ) -> tuple[list[int], list[float]]:
         """One pass over `work`; a token and its log-prob for each chunk that completes its sequence."""
         layout = Layout(self._cache, [chunk for _, chunk in work])
         ids = [token for slot, chunk in work for token in slot.tokens[chunk.start : chunk.end]]

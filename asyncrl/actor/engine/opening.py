@@ -14,7 +14,7 @@ from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_file, listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
-from asyncrl.actor.engine.fleet.server import Server
+from asyncrl.actor.engine.fleet.server import InferenceServer
 from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
@@ -29,7 +29,10 @@ from asyncrl.weights.channels.opening import weights_dir
 from asyncrl.weights.nccl import agree_with_servers
 from asyncrl.weights.staging import staging_device
 
-SERVERS: Mapping[str, Callable[[TrainConfig, str], Server]] = {"sglang": SglangServer.of, "vllm": VllmServer.of}
+SERVERS: Mapping[str, Callable[[TrainConfig, str], InferenceServer]] = {
+    "sglang": SglangServer.of,
+    "vllm": VllmServer.of,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Slot:
     cached: int = 0
 
 
-class Chunk(NamedTuple):
+class SlotChunk(NamedTuple):
     """The tokens [start, end) of the sequence in slot `slot`: those to compute now."""
 
     slot: int
@@ -93,11 +93,11 @@ class Scheduler:
             raise EngineError(f"session {request.session!r} is generating already; await it or release it first")
         self._waiting[request.session] = request
 
-    def plan(self) -> list[tuple[Slot, Chunk]]:
+    def plan(self) -> list[tuple[Slot, SlotChunk]]:
         """What the next pass computes, chunks of one token first."""
         self._admit()
-        single: list[tuple[Slot, Chunk]] = []
-        longer: list[tuple[Slot, Chunk]] = []
+        single: list[tuple[Slot, SlotChunk]] = []
+        longer: list[tuple[Slot, SlotChunk]] = []
         budget = self._prefill_tokens
         for slot in self._running.values():
             count = len(slot.tokens) - slot.cached
@@ -105,7 +105,7 @@ class Scheduler:
                 count = min(count, budget)
                 budget -= count
             if count:
-                chunk = Chunk(slot.index, slot.cached, slot.cached + count)
+                chunk = SlotChunk(slot.index, slot.cached, slot.cached + count)
                 (single if count == 1 else longer).append((slot, chunk))
         return single + longer
 

@@ -21,7 +21,7 @@ from asyncrl.actor.engine.fleet.discovery import Discovery, listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.fleet.server import Server
+from asyncrl.actor.engine.fleet.server import InferenceServer
 from asyncrl.actor.engine.fleet.switch import Switcher
 from asyncrl.errors import EngineError
 from asyncrl.machine.child import kill_group, last_lines, start_guarded
@@ -120,7 +120,7 @@ def folders(directory: Path, **options: Any) -> Folders:
 @asynccontextmanager
 async def fleet_over(
     servers: Sequence[str] | Discovery,
-    open_server: Callable[[str], Server],
+    open_server: Callable[[str], InferenceServer],
     model: Any,
     mode: str = "retract",
     segment_tokens: int = 0,

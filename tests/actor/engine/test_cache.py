@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asyncrl.actor.engine.cache import Layout, SlotCache
-from asyncrl.actor.engine.scheduler import Chunk
+from asyncrl.actor.engine.scheduler import SlotChunk
 from tests.actor.engine.support import CONFIGS
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -28,7 +28,11 @@ def test_decoding_slots_and_chunks_see_exactly_their_own_past_at_every_length(de
     for tensor in (*cache.keys, *cache.values):
         tensor.normal_()
     for length in range(3, 140):
-        chunks = [Chunk(3, length - 1, length), Chunk(0, length // 2, length // 2 + 1), Chunk(4, length // 3, length)]
+        chunks = [
+            SlotChunk(3, length - 1, length),
+            SlotChunk(0, length // 2, length // 2 + 1),
+            SlotChunk(4, length // 3, length),
+        ]
         total = sum(chunk.end - chunk.start for chunk in chunks)
         query, (key, value) = torch.randn(total, 4, 16), torch.randn(2, total, 2, 16)
         layout = Layout(cache, chunks)

@@ -54,11 +54,11 @@ def test_a_configured_fleet_pushes_whole_models_by_folder_and_serves(model: Path
             config.weights.transports = ["disk"]
             opened = open_engine(config)
             assert isinstance(opened.engine, Fleet)
-            [keep] = opened.keepers
-            keeper = asyncio.create_task(keep())
+            keepers = [asyncio.ensure_future(keep()) for keep in opened.keepers]
             await opened.engine.update_weights(7, dict(tiny_model().named_parameters()))
             got = await opened.engine.generate(ids(), Sampling(1.0, 3), (), "s")
-            keeper.cancel()
+            for keeper in keepers:
+                keeper.cancel()
             await opened.engine.close()
             return got
 

@@ -21,7 +21,7 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.fleet.server import Segment, Server, ServerFaultError
+from asyncrl.actor.engine.fleet.server import InferenceServer, Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 RETRY_DOUBLINGS = 5
 
 
-class State(Enum):
+class EndpointState(Enum):
     LOST = auto()
     STALE = auto()
     READY = auto()
@@ -69,7 +69,7 @@ class Endpoint:
 
     def __init__(
         self,
-        server: Server,
+        server: InferenceServer,
         target: Callable[[Endpoint], Update | None],
         switch: Switch,
         changed: Callable[[], None],
@@ -79,7 +79,7 @@ class Endpoint:
         retry_s: float = 1.0,
     ) -> None:
         self.server = server
-        self.state = State.LOST
+        self.state = EndpointState.LOST
         self.version = NO_VERSION
         self._target = target
         self._switch = switch
@@ -96,7 +96,7 @@ class Endpoint:
 
     @property
     def ready(self) -> bool:
-        return self.state is State.READY
+        return self.state is EndpointState.READY
 
     @property
     def in_flight(self) -> int:
@@ -128,7 +128,7 @@ class Endpoint:
             raise ServerFaultError(f"{self.server.url} was lost") from error
         except ServerFaultError:
             if self.ready:
-                self._enter(State.SUSPECT)
+                self._enter(EndpointState.SUSPECT)
             raise
         finally:
             self._in_flight.discard(scope)
@@ -168,7 +168,7 @@ class Endpoint:
                     logger.exception("an unexpected error of %s", self.server.url)
                 self._log(error)
             self.version = NO_VERSION
-            self._enter(State.LOST)
+            self._enter(EndpointState.LOST)
             self.lose()
             await asyncio.sleep(self._retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
 
@@ -176,41 +176,43 @@ class Endpoint:
         """Join the server and keep its weights up to date. Returns only by an error."""
         await self.server.join()
         logger.info("%s joined", self.server.url)
-        self._enter(State.STALE)
+        self._enter(EndpointState.STALE)
         while True:
             if update := self._newer():
                 await self._update(update)
-            elif not await self._condition.wait_for(self._has_work, self._check_s) or self.state is State.SUSPECT:
+            elif (
+                not await self._condition.wait_for(self._has_work, self._check_s) or self.state is EndpointState.SUSPECT
+            ):
                 await self.server.check()
-                if self.state is State.SUSPECT:
-                    self._enter(State.READY)
+                if self.state is EndpointState.SUSPECT:
+                    self._enter(EndpointState.READY)
 
     def _newer(self) -> Update | None:
         target = self._target(self)
         return target if target is not None and target.version > self.version else None
 
     def _has_work(self) -> bool:
-        return self.state is State.SUSPECT or self._newer() is not None
+        return self.state is EndpointState.SUSPECT or self._newer() is not None
 
     async def _update(self, update: Update) -> None:
-        self._enter(State.STALE)
+        self._enter(EndpointState.STALE)
         self._failed_updates += 1
         with update.kept():
             await self._switch(self, update)
         self._failed_updates = 0
         self.version, self._label = update.version, update.label
         self._counts["server_updates"] += 1
-        self._enter(State.READY)
+        self._enter(EndpointState.READY)
 
     def _log(self, error: Exception) -> None:
-        if self.state is not State.LOST:
+        if self.state is not EndpointState.LOST:
             self._counts["server_faults"] += 1
             logger.warning("%s is lost, its requests go to other servers: %s", self.server.url, error)
         elif str(error) != self._logged:
             logger.info("waiting for %s: %s", self.server.url, error)
             self._logged = str(error)
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: EndpointState) -> None:
         self.state = state
         self.notify()
         self._changed()

@@ -29,9 +29,9 @@ from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock
 from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.endpoint import Condition, Endpoint, Switch, interrupt, label_of
 from asyncrl.actor.engine.fleet.folders import Folders
-from asyncrl.actor.engine.fleet.routing import Lease, Routes
-from asyncrl.actor.engine.fleet.server import Server, ServerFaultError
-from asyncrl.actor.engine.fleet.turn import Turn
+from asyncrl.actor.engine.fleet.routing import EvaluationLease, Routes
+from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
+from asyncrl.actor.engine.fleet.turn import PartialTurn
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
@@ -72,7 +72,7 @@ class Fleet:
     def __init__(
         self,
         discover: Discovery,
-        open_server: Callable[[str], Server],
+        open_server: Callable[[str], InferenceServer],
         switch: Switch,
         *,
         expected: Mapping[str, tuple[int, ...]],
@@ -93,7 +93,7 @@ class Fleet:
         self._endpoints: dict[str, Endpoint] = {}
         self._leaving: set[Endpoint] = set()
         self._routes = Routes()
-        self._lease = Lease(clock)
+        self._lease = EvaluationLease(clock)
         self._turns: dict[str, asyncio.Timeout] = {}
         self._newest: Update | None = None
         self._version = NO_VERSION
@@ -124,7 +124,7 @@ class Fleet:
         self._check(tokens)
         if session in self._turns:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
-        turn = Turn(tokens, sampling, self._settings.segment_tokens)
+        turn = PartialTurn(tokens, sampling, self._settings.segment_tokens)
         # `release` ends the turn through this scope.
         scope = self._turns[session] = asyncio.timeout(None)
         self._idle.busy()
@@ -231,7 +231,7 @@ class Fleet:
             raise WeightsError(f"{weights.path} cannot be given to servers: weights.transports has no disk")
         return self._folders.hold(weights)
 
-    async def _complete(self, turn: Turn, stop: Sequence[int], session: str) -> None:
+    async def _complete(self, turn: PartialTurn, stop: Sequence[int], session: str) -> None:
         failures = 0
         while True:
             endpoint = self._assigned(session) or await self._wait_for_endpoint(session)

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from asyncrl.actor.engine.fleet.endpoint import Endpoint, State
+from asyncrl.actor.engine.fleet.endpoint import Endpoint, EndpointState
 from asyncrl.actor.engine.fleet.update import Update
 
 CROWDED = 2
@@ -38,7 +38,7 @@ class Routes:
         ready would be given everything.
         """
         home = self._homes.get(session)
-        if home is not None and (home not in endpoints or home.state is State.LOST):
+        if home is not None and (home not in endpoints or home.state is EndpointState.LOST):
             self.release(session)
             home = None
         ready = [endpoint for endpoint in endpoints if endpoint.ready and endpoint.version >= version]
@@ -58,7 +58,7 @@ class Routes:
             self._sessions[home] -= 1
 
 
-class Lease:
+class EvaluationLease:
     """The endpoint that is leased to the sessions pinned to one version, which `update` has.
 
     Without `update` no lease is wanted; without `endpoint` none could be had so far. A lease lasts `linger_s` longer
@@ -97,7 +97,7 @@ class Lease:
         """Take or end the lease. Call it after every change of these `endpoints`, and from time to time."""
         if self.update is None:
             return
-        alive = [endpoint for endpoint in endpoints if endpoint.state is not State.LOST]
+        alive = [endpoint for endpoint in endpoints if endpoint.state is not EndpointState.LOST]
         over = self.endpoint is not None and (self.endpoint not in alive or len(alive) < 2)
         if over or not self._in_use(self.update.version):
             self.update = self.endpoint = None

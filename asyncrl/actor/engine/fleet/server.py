@@ -77,7 +77,7 @@ def as_segment(
     return Segment(np.fromiter(tokens, np.int32, count), scores, spans, finish)
 
 
-class Server(Protocol):
+class InferenceServer(Protocol):
     """One server. Every method raises ServerFaultError where the server fails."""
 
     url: str

@@ -14,7 +14,7 @@ request ever meets an update there.
 from __future__ import annotations
 
 from asyncrl.actor.engine.fleet.endpoint import Endpoint
-from asyncrl.actor.engine.fleet.server import Server, ServerFaultError
+from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 
 ABORT_RETRY_S = 0.1
@@ -40,7 +40,7 @@ class Switcher:
         else:
             await self._idle(endpoint, update)
 
-    async def _paused(self, server: Server, update: Update) -> None:
+    async def _paused(self, server: InferenceServer, update: Update) -> None:
         await server.pause(self._mode)
         await server.load(update)
         if self._flush:

@@ -13,7 +13,7 @@ from asyncrl.actor.engine.fleet.server import Segment
 from asyncrl.types import Sampling
 
 
-class Turn:
+class PartialTurn:
     """A turn that continues `prompt`. One request asks for `segment_tokens` at most; 0 asks for the whole turn."""
 
     def __init__(self, prompt: NDArray[np.int32], sampling: Sampling, segment_tokens: int = 0) -> None:

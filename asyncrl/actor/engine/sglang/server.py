@@ -39,7 +39,7 @@ FLUSH_RETRY_S = 0.05
 
 
 class SglangServer:
-    """A `Server` (see the fleet's protocol) at `url`.
+    """An `InferenceServer` (see the fleet's protocol) at `url`.
 
     `context` is the number of tokens that it must take. A check waits `silence_s` for it, a process group `timeout_s`,
     any other call of an update `load_s`. Groups go beyond loopback only where `insecure`.

@@ -29,7 +29,7 @@ _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MU
 
 
 class VllmServer:
-    """A `Server` (see the fleet's protocol) at `url`, which must take `context` tokens.
+    """An `InferenceServer` (see the fleet's protocol) at `url`, which must take `context` tokens.
 
     `tied` is whether the policy's output layer is its embedding. A check waits `silence_s`, an update `load_s`.
     """
