@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from asyncrl.scoring.shaping import (
     transformed,
 )
 from asyncrl.scoring.transcript import Decoder, Passage, Transcript, transcripts
+from asyncrl.scoring.verifier import Verifier
 from asyncrl.text import reason_of
 from asyncrl.types import Labels, Lease
 
@@ -56,12 +57,6 @@ class KindUnavailableError(ScoringError):
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
         self.kind = kind
-
-
-class RuleScorer(Protocol):
-    """Scores episodes by rule, several at once; see `Verifier`."""
-
-    def submit(self, given: RuleInput) -> Future[RuleScores]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +79,7 @@ class Scorer:
         self,
         config: ScoringConfig,
         tokenizer: Decoder,
-        rules: RuleScorer | None = None,
+        rules: Verifier | None = None,
         prm: ProcessRewardModel | None = None,
         outcome_model: OutcomeModel | None = None,
     ) -> None:

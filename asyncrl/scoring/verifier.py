@@ -1,4 +1,4 @@
-"""Scores by rule in processes of their own, which are killed when a rule overruns its limits.
+"""Scores by rule in processes of their own, which are killed when a rule overruns its limits: both sides of the pipe.
 
 A rule is user code: it may loop for ever, hold the interpreter in a regular expression, use up the memory, or crash.
 None of that may stop the scorer or become a reward. The process ends itself when a rule takes too long, and writes on
@@ -8,7 +8,9 @@ process would reach the rule as an exception, which the rule may take for a wron
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -18,22 +20,42 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 from typing import Any
 
 import psutil
 
 from asyncrl.config.schema import ModelConfig, ScoringConfig
-from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
-from asyncrl.wire import MAX_LARGE_HEADER_BYTES, Message, decode, encode, join, split, task_body, trajectory_message
+from asyncrl.scoring.rules.confined import limit_memory
+from asyncrl.scoring.rules.registry import RuleSet, load_rules
+from asyncrl.text import reason_of
+from asyncrl.wire import (
+    MAX_LARGE_HEADER_BYTES,
+    Buffer,
+    Message,
+    decode,
+    encode,
+    join,
+    read_task,
+    read_trajectory,
+    split,
+    task_body,
+    trajectory_message,
+)
+
+logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 """For the start of the process and the imports of its rules."""
 
 GRACE_S = 2.0
 """For the process to end itself."""
+
+_BACKSTOP = 8
+"""A multiple of the memory limit. The parent kills the process long before, unless it is gone or too slow."""
 
 _WATCH_S = 0.1
 """Between two measurements of memory. A rule that returns sooner is never measured."""
@@ -144,7 +166,7 @@ class RuleMemoryError(Exception):
 
 
 class _RuleProcess:
-    """A running `verifier_process`. Messages pass a pipe in the wire format.
+    """A running process of `serve`. Messages pass a pipe in the wire format.
 
     The process leads a session of its own, so that everything that a rule started is killed with it.
     """
@@ -154,7 +176,7 @@ class _RuleProcess:
         fd = theirs.fileno()
         # What can be imported here can be imported there.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "asyncrl.scoring.verifier_process", str(fd), json.dumps(settings)]
+        command = [sys.executable, "-m", "asyncrl.scoring.verifier", str(fd), json.dumps(settings)]
         self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
         self._memory_before = 0
         theirs.close()
@@ -208,3 +230,79 @@ def _resident(process: psutil.Process) -> int:
             return int(process.memory_info().rss)
         return int(getattr(memory, "pss", memory.uss))
     return 0
+
+
+def serve(fd: int, settings: Mapping[str, Any]) -> None:
+    """The process: answers each episode from the pipe `fd` with scores, and ends with the pipe and its session."""
+    # Processes that a rule starts must not hold the pipe open.
+    os.set_inheritable(fd, False)
+    pipe = Connection(fd)
+    try:
+        _serve(pipe, settings)
+    except Exception:
+        logger.exception("the process that runs the rules has failed")
+    finally:
+        pipe.close()
+        os.killpg(0, signal.SIGKILL)
+
+
+def _serve(pipe: Connection, settings: Mapping[str, Any]) -> None:
+    try:
+        rules = _load(settings)
+    except AsyncrlError as error:
+        _send(pipe, _failed(str(error)))
+        return
+    limit_memory(_BACKSTOP * settings["rule_memory_mb"] << 20)
+    _send(pipe, Message("ready"))
+    with suppress(EOFError):
+        while True:
+            request = pipe.recv_bytes()
+            faulthandler.dump_traceback_later(settings["timeout_s"], exit=True)
+            reply = _score(rules, request, time.monotonic() + settings["timeout_s"])
+            faulthandler.cancel_dump_traceback_later()
+            _send(pipe, reply)
+
+
+def _load(settings: Mapping[str, Any]) -> RuleSet:
+    def tokenizer() -> Any:
+        if settings["policy"] is None:
+            raise ConfigError("a verl reward manager needs model.path, whose tokenizer it is made with")
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(settings["policy"], trust_remote_code=settings["trust_remote_code"])
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path={settings['policy']} has no tokenizer: {error}") from error
+
+    return load_rules(ScoringConfig(rule=settings["rule"], rules=settings["rules"]), tokenizer)
+
+
+def _score(rules: RuleSet, request: Buffer, deadline: float) -> Message:
+    message = decode(split(request), MAX_LARGE_HEADER_BYTES)
+    body, trajectory = message.body, read_trajectory(message)
+    texts = body["answer"], body["response"]
+    given = RuleInput(read_task(body["row"]), trajectory, *texts, deadline, body["full_answer"])
+    try:
+        found = rules.score(given)
+    except ScoringError as error:
+        return _failed(str(error))
+    except Exception as error:
+        logger.exception("the rule failed on trajectory %s", given.trajectory.id)
+        return _failed(f"the rule raised {reason_of(error)}")
+    return Message("scores", body={"outcome": found.outcome, "total": found.total, "scores": dict(found.scores)})
+
+
+def _failed(reason: str) -> Message:
+    return Message("failed", body={"reason": reason})
+
+
+def _send(pipe: Connection, message: Message) -> None:
+    try:
+        frames = encode(message)
+    except WireError as error:
+        frames = encode(_failed(f"the rule's scores cannot be sent: {error}"))
+    pipe.send_bytes(join(frames))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), json.loads(sys.argv[2]))

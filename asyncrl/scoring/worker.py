@@ -12,17 +12,17 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from asyncrl.config.needs import serves
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.observe.metrics import Metrics
-from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode
+from asyncrl.replay.client import ReplayClient
+from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
 from asyncrl.scoring.stats import ScoringStats
-from asyncrl.types import Labels, Lease
+from asyncrl.types import Lease
 
 REPORT_S = 5.0
 RENEWALS_PER_LEASE = 4
@@ -35,38 +35,13 @@ logger = logging.getLogger(__name__)
 Result = ScoredEpisode | ScoringError
 
 
-class ScoringClient(Protocol):
-    """The replay, as a scorer sees it. Every call returns when the replay has answered."""
-
-    def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
-        """Trajectories that need a kind of `serves`, bounded by number and tokens; waits about a second for the first.
-        Earlier leases that were neither labelled nor failed go back first, without counting an attempt."""
-        ...
-
-    def renew(self) -> None:
-        """Extend the leases."""
-        ...
-
-    def label(self, labels: Sequence[Labels]) -> None:
-        """Raises RefusedError; WireError: some labels cannot be sent, and none were."""
-        ...
-
-    def scoring_failed(self, trajectory_id: str, reason: str) -> None: ...
-
-
-class BatchScorer(Protocol):
-    """Scores leases, in order; see `Scorer`."""
-
-    def score(self, leases: Sequence[Lease]) -> Iterator[Result]: ...
-
-
 class ScoringWorker:
     """Scores until it is stopped. `lease_s` is how long the replay waits for a silent scorer."""
 
     def __init__(
         self,
-        client: ScoringClient,
-        scorer: BatchScorer,
+        client: ReplayClient,
+        scorer: Scorer,
         config: ScoringConfig,
         metrics: Metrics,
         lease_s: float,
@@ -201,7 +176,7 @@ class Outages:
 class _Background:
     """A thread that scores batches, one after another. It ends with the process."""
 
-    def __init__(self, scorer: BatchScorer) -> None:
+    def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
         self._batches: queue.SimpleQueue[Sequence[Lease]] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Result | None] = queue.SimpleQueue()

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.modelling.attention import longest_plain
-from asyncrl.scoring.models.architecture import longest_input
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.batching import micro_batches, pass_cost, share_prefixes
 from asyncrl.scoring.models.checkpoint import Checkpoint
-from asyncrl.scoring.models.encoding import Encode, Encoded, Encoder
+from asyncrl.scoring.models.encoding import Encode, Encoded, Encoder, longest_input
 from asyncrl.scoring.transcript import Transcript
 
 Readout = Callable[[Tensor, Tensor], Tensor]
@@ -91,10 +90,12 @@ class CausalReader:
             past.batch_repeat_interleave(len(inputs))
         ids = [each.ids[prefix:end] for each, end in zip(inputs, ends, strict=True)]
         hidden = self._run(ids, past, use_cache=prefix > 0).last_hidden_state
-        where = [(row, at) for row, each in enumerate(inputs) for at in chain.from_iterable(each.reads)]
-        rows = torch.tensor([row for row, _ in where], device=hidden.device)
-        columns = torch.tensor([at - prefix for _, at in where], device=hidden.device)
-        following = torch.tensor([_following(inputs[row].ids, at) for row, at in where], device=hidden.device)
+        where = [
+            (row, at - prefix, each.ids[at + 1] if at + 1 < len(each.ids) else 0)
+            for row, each in enumerate(inputs)
+            for at in chain.from_iterable(each.reads)
+        ]
+        rows, columns, following = torch.tensor(where, device=hidden.device).T
         values = self._readout(hidden[rows, columns], following).double().cpu().numpy()
         return _sum_by_step(values, inputs)
 
@@ -110,10 +111,6 @@ def _caches_attention_only(config: Any) -> bool:
     """Whether several inputs can continue a cached prefix: recurrent layers keep another kind of state."""
     layers = set(getattr(config, "layer_types", None) or ())
     return hasattr(config, "num_attention_heads") and layers <= {"full_attention", "sliding_attention"}
-
-
-def _following(ids: Sequence[int], position: int) -> int:
-    return ids[position + 1] if position + 1 < len(ids) else 0
 
 
 def _sum_by_step(values: NDArray[np.float64], inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.scoring.models.architecture import is_causal, logits_are_the_heads
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "pytorch_model*.bin"]
 _SAMPLE = 1 << 20
+_NOISE, _HALF_NOISE = 1e-4, 0.02
+"""The share of hidden states or logits that rounding may change, in float32 and in half precision."""
 
 
 class Checkpoint:
@@ -35,10 +36,16 @@ class Checkpoint:
         self._key = key
         if config.path is None:
             raise ConfigError(f"{key}.path must be set: a local folder or a hub name")
-        local = Path(config.path)
-        self.folder = local if local.is_dir() else self._download(config.path)
-        version = _digest(local) if local.is_dir() else self.folder.name[:8]
-        self.name = f"{local.name}@{version}"
+        self.folder = Path(config.path)
+        if self.folder.is_dir():
+            version = _digest(self.folder)
+        else:
+            from huggingface_hub import snapshot_download
+
+            with self._refusing():
+                self.folder = Path(snapshot_download(config.path, allow_patterns=_HUB_FILES))
+            version = self.folder.name[:8]
+        self.name = f"{Path(config.path).name}@{version}"
 
     def refuse(self, problem: str) -> ConfigError:
         """An error that names the key, its value and the problem."""
@@ -112,12 +119,6 @@ class Checkpoint:
             for name in names & stored.keys():
                 yield name, stored[name]
 
-    def _download(self, path: str) -> Path:
-        from huggingface_hub import snapshot_download
-
-        with self._refusing():
-            return Path(snapshot_download(path, allow_patterns=_HUB_FILES))
-
     @contextmanager
     def _refusing(self) -> Iterator[None]:
         try:
@@ -136,3 +137,23 @@ def _digest(folder: Path) -> str:
                 stream.seek(start)
                 digest.update(stream.read(_SAMPLE))
     return digest.hexdigest()[:8]
+
+
+@torch.inference_mode()
+def is_causal(backbone: Any) -> bool:
+    """Whether hidden states do not depend on later tokens, tried out on one short input with two endings."""
+    tokens = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=backbone.device)
+    one, other = (backbone(input_ids=each[None]).last_hidden_state[0, :3].float() for each in tokens)
+    return _same(one, other, backbone.dtype)
+
+
+@torch.inference_mode()
+def logits_are_the_heads(model: Any) -> bool:
+    """Whether a causal language model's logits are those of its head, neither scaled nor capped."""
+    tokens = torch.tensor([[3, 4, 5, 6]], device=model.device)
+    head = model.get_output_embeddings()(model.base_model(input_ids=tokens).last_hidden_state)
+    return _same(head.float(), model(input_ids=tokens).logits.float(), model.dtype)
+
+
+def _same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    return bool((one - other).norm() <= (_NOISE if dtype == torch.float32 else _HALF_NOISE) * one.norm())

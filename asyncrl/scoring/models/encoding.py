@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from torch import nn
 
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.transcript import Transcript
@@ -42,7 +45,9 @@ class Encoder:
         kept = list(transcript)
         encoded = self.encode(kept)
         while len(encoded.ids) > self.max_tokens:
-            tool_result = _oldest_tool_result(kept) if self.drop_oldest else None
+            steps = [index for index, passage in enumerate(kept) if passage.is_step]
+            between = range(steps[0], steps[-1]) if steps and self.drop_oldest else range(0)
+            tool_result = next((index for index in between if not kept[index].is_step), None)
             if tool_result is None:
                 without = " without its tool results" if self.drop_oldest else ""
                 raise ScoringError(
@@ -53,11 +58,14 @@ class Encoder:
         return encoded
 
 
-def _oldest_tool_result(transcript: Transcript) -> int | None:
-    steps = [index for index, passage in enumerate(transcript) if passage.is_step]
-    if not steps:
-        return None
-    return next((index for index in range(steps[0], steps[-1]) if not transcript[index].is_step), None)
+def longest_input(model: Any) -> int:
+    """The most tokens that the model was made for; sys.maxsize if its configuration does not say."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        # RoBERTa and models like it begin to count after the position of the padding.
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            limit = module.num_embeddings - module.padding_idx - 1
+    return limit if isinstance(limit, int) and limit > 0 else sys.maxsize
 
 
 def tokenize(transcript: Transcript, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]]:

@@ -7,6 +7,7 @@ model with several labels by the probability of `label`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,24 @@ from torch import Tensor
 
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.scoring.models.architecture import classifies_padded, longest_input
+from asyncrl.modelling.attention import longest_plain
 from asyncrl.scoring.models.batching import micro_batches, pass_cost
 from asyncrl.scoring.models.checkpoint import Checkpoint
-from asyncrl.scoring.models.encoding import Encode, Encoded, Encoder, chat_frame, problem_and_steps, words
+from asyncrl.scoring.models.encoding import (
+    Encode,
+    Encoded,
+    Encoder,
+    chat_frame,
+    longest_input,
+    problem_and_steps,
+    words,
+)
 from asyncrl.scoring.transcript import Transcript
+
+_PADDED = {
+    *("bert", "distilbert", "roberta", "xlm-roberta", "electra", "albert", "deberta-v2", "modernbert"),
+    *("gpt2", "gpt_neox", "opt", "bloom"),
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,9 @@ class SequenceClassifier:
     def __init__(self, checkpoint: Checkpoint, model: Any, encode: Encode, label: int) -> None:
         self.name = checkpoint.name
         self._model = model
-        self._padding = _padding_token(model)
+        named = getattr(model.config.get_text_config(), "pad_token_id", None)
+        is_token = named is not None and 0 <= named < model.get_input_embeddings().num_embeddings
+        self._padding = named if is_token else None
         self._label = label
         # No input is as short as 0 tokens, so every input becomes a batch of its own.
         self._micro_tokens = checkpoint.micro_tokens if classifies_padded(model) else 0
@@ -54,7 +70,11 @@ class SequenceClassifier:
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> list[float]:
-        longest, padding = max(len(each) for each in ids), self._padding_for(ids)
+        longest, padding = max(len(each) for each in ids), self._padding
+        if padding is None:
+            # A token with which no input ends: the model reads its score at the last token that is not padding.
+            ends = {each[-1] for each in ids}
+            padding = next(token for token in range(len(ends) + 1) if token not in ends)
         self._model.config.get_text_config().pad_token_id = padding
         tokens = self._tensor([[*each, *[padding] * (longest - len(each))] for each in ids])
         mask = self._tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
@@ -63,22 +83,20 @@ class SequenceClassifier:
         scores = logits[:, 0] if logits.shape[1] == 1 else logits.softmax(-1)[:, self._label]
         return [float(score) for score in scores.cpu()]
 
-    def _padding_for(self, ids: Sequence[Sequence[int]]) -> int:
-        """The model's padding token. If it has none, a token with which no input ends: the model reads its score at
-        the last token that is not padding."""
-        if self._padding is not None:
-            return self._padding
-        ends = {each[-1] for each in ids}
-        return next(token for token in range(len(ends) + 1) if token not in ends)
-
     def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(rows, device=self._model.device)
 
 
-def _padding_token(model: Any) -> int | None:
-    """The padding token of the model's configuration, if it is a token of the model."""
-    named = getattr(model.config.get_text_config(), "pad_token_id", None)
-    return named if named is not None and 0 <= named < model.get_input_embeddings().num_embeddings else None
+def classifies_padded(model: Any) -> bool:
+    """Whether the scores of a sequence classifier are known not to change with padding on the right.
+
+    They do not change in models that read the last token of the input, and in encoders that mask the padding. Other
+    models convolve or mix over the padding, or read the last position.
+    """
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    known = isinstance(model, GenericForSequenceClassification) or model.config.model_type in _PADDED
+    return known and longest_plain(model.config) == sys.maxsize
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> SequenceClassifier:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from asyncrl.errors import ScoringError
 
@@ -41,12 +41,8 @@ Prepare = Callable[[str], Any]
 Compare = Callable[[Any, str], float]
 
 
-class Confined(Protocol):
-    """Scores an answer under limits; see `Confinement.score`. Rules get it with the deadline bound."""
-
-    def __call__(
-        self, prepare: Prepare, compare: Compare, truth: str, answer: str, cpu_s: float
-    ) -> Mapping[str, float]: ...
+Confined = Callable[[Prepare, Compare, str, str, float], Mapping[str, float]]
+"""`Confinement.score` with the deadline bound: takes prepare, compare, truth, answer and cpu_s."""
 
 
 class Confinement:

@@ -45,7 +45,9 @@ def verl_manager(manager: Callable[..., Any]) -> RuleFunction:
 
     Raises ScoringError: the manager returned something else.
     """
-    options = {"return_dict": True} if _takes_return_dict(manager) else {}
+    parameters = inspect.signature(manager).parameters.values()
+    takes_option = any(each.name == "return_dict" or each.kind is each.VAR_KEYWORD for each in parameters)
+    options = {"return_dict": True} if takes_option else {}
 
     def score(given: RuleInput) -> Any:
         result = completed(manager(VerlBatch.of(given), **options))
@@ -57,11 +59,6 @@ def verl_manager(manager: Callable[..., Any]) -> RuleFunction:
         return _numbers({**extra, "score": float(result["reward_tensor"].sum())})
 
     return score
-
-
-def _takes_return_dict(manager: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(manager).parameters.values()
-    return any(each.name == "return_dict" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def as_config(value: Any) -> Any:
@@ -84,15 +81,6 @@ def num_turns(trajectory: Trajectory) -> int:
     each run as one. Only the last branch counts."""
     start, _ = prompt_and_response(trajectory)
     return sum(1 for _ in groupby(turn.role for turn in trajectory.turns if turn.start >= start))
-
-
-@dataclass(frozen=True)
-class VerlItem:
-    """One row of a batch."""
-
-    batch: Mapping[str, Any]
-    non_tensor_batch: Mapping[str, Any]
-    meta_info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,20 +111,28 @@ class VerlBatch:
             "attention_mask": torch.ones_like(tokens),
             "response_mask": mask[:, start:],
         }
-        return cls(tensors, {name: _objects(value) for name, value in _row(given).items()})
+        task = given.task
+        row = {
+            "data_source": task.data_source,
+            "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
+            "extra_info": dict(task.extra_info),
+            "raw_prompt": [dict(message) for message in task.messages],
+            "reward_scores": {},
+            "__num_turns__": num_turns(trajectory),
+        }
+        return cls(tensors, {name: _objects(value) for name, value in row.items()})
 
     def __len__(self) -> int:
         return len(next(iter(self.batch.values()), next(iter(self.non_tensor_batch.values()), ())))
 
-    def __getitem__(self, index: int | slice) -> Any:
-        """One row, or the rows of a slice as a batch."""
-        kind = VerlBatch if isinstance(index, slice) else VerlItem
+    def __getitem__(self, index: int | slice) -> VerlBatch:
+        """The rows of a slice, or one row, whose fields have no batch dimension."""
         if not isinstance(index, slice) and not -len(self) <= index < len(self):
             raise IndexError(index)
         rows = {name: tensor[index] for name, tensor in self.batch.items()}
-        return kind(rows, {name: values[index] for name, values in self.non_tensor_batch.items()}, self.meta_info)
+        return VerlBatch(rows, {name: values[index] for name, values in self.non_tensor_batch.items()}, self.meta_info)
 
-    def __iter__(self) -> Iterator[VerlItem]:
+    def __iter__(self) -> Iterator[VerlBatch]:
         return (self[index] for index in range(len(self)))
 
     def pop(
@@ -151,18 +147,6 @@ class VerlBatch:
             {name: self.non_tensor_batch.pop(name) for name in non_tensor_batch_keys or ()},
             {name: self.meta_info.pop(name) for name in meta_info_keys or ()},
         )
-
-
-def _row(given: RuleInput) -> dict[str, Any]:
-    task = given.task
-    return {
-        "data_source": task.data_source,
-        "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
-        "extra_info": dict(task.extra_info),
-        "raw_prompt": [dict(message) for message in task.messages],
-        "reward_scores": {},
-        "__num_turns__": num_turns(given.trajectory),
-    }
 
 
 def _objects(value: Any) -> np.ndarray[Any, Any]:

@@ -15,15 +15,11 @@ from transformers import (
 
 from asyncrl.config.schema import OutcomeModelConfig
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.models.architecture import (
-    classifies_padded,
-    is_causal,
-    logits_are_the_heads,
-    longest_input,
-)
 from asyncrl.scoring.models.causal import CausalReader, linear
-from asyncrl.scoring.models.encoding import Encoded
+from asyncrl.scoring.models.checkpoint import is_causal, logits_are_the_heads
+from asyncrl.scoring.models.encoding import Encoded, longest_input
 from asyncrl.scoring.models.registry import load_outcome_model
+from asyncrl.scoring.models.sequence_classifier import classifies_padded
 from asyncrl.scoring.transcript import Passage
 from tests.scoring.models.support import HIDDEN, SHAPE, VOCABULARY, byte_tokenizer, load, save
 
