@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+import asyncrl
 from asyncrl.config.commands import COMMANDS, role_help, usage
 from asyncrl.config.keys import did_you_mean
 
@@ -15,9 +16,7 @@ def main() -> None:
     if name in ("-h", "--help"):
         sys.stdout.write(usage())
     elif name == "--version":
-        from importlib.metadata import version
-
-        sys.stdout.write(f"asyncrl {version('asyncrl')}\n")
+        sys.stdout.write(f"asyncrl {asyncrl.__version__}\n")
     elif name not in COMMANDS:
         sys.stderr.write(f"asyncrl: there is no command {name!r}{did_you_mean(name, COMMANDS)}\n\n{usage()}")
         sys.exit(2)

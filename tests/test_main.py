@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
 
+import asyncrl
 from asyncrl.config.commands import COMMANDS
 from tests.helpers import GENEROUS_S
 
@@ -31,7 +31,7 @@ def test_help_names_every_command() -> None:
         (["learner", "--help", "replay.filter"], "replay.filter.min_reward: a number or null (default null)"),
         (["actor", "--help", "lerner"], "lerner: there is no such section; did you mean learner?"),
         (["keys", "--help"], "--out"),
-        (["--version"], f"asyncrl {version('asyncrl')}"),
+        (["--version"], f"asyncrl {asyncrl.__version__}"),
     ],
 )
 def test_help_and_version(arguments: list[str], text: str) -> None:
