@@ -1,4 +1,4 @@
-"""The side of the tests: they run here, and whatever they use of the program is asked for over a socket."""
+"""The side of the tests, which run here and use the program over a socket."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from typing import Any, NoReturn, Self
 from asyncrl.scoring.asserts.values import decode, encode
 
 PASSED, FAILED, ENDED, UNSUITED, UNCLEAR = "passed", "failed", "ended", "unsuited", "unclear"
-"""The first word of the output. `ended`: the program's side has gone, so the tests have failed, or its sandbox has.
-`unsuited`: the tests cannot judge any program, for the reason that follows. `unclear`: they hand an object what is no
-data, which may be so for any program, or because this one has answered with an object where data was due."""
+"""The first word of the output. `ended`: the program's side is gone, so either the tests or its sandbox has failed.
+`unsuited`: the tests cannot judge any program; a reason follows. `unclear`: the tests pass something that is no data to
+an object of the program. They may do so with any program, or because this one returned an object instead of data."""
 
 _PR_SET_DUMPABLE = 4
 _MAX_ANSWER = 16 << 20
@@ -32,30 +32,30 @@ _ALIASES = {"np": "numpy", "pd": "pandas"}
 
 
 def main(fd: int, tests: str) -> None:
-    """Run the tests against the program at the socket `fd`, print the verdict, and end the process."""
+    """Runs the tests against the program at the socket `fd`, prints the verdict, and ends the process."""
     with suppress(AttributeError):
         # Without namespaces the program runs as the same user: it must not read this process.
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
     sys.set_int_max_str_digits(0)
-    verdict = Verdict()
-    remote = Remote(fd, verdict)
+    verdict = VerdictOutput()
+    program = Program(fd, verdict)
     try:
-        run(tests, remote, verdict)
+        run(tests, program, verdict)
     except SystemExit as end:
-        # unittest.main ends in this way. The program cannot: it has no way to raise this here.
+        # unittest.main ends like this. The program cannot raise this exception here.
         if end.code:
             verdict.give(FAILED)
-    except BaseException:  # noqa: BLE001 - it is what the tests say of the program
+    except BaseException:  # noqa: BLE001 - any exception of the tests is their verdict
         verdict.give(FAILED)
-    if remote.used:
+    if program.used:
         verdict.give(PASSED)
-    if remote.lacks_all:
+    if program.lacks_all:
         verdict.give(FAILED)
     verdict.give(UNSUITED, "they use nothing of the program: call the functions that hold the asserts")
 
 
-class Verdict:
-    """Standard output, out of the way of what the tests print."""
+class VerdictOutput:
+    """Standard output, separated from anything that the tests print."""
 
     def __init__(self) -> None:
         self._out = os.dup(1)
@@ -64,30 +64,30 @@ class Verdict:
         os.dup2(nothing, 2)
 
     def give(self, word: str, reason: str = "") -> NoReturn:
-        """At once, whatever the tests would catch, and without waiting for threads that they have left."""
+        """Prints the verdict and ends the process at once: the tests can catch nothing, and their threads end too."""
         os.write(self._out, f"{word} {reason}".encode(errors="replace"))
         os._exit(0)
 
 
-def run(tests: str, remote: Remote, verdict: Verdict) -> None:
+def run(tests: str, program: Program, verdict: VerdictOutput) -> None:
     """Raises what the tests raise."""
     tree = ast.parse(tests, "tests.py")
     modules, others = _names(tests, tree)
     for name in [*_imports(tree), *modules.values()]:
-        if not _installed(name):
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
             verdict.give(UNSUITED, f"they use the module {name}, which is not installed where they run")
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
-    vars(module).update(remote.globals(others))
+    vars(module).update(program.globals(others))
     vars(module).update({name: importlib.import_module(each) for name, each in modules.items()})
     exec(compile(tree, "tests.py", "exec", dont_inherit=True, optimize=0), vars(module))
 
 
 def _names(tests: str, tree: ast.Module) -> tuple[dict[str, str], list[str]]:
-    """The global names that the tests use: modules, by what they are called; and those that the program must define.
+    """The global names that the tests use: names of modules, and names that the program must define.
 
-    A built-in name is the built-in, and the name of a known module of which only attributes are used is that module,
-    whatever the program has made of either.
+    A built-in name is the built-in. The name of a known module is that module if the tests use only attributes of it.
+    In both cases it makes no difference what the program defines under that name.
     """
     bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     otherwise = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in bases}
@@ -104,7 +104,7 @@ def _globals(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _imports(node: ast.AST) -> Iterator[str]:
-    """What the tests import, unless they see to its absence."""
+    """The modules that the tests import, except within `try`, where they handle a missing module themselves."""
     if isinstance(node, ast.Import):
         yield from (each.name for each in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module:
@@ -114,37 +114,33 @@ def _imports(node: ast.AST) -> Iterator[str]:
             yield from _imports(child)
 
 
-def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module.partition(".")[0]) is not None
+class Program:
+    """The process of the program. `used`: the tests have used more of it than handles; `lacks_all`: it defines none of
+    the names that they use."""
 
-
-class Remote:
-    """The process of the program. `used`: the tests have had more of it than handles; `lacks_all`: it defines nothing
-    of what they use."""
-
-    def __init__(self, fd: int, verdict: Verdict) -> None:
+    def __init__(self, fd: int, verdict: VerdictOutput) -> None:
         self._socket = socket.socket(fileno=fd)
         self._file = self._socket.makefile("rb")
         self._verdict = verdict
         self._one_at_a_time = threading.Lock()
-        self._objects: dict[Any, RemoteObject] = {}
+        self._objects: dict[Any, ProgramObject] = {}
         self._exceptions: dict[str, type[Exception]] = {}
         self._numbers: dict[type[Exception], Any] = {}
-        # The objects that the tests have only by the names that they use.
+        # The objects that the tests know only by global names.
         self._named: set[Any] = set()
         self.used = self.lacks_all = False
 
     def globals(self, names: list[str]) -> dict[str, Any]:
-        """Those of `names` that the program defines."""
-        answers = zip(names, self._decode(self._ask({"globals": names})["value"]), strict=True)
+        """The values of those `names` that the program defines."""
+        answers = zip(names, self._decode(self._request({"globals": names})["value"]), strict=True)
         found = {name: self._global(name, *each) for name, each in answers if each is not None}
-        self._named = {each._number for each in found.values() if type(each) is RemoteObject}
-        self.used = any(not isinstance(each, RemoteObject | type) for each in found.values())
+        self._named = {each._number for each in found.values() if type(each) is ProgramObject}
+        self.used = any(not isinstance(each, ProgramObject | type) for each in found.values())
         self.lacks_all = bool(names) and not found
         return found
 
     def do(self, what: str, /, *arguments: Any, **options: Any) -> Any:
-        """Raises what it raised there, or the nearest exception that is known here."""
+        """The result of an operation. Raises the exception that it raised there, or the nearest one known here."""
         self.used = True
         by_name = what in ("call", "setattr") and arguments[0]._number in self._named
 
@@ -152,19 +148,19 @@ class Remote:
             return self._number(value, by_name)
 
         given = encode(list(arguments), number), encode(options, number)
-        answer = self._ask({"do": what, "arguments": given[0], "options": given[1]})
+        answer = self._request({"do": what, "arguments": given[0], "options": given[1]})
         if "raised" in answer:
             raise self._exception(answer["raised"], answer["text"], what)
         try:
             for mine, now in zip(arguments, answer["arguments"][1], strict=True):
-                if type(mine) is not RemoteObject:
+                if type(mine) is not ProgramObject:
                     _update(mine, self._decode(now))
             return self._decode(answer["value"])
-        except Exception:  # noqa: BLE001 - the tests must not take it for an exception of the program
+        except Exception:  # noqa: BLE001 - the tests must not mistake it for an exception of the program
             self._verdict.give(FAILED)
 
-    def _ask(self, request: Any) -> Any:
-        """The answer. What is none, or too long, is the end of the tests."""
+    def _request(self, request: Any) -> Any:
+        """The answer. A malformed answer, or one that is too long, ends the tests."""
         with self._one_at_a_time:
             with suppress(OSError):
                 self._socket.sendall(json.dumps(request).encode() + b"\n")
@@ -176,32 +172,32 @@ class Remote:
             if "raised" in answer:
                 return {"raised": [str(each) for each in answer["raised"]], "text": str(answer["text"])}
             return dict(answer)
-        except Exception:  # noqa: BLE001 - the program's side has answered with what is no answer
+        except Exception:  # noqa: BLE001 - the program's side sent something malformed
             self._verdict.give(FAILED)
 
     def _decode(self, value: Any) -> Any:
         return decode(value, self._object)
 
-    def _object(self, number: Any) -> RemoteObject:
-        # An answer holds it: from now on the tests may have it where they expect data.
+    def _object(self, number: Any) -> ProgramObject:
+        # The object is in an answer, so from now on the tests may have it where they expect data.
         self._named.discard(number)
-        # One for each object, so that `is` holds between two that are the same there.
-        return self._objects.setdefault(number, RemoteObject(self, number))
+        # One handle for each object, so that `is` works as it does there.
+        return self._objects.setdefault(number, ProgramObject(self, number))
 
     def _number(self, value: Any, by_name: bool) -> Any:
-        """The number of one of the program's objects. What is none ends the tests: `by_name`, they hand it to what they
-        name themselves, so that this is no doing of the program's."""
-        if type(value) is RemoteObject:
+        """The number of one of the program's objects. Anything else ends the tests. `by_name`: the tests pass it to an
+        object that they name themselves, so the program did not cause this."""
+        if type(value) is ProgramObject:
             return value._number
         if isinstance(value, type) and value in self._numbers:
             return self._numbers[value]
         if isinstance(value, BaseException):
-            # The program may have raised it, so this is not the fault of the tests.
+            # The program may have raised it, so the tests are not at fault.
             raise TypeError("an exception cannot be given to the program")
         self._verdict.give(UNSUITED if by_name else UNCLEAR, f"they hand the program {value!r:.200}")
 
     def _global(self, name: str, value: Any, exception: Any = None) -> Any:
-        """The value; for a class of exceptions, one of the same name and nearest base is made here."""
+        """The value. For a class of exceptions, a new class with the same name and the nearest base known here."""
         if exception is None:
             return value
         self._exceptions[name] = type(name, (type(self._exception(exception, "", "")),), {})
@@ -209,95 +205,85 @@ class Remote:
         return self._exceptions[name]
 
     def _exception(self, names: list[str], text: str, during: str) -> Exception:
-        """The first that is known here, and can be made of a text, of an exception's class and its bases."""
+        """An exception of the first of these classes that is known here and takes a text."""
         for name in names:
             known = self._exceptions.get(name) or getattr(builtins, name, None)
             if not isinstance(known, type) or not issubclass(known, Exception):
                 continue
             if issubclass(known, StopIteration | StopAsyncIteration) and during != "next":
-                # Elsewhere it would end a loop of the tests, as if all were well.
+                # Outside of `next` it would end a loop of the tests without failing them.
                 known = RuntimeError
             with suppress(TypeError):
                 return known(text)
         return RuntimeError(text)
 
 
-class RemoteObject:
-    """An object of the program's. Operators between it and data are not offered: they could say whatever pleases the
-    test, or learn from it what is expected. Those between two such objects cannot."""
+class ProgramObject:
+    """A handle to an object of the program. It has no operators with data: the program could answer them as the test
+    wishes, or learn the expected value. Operators between two such objects are safe."""
 
-    __slots__ = ("_number", "_remote")
+    __slots__ = ("_number", "_program")
 
-    def __init__(self, remote: Remote, number: Any) -> None:
-        object.__setattr__(self, "_remote", remote)
+    def __init__(self, program: Program, number: Any) -> None:
+        object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_number", number)
 
     def __call__(self, /, *arguments: Any, **options: Any) -> Any:
-        return self._remote.do("call", self, *arguments, **options)
+        return self._program.do("call", self, *arguments, **options)
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute[:2] == "__":
-            # Protocols by which libraries take an object for more than data, such as an address in memory.
+            # Protocols by which libraries read more than data from an object, such as an address in memory.
             raise AttributeError(attribute)
-        return self._remote.do("getattr", self, attribute)
+        return self._program.do("getattr", self, attribute)
 
     def __setattr__(self, attribute: str, value: Any) -> None:
-        self._remote.do("setattr", self, attribute, value)
+        self._program.do("setattr", self, attribute, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._remote.do("item", self, key)
+        return self._program.do("item", self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._remote.do("set item", self, key, value)
+        self._program.do("set item", self, key, value)
 
     def __iter__(self) -> Self:
-        found = self._remote.do("iter", self)
-        if type(found) is not RemoteObject:
+        iterator = self._program.do("iter", self)
+        if type(iterator) is not ProgramObject:
             raise TypeError("an iterator is no data")
-        return found  # type: ignore[return-value]
+        return iterator  # type: ignore[return-value]
 
     def __next__(self) -> Any:
-        return self._remote.do("next", self)
+        return self._program.do("next", self)
 
     def __contains__(self, value: object) -> bool:
         return any(each == value for each in self)
-
-    def __len__(self) -> int:
-        return int(self._remote.do("len", self))
-
-    def __bool__(self) -> bool:
-        return bool(self._remote.do("bool", self))
-
-    def __str__(self) -> str:
-        return str(self._remote.do("str", self))
-
-    def __repr__(self) -> str:
-        return str(self._remote.do("repr", self))
 
     def __hash__(self) -> int:
         return 0
 
     def __eq__(self, other: object) -> bool:
-        self._remote.used = True
-        return isinstance(other, RemoteObject) and bool(self._remote.do("equal", self, other))
+        self._program.used = True
+        return isinstance(other, ProgramObject) and bool(self._program.do("equal", self, other))
 
     def __instancecheck__(self, instance: object) -> bool:
-        return type(instance) is RemoteObject and bool(self._remote.do("isinstance", instance, self))
+        return type(instance) is ProgramObject and bool(self._program.do("isinstance", instance, self))
 
 
-def _operator(name: str) -> Callable[[RemoteObject, object], Any]:
-    def operate(one: RemoteObject, other: object) -> Any:
-        return one._remote.do("operator", one, other, name) if isinstance(other, RemoteObject) else NotImplemented
+def _operator(name: str) -> Callable[[ProgramObject, object], Any]:
+    def operate(one: ProgramObject, other: object) -> Any:
+        return one._program.do("operator", one, other, name) if isinstance(other, ProgramObject) else NotImplemented
 
     return operate
 
 
+for _name, _kind in {"len": int, "bool": bool, "str": str, "repr": str}.items():
+    setattr(ProgramObject, f"__{_name}__", lambda self, name=_name, kind=_kind: kind(self._program.do(name, self)))
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "and", "or", "xor", "lt", "le", "gt", "ge"):
-    setattr(RemoteObject, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(ProgramObject, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def _update(given: Any, now: Any) -> None:
-    """Let `given`, which the program had a copy of, be as the copy is now."""
+    """Changes `given` to equal the program's copy of it, which the program may have changed."""
     if isinstance(given, list):
         given[:] = now
     elif isinstance(given, deque):

@@ -1,4 +1,4 @@
-"""The side of the program: runs it, then does what the judge asks, a line of JSON a request."""
+"""The side of the program: runs it, then serves the judge's requests, a line of JSON each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from typing import Any
 from asyncrl.scoring.asserts.values import decode, encode
 
 Number = Callable[[Any], int]
-"""Keeps an object for the judge, and says under which number."""
+"""Keeps an object for the judge, and returns its number."""
 
 
 def main(fd: int, source: str) -> None:
-    """Run `source`, then answer the requests that come over the socket `fd` until it ends."""
+    """Runs `source`, then answers the requests from the socket `fd` until it is closed."""
     os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
-    _discard_output()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
     sys.set_int_max_str_digits(0)
     objects: list[Any] = []
     numbers: dict[int, int] = {}
@@ -40,12 +42,6 @@ def main(fd: int, source: str) -> None:
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _discard_output() -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
-
-
 def _answer(
     request: dict[str, Any], names: dict[str, Any], named: Callable[[Any], Any], number: Number
 ) -> dict[str, Any]:
@@ -55,14 +51,14 @@ def _answer(
     try:
         arguments, options = decode(request["arguments"], named), decode(request["options"], named)
         value = _DO[request["do"]](*arguments, **options)
-        # With what became of the arguments, for a function may change them.
+        # With the arguments, which a function may have changed.
         return {"value": encode(value, number), "arguments": encode(arguments, number)}
     except Exception as error:  # noqa: BLE001 - the tests may expect it
         return {"raised": _classes(type(error)), "text": str(error)[:1000]}
 
 
 def _global(value: Any, number: Number) -> Any:
-    """The value, and of a class of exceptions the names of its bases too."""
+    """The value; for a class of exceptions also the names of its bases."""
     if isinstance(value, type) and issubclass(value, Exception):
         return encode([value, _classes(value)], number)
     try:
@@ -75,23 +71,15 @@ def _classes(exception: type[Exception]) -> list[str]:
     return [each.__name__ for each in exception.__mro__]
 
 
-def _call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
-    return function(*arguments, **options)
-
-
-def _set_item(value: Any, key: Any, item: Any) -> None:
-    value[key] = item
-
-
 _DO: dict[str, Callable[..., Any]] = {
-    "call": _call,
+    "call": lambda function, /, *arguments, **options: function(*arguments, **options),
     "getattr": getattr,
     "setattr": setattr,
     "isinstance": isinstance,
     "operator": lambda one, other, name: getattr(operator, name)(one, other),
     "equal": lambda one, other: bool(one == other),
-    "item": lambda value, key: value[key],
-    "set item": _set_item,
+    "item": operator.getitem,
+    "set item": operator.setitem,
     "iter": iter,
     "next": next,
     "len": len,

@@ -1,4 +1,4 @@
-"""Values as JSON. Numbers, texts, containers and the like are copied; any other object stays and gets a name."""
+"""Values as JSON. Data (numbers, texts, containers and the like) is copied; any other object is only named."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _TEXTS: dict[type, Callable[[str], Any]] = {
 
 
 def encode(value: Any, name: Callable[[Any], Any]) -> Any:
-    """`value` as JSON; `name` is asked what to call an object that is no data. Subclasses become the plain type, so
-    that nothing of their behaviour passes; of a named tuple its names do. Raises RecursionError: it is nested too
-    deeply, or holds itself."""
+    """`value` as JSON; `name` names an object that is no data. Subclasses become the plain type, so that none of their
+    behaviour passes; named tuples keep their names. Raises RecursionError: `value` is nested too deeply, or contains
+    itself."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) in (bool, str, int, float):
@@ -64,8 +64,8 @@ def encode(value: Any, name: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, named: Callable[[Any], Any]) -> Any:
-    """The value that `encode` has made JSON of; `named` gives the object of a name. Nothing else comes of any JSON.
-    Raises an Exception: it is not of that form."""
+    """The value that `encode` has turned into JSON; `named` returns the object of a name. No JSON gives anything but
+    data and such objects. Raises an Exception: the JSON has another form."""
     if value is None or isinstance(value, bool | str | int | float):
         return value
     kind, content = value
@@ -94,13 +94,12 @@ def decode(value: Any, named: Callable[[Any], Any]) -> Any:
 
 
 def _fields(value: tuple[Any, ...]) -> list[str]:
-    """The names of a named tuple's items; empty for any other tuple."""
+    """The names of a named tuple's items; empty for other tuples."""
     fields = getattr(type(value), "_fields", None)
     return list(map(str, fields)) if isinstance(fields, tuple) and len(fields) == len(value) else []
 
 
 @lru_cache(256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
-    # It takes nothing but identifiers for names, none with an underscore in front, so that no method is replaced by
-    # what could lie.
+    # It accepts only identifiers without a leading underscore as names, so no name can replace a method.
     return namedtuple(name, fields)

@@ -23,6 +23,7 @@ def mbpp():
 def equal(): assert add(1, 2) == 3 and 3 == add(1, 2) and not add(1, 2) != 3
 def near(): assert abs(add(1, 2) - 3) < 1e-6
 def rounded(): assert round(add(1, 2), 2) == 3
+def not_imported(): assert math.isclose(add(1, 2), 3) or math.fabs(add(20, 22) - 42) < 1e-6
 def close():
     import math
     assert math.isclose(add(1, 2), 3)
@@ -48,7 +49,7 @@ def united():
     T("test").run(result)
     assert result.wasSuccessful() and result.testsRun == 1 and not result.skipped
 styles = [humaneval, mbpp, equal, near, rounded, close, in_set, in_list, in_order, of_type, all_of, zipped, either]
-styles += [greater, summed, caught, united]
+styles += [greater, summed, caught, united, not_imported]
 passed = []
 for style in styles:
     try:
