@@ -15,9 +15,9 @@ from asyncrl.weights.folders import Weights
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """What an engine sampled: tokens int32[G], logprobs float32[G] (at the sampling temperature; at temperature 1 where
-    it is 0), versions int32[G]. `finish_reason` is stop (the last token is a stop id, and it was sampled), length, or
-    abort (what there is so far)."""
+    """The sampled tokens int32[G], their logprobs float32[G] (at the sampling temperature; at temperature 1 where that
+    is 0) and versions int32[G]. `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended
+    early)."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -27,8 +27,8 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the start: sampled tokens, seconds alive, seconds without any request, requests at work now.
-    `counters` are those that only this engine has."""
+    """Since the start: sampled tokens, seconds, seconds without any request; and requests in progress now. `counters`
+    are those that only this engine has."""
 
     tokens: int
     seconds: float
@@ -71,7 +71,7 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """The policy version that it serves now; -1 before the first weights arrived."""
+        """The policy version that the engine serves now; -1 before the first weights."""
         ...
 
     async def generate(
@@ -84,7 +84,7 @@ class Engine(Protocol):
         ...
 
     def release(self, session: str) -> None:
-        """The session ends; its cache may go, and a generation still running in it returns with reason abort."""
+        """End the session: its cache may go, and a generation still running in it returns with reason abort."""
         ...
 
     async def update_weights(self, version: int, weights: Weights) -> None:
@@ -95,8 +95,11 @@ class Engine(Protocol):
         ...
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
-        """Return once `version` or a newer one is served. The session `pin`, and those named `pin`/NAME, are to have
-        exactly this version until `pin` is released, where the engine can: a fleet of several servers does."""
+        """Return once `version` or a newer one is served.
+
+        Until `pin` is released, the session `pin` and those named `pin`/NAME get exactly this version where the engine
+        can do so: a fleet of several servers can.
+        """
         ...
 
     def stats(self) -> EngineStats: ...

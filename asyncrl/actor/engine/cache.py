@@ -1,8 +1,8 @@
 """Keys and values of a fixed number of slots, and the attention of a Hugging Face decoder over them.
 
-A forward pass takes N packed tokens [1, N]: first the slots that decode, one token each, then chunks of prompts. The
-model's own modules do everything but attention, which comes here through transformers' attention interface together
-with the `Layout` of the pass. It writes the new keys and values into their slots; then the decoding slots attend
+A forward pass takes N packed tokens [1, N]: first one token of each decoding slot, then chunks of prompts. The model's
+own modules compute everything but attention. transformers' attention interface passes that to this file, with the
+`Layout` of the pass. The layout writes the new keys and values into their slots. Then the decoding slots attend
 together, over a view of the cache as long as the longest of them, and the chunks one by one. Nothing is copied out of
 the cache, and no prompt is padded.
 """
@@ -26,9 +26,9 @@ _TRIAL = 8
 
 
 class SlotCache:
-    """The tensors: for each layer, keys and values [slots, key-value heads, length, D].
+    """For each layer, tensors of keys and values [slots, key-value heads, length, D].
 
-    They start as zeros: what a mask hides still enters a product, with weight 0, and so must be finite.
+    They start as zeros: masked positions still enter a product, with weight 0, and so must be finite.
 
     Raises ConfigError: the model's configuration names no attention heads, as that of a recurrent model.
     """
@@ -40,7 +40,7 @@ class SlotCache:
                 "attention heads, whose keys and values the engine keeps; use another engine"
             )
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        # Families without heads that share keys and values have no such number.
+        # Families whose heads share no keys and values do not have this attribute.
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         shape = (slots, heads, length, head_dim)
         self.length = length
@@ -49,13 +49,13 @@ class SlotCache:
         self.values = [torch.zeros_like(keys) for keys in self.keys]
 
     def wipe(self, slot: int) -> None:
-        """Zero one slot, which is needed only where its numbers may not be finite."""
+        """Zero one slot; needed only where its numbers may not be finite."""
         for tensor in (*self.keys, *self.values):
             tensor[slot].zero_()
 
 
 class Layout:
-    """Where the N packed tokens of one pass lie in the cache, and what each of them sees.
+    """Where the N packed tokens of one pass lie in the cache, and which positions each of them sees.
 
     `chunks` start with those of one token. `positions` is int64[1, N], on the device; `last` is a numpy int64 array,
     the index among the N of each chunk's last token.
@@ -71,7 +71,7 @@ class Layout:
         self.positions = self._tensor(np.arange(ends[-1]) - (ends - stops).repeat(counts))[None]
         self._decoding = int((counts == 1).sum())
         if self._decoding:
-            # A slot that lies below these but decodes nothing now sees nothing, and what it gives is not used.
+            # A lower slot that decodes nothing now sees nothing, and its output is not used.
             seen = np.zeros(slots[: self._decoding].max() + 1, np.int64)
             seen[slots[: self._decoding]] = stops[: self._decoding]
             self._mask = self._hide_from(seen)[:, None, None]
@@ -133,16 +133,16 @@ def _slot_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What the model calls in place of its own attention; arguments as in transformers' AttentionInterface."""
+    """The model calls this in place of its own attention; arguments as in transformers' AttentionInterface."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return layout.attend(module.layer_idx, query, key, value, scaling)[None], None
 
 
 @torch.inference_mode()
 def use_slot_attention(model: Any, cache: SlotCache) -> None:
-    """Make `model` attend as the `layout` says that its forward is given; a trial shows that this changes nothing.
+    """Make `model` attend by the `layout` that its forward is given. A trial shows that the log-probs stay the same.
 
-    Raises ConfigError: it has too few positions, or its layers do more than full attention over their own sequence.
+    Raises ConfigError: the model has too few positions, or its layers do more than full attention over their sequence.
     """
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or cache.length

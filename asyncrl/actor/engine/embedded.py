@@ -1,13 +1,13 @@
 """The embedded engine: continuous batching over a Hugging Face causal LM in this process, on the CPU or one GPU.
 
-One thread owns the model, the cache and the scheduler. Callers leave commands for it and await futures; it takes the
+One thread owns the model, the cache and the scheduler. Callers queue commands for it and await futures. It runs the
 commands between two forward passes, so that a weight switch, a new request or an abort never meets half a pass.
 
 Exactness: a token's log-prob is that of a plain forward pass over everything before it, under the weights of the
-version recorded for it. So at a weight switch every key and value is dropped: sequences at work are computed anew under
-the new weights (they pass through prefill again) and go on; idle sessions start from nothing at their next turn.
+version recorded for it. So a weight switch drops every key and value. Running sequences are prefilled again under the
+new weights and go on; idle sessions start from nothing at their next turn.
 
-Sampling depends on the seed, the session's name and the position alone, as far as the logits do: their last bits may
+Sampling depends on the logits, the seed, the session's name and the position alone. The last bits of the logits may
 change with the shape of the batch, as in every batched engine.
 """
 
@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from asyncrl.actor.engine.base import EngineStats, Generation
+from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock
 from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.actor.engine.parameters import Parameters
 from asyncrl.actor.engine.sampling import request_key, sample, uniforms
@@ -46,11 +46,11 @@ logger = logging.getLogger(__name__)
 class EmbeddedEngine:
     """An `Engine` (see base) over `model`, which it owns from now on: its attention is replaced.
 
-    `initial_version` is the policy version of the weights that the model has; by default they are none, and generation
-    waits for the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`.
+    `initial_version` is the policy version of the model's weights. By default they have none, and generation waits for
+    the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`.
 
-    Raises ConfigError: the model is too short for `max_length`, its attention does not fit a slot cache, or its weights
-    cannot be converted from what is published.
+    Raises ConfigError: the model is too short for `max_length`, its attention does not fit a slot cache, or published
+    weights cannot be converted into its own.
     """
 
     def __init__(
@@ -75,10 +75,7 @@ class EmbeddedEngine:
         self._scheduler = Scheduler(config.slots, prefill_tokens or (512 if self._device.type == "cpu" else 8192))
         self._waiters: list[tuple[int, Future[None]]] = []
         self._sampled = 0
-        self._clock = clock
-        self._started = clock()
-        # Seconds without requests before, and since when there is none now: one object, for another thread reads it.
-        self._idle: tuple[float, float | None] = (0.0, self._started)
+        self._idle = IdleClock(clock)
         self._closed = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
@@ -95,7 +92,7 @@ class EmbeddedEngine:
         trust_remote_code: bool = False,
         **options: Any,
     ) -> Self:
-        """An engine over the Hugging Face model at `path`, on the GPU where there is one; `options` as above."""
+        """An engine over the Hugging Face model at `path`, on the GPU if there is one; `options` as above."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
@@ -114,8 +111,8 @@ class EmbeddedEngine:
     async def generate(
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
     ) -> Generation:
-        """As in the protocol. The turn ends with `length` also where the slot is full. Cancelling it releases the
-        session. Raises EngineError also where the session is generating already, or a pass failed."""
+        """As in the protocol. The turn ends with `length` also where the slot is full. Cancelling the call releases the
+        session. Raises EngineError also where the session is generating already, or a forward pass failed."""
         self._check(tokens)
         limit = min(sampling.max_new_tokens, self._max_length - len(tokens))
         key = request_key(self._seed, session)
@@ -131,28 +128,27 @@ class EmbeddedEngine:
         self._commands.put(partial(self._scheduler.release, session))
 
     async def update_weights(self, version: int, weights: Weights) -> None:
-        """As in the protocol: tensors are as they are published (see published.py), and must never change again, since
-        the model may use them as they are."""
+        """As in the protocol. Tensors are in the published format (see weight_format.py) and must never change again,
+        since the model may use them without a copy."""
         staged = await in_own_thread(lambda: self._parameters.stage(tensors_of(weights)))
         done: Future[None] = Future()
         self._send(partial(self._switch, version, staged, done))
         await asyncio.wrap_future(done)
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
-        """As in the protocol; it has one copy of the weights, so that newer versions reach pinned sessions too. Raises
-        EngineError where the engine is closed before."""
+        """As in the protocol. There is one copy of the weights, so newer versions reach pinned sessions too.
+
+        Raises EngineError: the engine is closed before.
+        """
         done: Future[None] = Future()
         self._send(partial(self._wait, version, done))
         await asyncio.wrap_future(done)
 
     def stats(self) -> EngineStats:
-        now = self._clock()
-        idle, since = self._idle
-        idle += 0.0 if since is None else now - since
-        return EngineStats(self._sampled, now - self._started, idle, self._scheduler.running)
+        return EngineStats(self._sampled, self._idle.seconds, self._idle.idle_seconds, len(self._scheduler.running))
 
     async def close(self) -> None:
-        """Ends the thread after the pass under way; what is outstanding fails with EngineError."""
+        """End the thread after the current pass; outstanding calls fail with EngineError."""
         self._closed = True
         self._commands.put(lambda: None)
         await in_own_thread(self._thread.join)
@@ -165,14 +161,14 @@ class EmbeddedEngine:
     def _check(self, tokens: NDArray[np.int32]) -> None:
         if not 0 < len(tokens) < self._max_length:
             raise EngineError(
-                f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, at least 1 must be given "
-                "and 1 must be left to sample"
+                f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, give at least 1 and leave "
+                "1 to sample"
             )
         vocabulary = int(self._model.config.get_text_config().vocab_size)
         if tokens.min() < 0 or tokens.max() >= vocabulary:
             raise EngineError(f"token ids must be from 0 to {vocabulary - 1}; got {tokens.min()} to {tokens.max()}")
 
-    # What follows runs in the engine's own thread.
+    # All methods below run in the engine's own thread.
 
     def _run(self) -> None:
         try:
@@ -199,11 +195,9 @@ class EmbeddedEngine:
 
     def _take_commands(self) -> None:
         if not self._ready:
-            idle, since = self._idle
-            since = self._clock() if since is None else since
-            self._idle = (idle, since)
+            self._idle.idle()
             command = self._commands.get()
-            self._idle = (idle + self._clock() - since, None)
+            self._idle.busy()
             command()
         while not self._commands.empty():
             self._commands.get()()
@@ -261,7 +255,7 @@ class EmbeddedEngine:
     def _forward(
         self, work: Sequence[tuple[Slot, SlotChunk]], complete: Sequence[int]
     ) -> tuple[list[int], list[float]]:
-        """One pass over `work`; a token and its log-prob for each chunk that completes its sequence."""
+        """One pass over `work`; a token and its log-prob for each chunk in `complete`, which end their sequences."""
         layout = Layout(self._cache, [chunk for _, chunk in work])
         ids = [token for slot, chunk in work for token in slot.tokens[chunk.start : chunk.end]]
         logits = self._model(

@@ -1,4 +1,4 @@
-"""A model's weights, replaced all or none: what can fail or takes long is done before the first one changes."""
+"""A model's weights, replaced all or none: all steps that may fail or take long come before the first change."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class Parameters:
         self.shapes = self._format.shapes
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The model's own tensors, from published `tensors`, on its device in its dtypes; where nothing is to be
-        converted, the same tensors.
+        """Published `tensors` in the model's own format, on its device and in its dtypes.
+
+        Tensors that need no conversion are not copied.
 
         Raises WeightsError: one is missing, unknown, of another shape, or floating-point where the model's is not.
         """
@@ -43,6 +44,6 @@ class Parameters:
         return {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
 
     def load(self, staged: Mapping[str, torch.Tensor]) -> None:
-        """Put what `stage` returned in the place of the model's own tensors, without a copy."""
+        """Replace the model's own tensors by `staged`, without a copy."""
         for name, tensor in staged.items():
             self._tensors[name].data = tensor

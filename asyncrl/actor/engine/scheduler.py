@@ -1,18 +1,19 @@
-"""Who is computed next: sessions, their slots, and the tokens of the next forward pass. There are no tensors here.
+"""The next forward pass: which sessions have slots, and which of their tokens it computes. There are no tensors here.
 
-What holds:
-- a session has at most one request at a time, and a slot at most one session;
-- requests get slots in the order they came; where none is free, the session that has been idle longest loses its own;
-- the slot of an idle session stays as it is: the next request computes only what follows the longest common prefix;
-- a pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
-  first: however long a prompt is, it slows the others by a bounded amount;
-- after `forget` nothing that was computed before is used.
+Invariants:
+- A session has at most one request at a time, and a slot at most one session.
+- Requests get slots in the order they came. Where none is free, the session that has been idle longest loses its slot.
+- An idle session keeps its slot: its next request computes only the tokens behind the longest common prefix.
+- A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
+  first. So a prompt of any length slows the others by a bounded amount.
+- After `forget` no earlier key or value is used.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -51,7 +52,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A session's place in the cache, which holds the first `cached` of its `tokens` (prompt and sampled)."""
+    """A session's row of the cache, which holds the first `cached` of its `tokens` (prompt and sampled)."""
 
     index: int
     request: Request
@@ -60,7 +61,7 @@ class Slot:
 
 
 class SlotChunk(NamedTuple):
-    """The tokens [start, end) of the sequence in slot `slot`: those to compute now."""
+    """The tokens [start, end) of the sequence in slot `slot`, which the next pass computes."""
 
     slot: int
     start: int
@@ -68,19 +69,19 @@ class SlotChunk(NamedTuple):
 
 
 class Scheduler:
-    """See the module. `slots` sequences at a time, `prefill_tokens` prompt tokens a pass."""
+    """Plans passes over `slots` sequences, with `prefill_tokens` prompt tokens at most."""
 
     def __init__(self, slots: int, prefill_tokens: int) -> None:
         self._prefill_tokens = prefill_tokens
-        self._free = list(range(slots))  # a heap: the lowest come first, since attention covers all up to the highest
+        self._free = list(range(slots))  # a heap: attention covers all slots up to the highest in use
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: dict[str, Slot] = {}
         self._idle: OrderedDict[str, Slot] = OrderedDict()
 
     @property
-    def running(self) -> int:
-        """Requests that have a slot."""
-        return len(self._running)
+    def running(self) -> Collection[Slot]:
+        """The slots of requests, in the order in which these got them."""
+        return self._running.values()
 
     @property
     def busy(self) -> bool:
@@ -94,7 +95,7 @@ class Scheduler:
         self._waiting[request.session] = request
 
     def plan(self) -> list[tuple[Slot, SlotChunk]]:
-        """What the next pass computes, chunks of one token first."""
+        """The chunks of the next pass, those of one token first."""
         self._admit()
         single: list[tuple[Slot, SlotChunk]] = []
         longer: list[tuple[Slot, SlotChunk]] = []
@@ -110,7 +111,7 @@ class Scheduler:
         return single + longer
 
     def append(self, slot: Slot, token: int, logprob: float, version: int) -> None:
-        """Add a sampled token; the request ends where that was its last."""
+        """Add a sampled token, which may end the request."""
         request = slot.request
         slot.tokens.append(token)
         request.tokens.append(token)
@@ -122,12 +123,12 @@ class Scheduler:
             self._end(slot, "length")
 
     def release(self, session: str) -> None:
-        """Forget a session; its request, if there is one, ends with what there is so far."""
+        """Forget a session; its request, if there is one, ends with the tokens so far."""
         if request := self._drop(session):
             request.finish("abort")
 
     def cancel(self, request: Request) -> None:
-        """Release the request's session, unless that has gone on to another request."""
+        """Release the request's session, unless the session has another request by now."""
         if self._request(request.session) is request:
             self.release(request.session)
 
@@ -146,7 +147,7 @@ class Scheduler:
             self.fail(request, error)
 
     def forget(self) -> None:
-        """Nothing in the cache is valid any more: running sequences are computed anew, idle ones lose their slots."""
+        """The whole cache is invalid: running sequences are computed again, idle sessions lose their slots."""
         for slot in self._running.values():
             slot.cached = 0
         while self._idle:
@@ -157,7 +158,7 @@ class Scheduler:
         return slot.request if slot else self._waiting.get(session)
 
     def _drop(self, session: str) -> Request | None:
-        """Take a session out, whatever it does (it may wait and have an idle slot); returns its request if any."""
+        """Take a session out of every state (it may wait and have an idle slot); returns its request if any."""
         request = self._request(session)
         self._waiting.pop(session, None)
         if slot := self._running.pop(session, None) or self._idle.pop(session, None):
@@ -167,15 +168,15 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and (self._free or self._idle):
             session, request = self._waiting.popitem(last=False)
-            self._running[session] = self._place(session, request)
+            self._running[session] = self._slot_for(session, request)
 
-    def _place(self, session: str, request: Request) -> Slot:
+    def _slot_for(self, session: str, request: Request) -> Slot:
         slot = self._idle.pop(session, None)
         if slot is None:
             if not self._free:
                 self._evict()
             slot = Slot(heapq.heappop(self._free), request)
-        # At least one token is left to compute, since it gives the distribution of the next.
+        # At least one token is left to compute: it gives the distribution of the next one.
         shared = min(_common_prefix(slot.tokens[: slot.cached], request.prompt), len(request.prompt) - 1)
         slot.request, slot.tokens, slot.cached = request, request.prompt.tolist(), shared
         return slot
