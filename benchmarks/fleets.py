@@ -23,14 +23,14 @@ from asyncrl.actor.engine.fleet.endpoint import Endpoint
 from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.fleet.switch import Switcher
+from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.actor.engine.sglang.ways import Settings
 from asyncrl.types import RunIdentity
 
 DRAIN_S = 60.0
-BUCKET_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,10 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """How weights reach the servers: the mode, transports and staging of the configuration."""
+    """How weights reach the servers: `weights.mode` and `weights.into_servers` of the configuration."""
 
     mode: str = "abort"
-    transports: Sequence[str] = ("tensor",)
-    staging: str = "cpu"
+    into_servers: str = "auto"
 
 
 @dataclass(slots=True)
@@ -100,19 +99,19 @@ class TimedServer(SglangServer):
 async def fleet_over(
     urls: Sequence[str], policy: Policy, context: int, push: Push, folder: Path, patience_s: float = 300.0
 ) -> AsyncIterator[OpenFleet]:
-    """A fleet over running servers, which need `context` tokens. `folder` is for a transport that writes.
+    """A fleet over running servers, which need `context` tokens. `folder` is for versions that they load.
 
     Raises TimeoutError: no server took the first weights within `patience_s`; the log says why.
     """
-    salted = push.mode == "in_place"
+    settings = Settings(push.into_servers)
 
     def open_server(url: str) -> SglangServer:
-        server = TimedServer(url, context=context, transports=push.transports, bucket_bytes=BUCKET_BYTES)
+        server = TimedServer(url, context=context, settings=settings)
         server.loads = opened.loads
         opened.servers.append(server)
         return server
 
-    switcher = Switcher(push.mode, not salted, DRAIN_S)
+    switcher = Switcher(push.mode, DRAIN_S)
 
     async def switch(endpoint: Endpoint, update: Update) -> None:
         begun = time.perf_counter()
@@ -125,9 +124,8 @@ async def fleet_over(
         switch,
         expected={name: tuple(each.shape) for name, each in policy.tensors.items()},
         vocabulary=policy.vocabulary,
-        settings=FleetSettings(salted=salted),
+        settings=FleetSettings(salted=salted(push.mode)),
         folders=Folders(folder, policy.write_config, RunIdentity("benchmark")),
-        staging=torch.device(push.staging),
     )
     opened = OpenFleet(fleet)
     keeper = asyncio.create_task(fleet.keep())

@@ -105,13 +105,14 @@ async def measure(
             await traffic.end()
         finally:
             traffic.cancel()
-        counters = opened.fleet.stats().counters
+        counters, ways = opened.fleet.stats().counters, {server.way for server in opened.servers}
     costs = [cost_of(traffic.arrivals, begin, end, calm_s) for begin, end in times]
     begin, end = times[0]
     width = calm_s / WINDOWS
     windows = traffic.arrivals.windows(begin - calm_s, width, 2 * WINDOWS + int((end - begin) / width))
     return {
         **asdict(push),
+        "ways_taken": sorted(ways),
         **_summary(costs, policy.nbytes),
         "switch_s": round(statistics.median(opened.switches), 4),
         "load_s": round(statistics.median(opened.loads), 4),

@@ -115,7 +115,7 @@ async def pushes(served: Servers, plan: Plan, wanted: Sequence[Push]) -> list[di
     """A row for every way of pushing."""
     result = []
     for number, push in enumerate(wanted):
-        told = {"mode": push.mode, "transports": push.transports}
+        told = {"mode": push.mode, "into_servers": push.into_servers}
         folder = served.folder / f"pushes-{number}"
         try:
             row = await push_under_load.measure(served.urls, served.policy, plan.push, push, folder)
@@ -129,7 +129,7 @@ async def pushes(served: Servers, plan: Plan, wanted: Sequence[Push]) -> list[di
 async def on_servers(options: argparse.Namespace) -> dict[str, Any]:
     plan = LARGE if torch.cuda.is_available() else SMALL
     plan = replace(plan, push=replace(plan.push, pushes=options.pushes or plan.push.pushes))
-    wanted = [Push(mode, (transport,), options.staging) for transport in options.transports for mode in options.modes]
+    wanted = [Push(mode, way) for way in options.ways for mode in options.modes]
     async with servers(options) as served:
         result: dict[str, Any] = {
             "sglang": await server_version(served.urls[0]),
@@ -156,12 +156,11 @@ def parse() -> argparse.Namespace:
     where.add_argument("--fake", action="store_true", help="our own cost, over a server that answers at once")
     parser.add_argument("--shape", default="tiny", help="of the model for --python, from benchmarks/shapes.py")
     parser.add_argument("--model", type=Path, help="the folder that the servers of --url serve")
-    parser.add_argument("--transports", nargs="+", default=["tensor", "disk"], help="as in weights.transports")
-    parser.add_argument("--staging", default="cpu", help="as in weights.staging; ipc needs the servers' GPU")
+    parser.add_argument("--ways", nargs="+", default=["auto"], help="as in weights.into_servers")
     parser.add_argument("--modes", nargs="+", default=MODES, help="as in weights.mode")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts of it")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are told")
-    parser.add_argument("--pushes", type=int, help="of each mode and transport, of which medians are told")
+    parser.add_argument("--pushes", type=int, help="of each mode and way, of which medians are told")
     parser.add_argument("--name", help="of the result; otherwise cpu, cuda or fake")
     options = parser.parse_args()
     if options.url and options.model is None:

@@ -13,12 +13,12 @@ import torch
 import zmq
 import zmq.asyncio
 
+from asyncrl.actor.engine.fleet.update import on_device
 from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.receiver import Channel
-from asyncrl.weights.staging import staged
 from benchmarks.copies import tensor_copy_rate
 from benchmarks.pushing import OWN_RUN, TIMEOUT_S, Learner, until_called
 
@@ -59,11 +59,11 @@ async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, dir
             manifest = await calling
             called = time.perf_counter()
             tensors = await link.fetch(manifest)
-            on_device = staged(tensors, device)
+            copied = on_device(tensors, device)
             torch.cuda.synchronize(device)
             taken.append(time.perf_counter() - begun)
             broadcasts.append(time.perf_counter() - called)
-            del tensors, on_device
+            del tensors, copied
             answer = await asyncio.to_thread(learner.done)
             version += 1
         rows[way] = {

@@ -15,8 +15,8 @@ GROUP_FIX = (
     "trust everyone"
 )
 SERVER_GROUP_FIX = (
-    "gloo and NCCL have no keys; take distributed out of weights.transports, or set network.insecure=true on a network "
-    "where you trust everyone"
+    "gloo and NCCL have no keys; use weights.into_servers=disk, or set network.insecure=true on a network where you "
+    "trust everyone"
 )
 CHAT_API_FIX = (
     "agents are answered over plain HTTP; use 127.0.0.1, or network.insecure=true on a network where you trust everyone"

@@ -96,44 +96,11 @@ def _weights(config: TrainConfig) -> Iterator[str]:
         )
     if weights.channel == "distributed" and not is_loopback(network.host) and not network.insecure:
         yield f"weights.channel network.host: other machines can reach this address: {GROUP_FIX}"
-    if engine.kind != "embedded" and weights.mode == "in_place" and engine.prefix_cache == "flush":
-        yield "engine.prefix_cache weights.mode: in_place keeps the cache; set engine.prefix_cache=salt"
-    if engine.kind != "embedded" and weights.mode == "retract" and engine.prefix_cache == "salt":
-        yield (
-            "engine.prefix_cache weights.mode: a retracted request keeps its salt, and would find prefixes of older "
-            "weights again; use flush, or weights.mode=in_place"
-        )
-    yield from _transports(config)
-
-
-def _transports(config: TrainConfig) -> Iterator[str]:
-    weights, engine = config.weights, config.engine
-    transports, staging = weights.transports, weights.staging
-    if not transports or len(set(transports)) < len(transports):
-        yield "weights.transports: name at least one, and each only once"
-    if engine.kind == "vllm" and transports != ["disk"]:
-        yield "weights.transports engine.kind: vLLM takes weights from a folder only, set [disk]"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", staging):
-        yield "weights.staging: use cpu, cuda or a GPU such as cuda:1"
-        return
-    on_gpu = staging != "cpu"
-    if on_gpu and engine.kind == "embedded":
-        yield "weights.staging engine.kind: the embedded engine needs no staging; leave it at cpu"
-    if "ipc" in transports and not on_gpu:
-        yield (
-            "weights.transports weights.staging: ipc hands over GPU memory; set weights.staging=cuda (or cuda:N), a "
-            "GPU of this machine's servers"
-        )
-    if "distributed" not in transports:
-        return
-    first, count = engine.server.first_gpu, engine.server.count * engine.server.tp_size
-    if on_gpu and engine.launch and int(staging.partition(":")[2] or 0) in range(first, first + count):
-        yield (
-            "weights.staging engine.server.first_gpu: weights.transports has distributed, but NCCL takes no two ranks "
-            "on one GPU, and a server uses this one; use ipc, or stage on a GPU that has no server"
-        )
-    if not all(is_loopback(urlsplit(url).hostname or "") for url in engine.urls) and not config.network.insecure:
-        yield f"weights.transports engine.urls: other machines can reach a server's address: {SERVER_GROUP_FIX}"
+    if engine.kind == "vllm" and weights.into_servers not in ("auto", "disk"):
+        yield "weights.into_servers engine.kind: vLLM takes weights from a folder only; use auto"
+    away = not all(is_loopback(urlsplit(url).hostname or "") for url in engine.urls)
+    if weights.into_servers in ("nccl", "gloo") and away and not network.insecure:
+        yield f"weights.into_servers engine.urls: other machines can reach a server's address: {SERVER_GROUP_FIX}"
 
 
 def _replay(config: TrainConfig) -> Iterator[str]:

@@ -6,8 +6,6 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-import torch
-
 from asyncrl.config.bind import is_loopback
 
 if TYPE_CHECKING:
@@ -42,6 +40,4 @@ def loopback_interface() -> str:
 
 
 def _servers_by_nccl(config: TrainConfig) -> bool:
-    weights = config.weights
-    by_nccl = torch.device(weights.staging).type == "cuda" and "distributed" in weights.transports
-    return config.engine.kind != "embedded" and by_nccl
+    return config.engine.kind != "embedded" and config.weights.into_servers == "nccl"

@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+TRANSPORT_THREAD = "weights-transport"
 
 
 async def in_own_thread(call: Callable[[], T]) -> T:
@@ -26,6 +28,29 @@ def begin(call: Callable[[], T], name: str = "weights-work", *, daemon: bool = F
     done.set_running_or_notify_cancel()
     Thread(target=_work, args=(call, done), name=name, daemon=daemon).start()
     return done
+
+
+class OwnThreads:
+    """Runs each call in a thread of its own, for calls that may hang for ever.
+
+    A call that hangs holds up neither other calls nor the exit. But an exit that finds a call still within torch aborts
+    the process, so wait with `ended` first.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[Future[Any]] = set()
+
+    def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """What `call` gives; a caller that is cancelled leaves it running."""
+        done = begin(call, TRANSPORT_THREAD, daemon=True)
+        self._running.add(done)
+        done.add_done_callback(self._running.discard)
+        return asyncio.wrap_future(done)
+
+    async def ended(self, seconds: float) -> None:
+        """Return once all calls have ended, or after `seconds`."""
+        calls = asyncio.gather(*map(asyncio.wrap_future, list(self._running)), return_exceptions=True)
+        await asyncio.wait([calls], timeout=seconds)
 
 
 def _work(call: Callable[[], T], done: Future[T]) -> None:

@@ -13,7 +13,7 @@ from asyncrl.replay.client import ReplayClient
 from tests.helpers import make_trajectory
 from tests.replay.test_server import Running
 
-FOR_PEOPLE = {"observe/sinks.py", "actor/door/server.py"}
+FOR_PEOPLE = {"observe/sinks.py", "actor/chat_api/server.py"}
 """Who writes down when something was, and decides nothing by it."""
 
 

@@ -63,13 +63,7 @@ def test_all_that_is_wrong_is_in_one_message(config: TrainConfig) -> None:
     assert [line.split("=")[0] for line in lines] == ["learner.group_size", "learner.lr", "learner.eval_every"]
 
 
-GPU_SERVERS = {
-    "engine.kind": "sglang",
-    "engine.launch": True,
-    "engine.server.tp_size": 2,
-    "weights.transports": ["distributed"],
-}
-VLLM = {"engine.kind": "vllm", "engine.urls": ["http://u"], "weights.transports": ["disk"]}
+VLLM = {"engine.kind": "vllm", "engine.urls": ["http://u"]}
 PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True}
 
 
@@ -84,20 +78,14 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"learner.eval_every": 5}, "data.eval"),
         ({"scoring.shaping.process_weight": 0.5}, "scoring.prm.path"),
         ({"data.train": "nowhere.parquet"}, "no such file"),
-        ({"weights.transports": []}, "at least one"),
-        ({"weights.transports": ["ipc", "tensor"]}, "set weights.staging=cuda"),
-        ({"weights.staging": "gpu"}, "such as cuda:1"),
         (
             {
                 "engine.kind": "sglang",
                 "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"],
-                "weights.transports": ["tensor", "distributed"],
+                "weights.into_servers": "gloo",
             },
-            r"engine\.urls=.*10\.0\.0\.2.*take distributed out",
+            r"engine\.urls=.*10\.0\.0\.2.*gloo and NCCL have no keys",
         ),
-        ({"weights.staging": "cuda:1"}, "leave it at cpu"),
-        ({**GPU_SERVERS, "weights.staging": "cuda"}, "no two ranks on one GPU"),
-        ({**GPU_SERVERS, "weights.staging": "cuda:3", "engine.server.first_gpu": 2}, "no two ranks on one GPU"),
         ({"weights.fallback": "zmq"}, "must be another channel"),
         ({"weights.channel": "distributed"}, "joins between two broadcasts"),
         (
@@ -112,15 +100,10 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"engine.kind": "sglang"}, "set exactly one of engine.urls"),
         ({"engine.kind": "sglang", "engine.launch": True, "engine.router": "http://r"}, "set exactly one of"),
         ({"engine.kind": "sglang", "engine.urls": ["a:30000"]}, "must begin with http"),
-        ({"engine.kind": "vllm", "engine.urls": ["http://u"]}, "vLLM takes weights from a folder"),
+        ({**VLLM, "weights.into_servers": "ipc"}, "vLLM takes weights from a folder"),
         ({**VLLM, "actor.temperature": 0.001}, "vLLM would sample at 0.01"),
-        (
-            {"engine.kind": "vllm", "engine.launch": True, "weights.transports": ["disk"]},
-            "only SGLang servers are started",
-        ),
+        ({"engine.kind": "vllm", "engine.launch": True}, "only SGLang servers are started"),
         ({"engine.kind": "sglang", "engine.launch": True, "cluster.actors": 2}, "engine.server.count"),
-        ({"engine.kind": "sglang", "engine.urls": ["http://u"], "weights.mode": "in_place"}, "prefix_cache=salt"),
-        ({"engine.kind": "sglang", "engine.urls": ["http://u"], "engine.prefix_cache": "salt"}, "keeps its salt"),
         ({"actor.step_split": "word"}, "dotted path"),
         ({"scoring.timeout_s": 900.0}, "scoring.stall_s"),
         ({"scoring.needs": {"a": ["prm"]}}, "kinds that are configured: rules"),
@@ -157,17 +140,3 @@ def test_a_bind_off_loopback_needs_an_explicit_word() -> None:
             check_bind(host, insecure=False)
         check_bind(host, insecure=True)
         check_bind(host, insecure=False, secured=True)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"weights.staging": "cuda:2"},
-        {"weights.staging": "cuda:0", "weights.transports": ["ipc", "disk"]},
-        {"weights.staging": "cpu"},
-    ],
-)
-def test_staging_that_suits_the_transports_is_taken(config: TrainConfig, changes: dict[str, object]) -> None:
-    for key, new in {**GPU_SERVERS, **changes}.items():
-        put(config, key, new)
-    check(config)

@@ -11,6 +11,7 @@ from typing import Any
 from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.actor.engine.sglang.ways import Settings
 from tests.actor.engine.real import ServerProcess, fleet_over, policy
 
 ARGUMENTS = ["--device", "cpu", "--disable-overlap-schedule", "--max-total-tokens", "32768", "--sleep-on-idle"]
@@ -31,11 +32,12 @@ class RealServer(ServerProcess):
 
 
 def fleet_of(
-    servers: Sequence[str] | Discovery, mode: str = "retract", transports: Sequence[str] = ("tensor",), **options: Any
+    servers: Sequence[str] | Discovery, mode: str = "retract", into_servers: str = "auto", **options: Any
 ) -> AbstractAsyncContextManager[Fleet]:
     """A fleet over `servers`, kept until the end."""
+    settings = Settings(into_servers, bucket_bytes=64 << 10)
 
     def open_server(url: str) -> SglangServer:
-        return SglangServer(url, context=512, transports=transports, silence_s=30, bucket_bytes=64 << 10)
+        return SglangServer(url, context=512, settings=settings, silence_s=30)
 
     return fleet_over(servers, open_server, policy(0), mode, **options)

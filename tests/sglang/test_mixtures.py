@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.actor.engine.sglang.ways import Settings
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.export import folder_writer
 from asyncrl.types import Sampling
@@ -28,7 +28,7 @@ from tests.helpers import OWN_RUN
 from tests.mixtures import mixture
 from tests.sglang.support import RealServer
 
-WAYS = ["tensor", "disk", "the learner's folder", "distributed"]
+WAYS = ["disk", "the learner's folder", "gloo"]
 
 
 SIZES = {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 32, "max_position_embeddings": 2048}
@@ -65,18 +65,17 @@ def save(folder: Path, family: str) -> Path:
 def serve(server: RealServer, folder: Path, model: Any, version: int, way: str, space: Path) -> list[Generation]:
     """Push `model` as `version`; what the server then generates for prompts(4)."""
     weights: Weights = parameters(model)
-    transport = way
+    into = way
     if way == "the learner's folder":
-        transport, write_config = "disk", folder_writer(ModelConfig(str(folder)))
+        into, write_config = "disk", folder_writer(ModelConfig(str(folder)))
         weights = read_folder(write_folder(space / "pushed", version, weights, write_config, OWN_RUN), version)
 
     def open_server(url: str) -> SglangServer:
-        return SglangServer(url, context=512, transports=[transport], silence_s=300, bucket_bytes=64 << 10)
+        return SglangServer(url, context=512, settings=Settings(into, bucket_bytes=64 << 10), silence_s=300)
 
     async def scenario() -> list[Generation]:
         await server.ready()
-        held = Folders(space / "held", model.config.save_pretrained, OWN_RUN)
-        async with fleet_over([server.url], open_server, model, folders=held) as fleet:
+        async with fleet_over([server.url], open_server, model) as fleet:
             await fleet.update_weights(version, weights)
             shutil.rmtree(space / "pushed", ignore_errors=True)
             return await asyncio.gather(
@@ -119,7 +118,7 @@ def test_a_pushed_buffer_is_served_log_prob_for_log_prob(tmp_path: Path):
     folder = save(tmp_path / "mixture", "glm4_moe")
     server = RealServer(folder, tmp_path / "server.log")
     try:
-        for version, way in enumerate(("tensor", "the learner's folder")):
+        for version, way in enumerate(("gloo", "the learner's folder")):
             model = with_another_bias()
             assert_served(model, version, folder, serve(server, folder, model, version, way, tmp_path / way))
     finally:

@@ -17,7 +17,6 @@ from tests.actor.engine.real import (
     assert_nothing_lost,
     assert_sampled_from,
     assert_whole,
-    folders,
     load,
     policy,
     prompts,
@@ -36,19 +35,19 @@ EPISODES = 32
 MODES = ["retract", "abort", "in_place", "drain"]
 
 
-@pytest.mark.parametrize("way", ["tensor", "disk", "the learner's folder", "distributed"])
+@pytest.mark.parametrize("way", ["auto", "the learner's folder", "gloo"])
 def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(server, way, tmp_path):
     weights: Weights = parameters(policy(7))
-    transport = way
+    into = way
     if way == "the learner's folder":
-        transport = "disk"
+        into = "auto"
         weights = read_folder(
             write_folder(tmp_path / "pushed", 7, weights, policy(7).config.save_pretrained, OWN_RUN), 7
         )
 
     async def scenario() -> list[Generation]:
         await server.ready()
-        async with fleet_of([server.url], transports=[transport], folders=folders(tmp_path / "held")) as fleet:
+        async with fleet_of([server.url], into_servers=into) as fleet:
             await fleet.update_weights(7, weights)
             shutil.rmtree(tmp_path / "pushed", ignore_errors=True)
             return await sample_at_temperatures(fleet)
@@ -56,15 +55,15 @@ def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(serve
     assert_sampled_from(policy(7), 7, run(scenario))
 
 
-@pytest.mark.parametrize(("mode", "transport"), [*((mode, "tensor") for mode in MODES), ("retract", "distributed")])
+@pytest.mark.parametrize(("mode", "into_servers"), [*((mode, "auto") for mode in MODES), ("retract", "gloo")])
 def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_version_recorded_for_its_token(
-    server, mode, transport
+    server, mode, into_servers
 ):
     models = {version: policy(version) for version in range(PUSHES + 1)}
 
     async def scenario() -> tuple[list[Taken], dict[str, float]]:
         await server.ready()
-        async with fleet_of([server.url], mode, [transport]) as fleet:
+        async with fleet_of([server.url], mode, into_servers) as fleet:
             return await push_under_load(fleet, models, EPISODES)
 
     assert_nothing_lost(*run(scenario), models, mode)
@@ -122,7 +121,7 @@ def test_a_server_killed_in_a_broadcast_is_fenced_comes_back_and_is_brought_up_t
 
     async def scenario() -> Generation:
         await server.ready()
-        async with fleet_of([server.url], transports=["distributed"]) as fleet:
+        async with fleet_of([server.url], into_servers="gloo") as fleet:
             with monkeypatch.context() as patched:
                 call = getattr(owner, name)
                 patched.setattr(owner, name, lambda *given: server.kill() or call(*given))

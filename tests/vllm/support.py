@@ -53,11 +53,11 @@ class SilentServer(VllmServer):
 
 
 def fleet_of(
-    url: str, directory: Path, mode: str = "retract", kind: type[VllmServer] = VllmServer, **options: Any
+    url: str, mode: str = "retract", kind: type[VllmServer] = VllmServer, **options: Any
 ) -> AbstractAsyncContextManager[Fleet]:
-    """A fleet over the server at `url`, kept until the end; weights are written under `directory`."""
+    """A fleet over the server at `url`, kept until the end."""
 
     def open_server(url: str) -> VllmServer:
         return kind(url, context=512, tied=False, silence_s=30)
 
-    return fleet_over([url], open_server, policy(0), mode, folders=real.folders(directory, **UNTIED), **options)
+    return fleet_over([url], open_server, policy(0, **UNTIED), mode, **options)

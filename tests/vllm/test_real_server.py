@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -40,11 +39,11 @@ KINDS = [VllmServer, SilentServer]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature_and_after_every_push(
-    server: RealServer, kind: type[VllmServer], tmp_path: Path
+    server: RealServer, kind: type[VllmServer]
 ) -> None:
     async def scenario() -> list[list[Generation]]:
         await server.ready()
-        async with fleet_of(server.url, tmp_path, kind=kind) as fleet:
+        async with fleet_of(server.url, kind=kind) as fleet:
             sampled = []
             for version in (7, 8):
                 await fleet.update_weights(version, parameters(policy(version)))
@@ -61,13 +60,13 @@ def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature_and_a
     [*((mode, VllmServer) for mode in ("retract", "in_place", "abort", "drain")), ("abort", SilentServer)],
 )
 def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_version_recorded_for_its_token(
-    server: RealServer, mode: str, kind: type[VllmServer], tmp_path: Path
+    server: RealServer, mode: str, kind: type[VllmServer]
 ) -> None:
     models = {version: policy(version) for version in range(PUSHES + 1)}
 
     async def scenario() -> tuple[list[Taken], dict[str, float]]:
         await server.ready()
-        async with fleet_of(server.url, tmp_path, mode, kind) as fleet:
+        async with fleet_of(server.url, mode, kind) as fleet:
             return await push_under_load(fleet, models, EPISODES)
 
     assert_nothing_lost(*run(scenario), models, mode)
@@ -86,12 +85,12 @@ class Stumbling(VllmServer):
         await super().load(update)
 
 
-def test_an_update_that_fails_under_requests_is_made_up_for_by_a_whole_one(server: RealServer, tmp_path: Path) -> None:
+def test_an_update_that_fails_under_requests_is_made_up_for_by_a_whole_one(server: RealServer) -> None:
     models = {version: policy(version) for version in range(3)}
 
     async def scenario() -> tuple[list[Taken], dict[str, float]]:
         await server.ready()
-        async with fleet_of(server.url, tmp_path, kind=Stumbling) as fleet:
+        async with fleet_of(server.url, kind=Stumbling) as fleet:
             return await push_under_load(fleet, models, EPISODES)
 
     taken, counters = run(scenario)
@@ -102,7 +101,7 @@ def test_an_update_that_fails_under_requests_is_made_up_for_by_a_whole_one(serve
         assert_exact(models, start, got, 1.0)
 
 
-def test_a_cancelled_turn_leaves_the_server(server: RealServer, tmp_path: Path) -> None:
+def test_a_cancelled_turn_leaves_the_server(server: RealServer) -> None:
     async def running(http: Http) -> float:
         told = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", await http.get("/metrics", 30), re.MULTILINE)
         assert told is not None
@@ -111,7 +110,7 @@ def test_a_cancelled_turn_leaves_the_server(server: RealServer, tmp_path: Path) 
     async def scenario() -> None:
         await server.ready()
         http = Http(server.url)
-        async with fleet_of(server.url, tmp_path) as fleet:
+        async with fleet_of(server.url) as fleet:
             await fleet.update_weights(1, parameters(policy(1)))
             turn = asyncio.create_task(fleet.generate(prompts(1)[0], Sampling(1.0, 1900), (), "s"))
             while await running(http) != 1:
@@ -126,12 +125,12 @@ def test_a_cancelled_turn_leaves_the_server(server: RealServer, tmp_path: Path) 
 
 
 def test_a_server_killed_while_it_generates_comes_back_with_the_newest_weights_and_its_turns_go_on(
-    server: RealServer, tmp_path: Path
+    server: RealServer,
 ) -> None:
     async def scenario() -> tuple[list[Taken], dict[str, float]]:
         await server.ready()
         stop = asyncio.Event()
-        async with fleet_of(server.url, tmp_path, segment_tokens=32) as fleet:
+        async with fleet_of(server.url, segment_tokens=32) as fleet:
             await fleet.update_weights(1, parameters(policy(1)))
             working = asyncio.create_task(load(fleet, stop, EPISODES))
             await async_until(lambda: fleet.stats().counters["segments"] >= 2 * EPISODES)

@@ -10,9 +10,10 @@ from asyncrl.weights.nccl import agree_with_servers, keep_to_loopback, loopback_
 CUMEM = "NCCL_CUMEM_ENABLE"
 
 
-def config(kind="sglang", staging="cuda:1", transports=("distributed",), channel="zmq"):
-    weights = WeightsConfig(staging=staging, transports=list(transports), channel=channel)
-    return TrainConfig(engine=EngineConfig(kind=kind), weights=weights)
+def config(kind="sglang", into_servers="nccl", channel="zmq"):
+    return TrainConfig(
+        engine=EngineConfig(kind=kind), weights=WeightsConfig(into_servers=into_servers, channel=channel)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +23,12 @@ def environment(monkeypatch):
     del os.environ[CUMEM]
 
 
-def test_an_actor_that_stages_on_a_gpu_sends_by_nccl_as_sglang_does():
+def test_an_actor_sends_by_nccl_as_sglang_does():
     agree_with_servers(config())
     assert os.environ[CUMEM] == "0"
 
 
-@pytest.mark.parametrize("other", [{"kind": "embedded"}, {"staging": "cpu"}, {"transports": ["ipc"]}])
+@pytest.mark.parametrize("other", [{"kind": "embedded"}, {"into_servers": "auto"}])
 def test_nothing_is_set_where_no_server_gets_weights_by_nccl(other):
     agree_with_servers(config(**other))
     assert CUMEM not in os.environ

@@ -72,17 +72,16 @@ async def blocked_tools() -> AsyncIterator[None]:
         await working
 
 
-@pytest.mark.parametrize("transports", [("tensor",), ("disk",)])
 @pytest.mark.parametrize("given", ["tensors", "folder"])
-def test_a_fleet_is_updated_and_closed(transports: tuple[str], given: str, tmp_path: Path) -> None:
+def test_a_fleet_is_updated_and_closed(given: str, tmp_path: Path) -> None:
     server = FakeSglang()
 
     async def scenario() -> Any:
         weights: Any = tensors(3)
         if given == "folder":
             weights = read_folder(write_folder(tmp_path / "pushed", 3, weights, lambda folder: None, OWN_RUN), 3)
-        options = {"transports": transports, "folders": Folders(tmp_path / "held", lambda folder: None, OWN_RUN)}
-        async with serving(server), blocked_tools(), fleet_over(server, **options) as fleet:
+        folders = Folders(tmp_path / "held", lambda folder: None, OWN_RUN)
+        async with serving(server), blocked_tools(), fleet_over(server, folders=folders) as fleet:
             await fleet.update_weights(3, weights)
             return await fleet.generate(ids(), Sampling(1.0, 5), (), "s")
 

@@ -15,7 +15,7 @@ from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_fi
 from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import InferenceServer
-from asyncrl.actor.engine.fleet.switch import Switcher
+from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
@@ -27,7 +27,6 @@ from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.weights.channels.opening import weights_dir
 from asyncrl.weights.nccl import agree_with_servers
-from asyncrl.weights.staging import staging_device
 
 SERVERS: Mapping[str, Callable[[TrainConfig, str], InferenceServer]] = {
     "sglang": SglangServer.of,
@@ -66,20 +65,21 @@ def _open_fleet(config: TrainConfig) -> OpenedEngine:
     engine, weights = config.engine, config.weights
     launched = _launched(config) if engine.launch else []
     policy = model_shapes(config.model)
-    flush, staging = engine.prefix_cache == "flush", staging_device(weights)
     agree_with_servers(config)
-    folders = _folders(config) if "disk" in weights.transports else None
+    folders = _folders(config)
+    settings = FleetSettings(
+        engine.attempts, engine.wait_s, engine.check_s, salted(weights.mode), engine.segment_tokens
+    )
     fleet = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(config),
         partial(SERVERS[engine.kind], config),
-        Switcher(weights.mode, flush, weights.drain_s),
+        Switcher(weights.mode, weights.drain_s),
         expected=policy.tensors,
         vocabulary=policy.vocabulary,
-        settings=FleetSettings(engine.attempts, engine.wait_s, engine.check_s, not flush, engine.segment_tokens),
+        settings=settings,
         folders=folders,
-        staging=staging,
     )
-    keepers = [fleet.keep, *([folders.keep] if folders else []), *(server.keep for server in launched)]
+    keepers = [fleet.keep, folders.keep, *(server.keep for server in launched)]
     return OpenedEngine(fleet, policy.tensors, keepers)
 
 

@@ -82,9 +82,6 @@ class EngineConfig:
     urls: list[str] = option([], "urls of servers; each belongs to one actor")
     urls_file: str | None = option(None, "file with one url a line, read again and again: servers may come and go")
     router: str | None = option(None, "url of an SGLang router that names the servers")
-    prefix_cache: str = option(
-        "flush", "prefixes of older versions: flush | salt (kept apart by version)", choices=("flush", "salt")
-    )
     segment_tokens: int = option(
         2048,
         "tokens that one request to a server asks for, the most that its death loses; 0 is the whole turn",
@@ -123,12 +120,11 @@ class WeightsConfig:
         choices=("in_place", "retract", "abort", "drain"),
     )
     drain_s: float = option(60.0, "seconds after which a drain becomes an abort", "[0, inf)")
-    transports: list[str] = option(
-        ["tensor"],
-        "ways into a server; it gets the first that it takes (docs/weights.md)",
-        choices=("tensor", "disk", "distributed", "ipc"),
+    into_servers: str = option(
+        "auto",
+        "how they get into servers: auto (the fastest way that a server takes), or one way (docs/weights.md)",
+        choices=("auto", "ipc", "nccl", "disk", "gloo"),
     )
-    staging: str = option("cpu", "where an actor holds a version for its servers: cpu | cuda | cuda:N")
     load_s: float = option(
         300.0, "seconds that one call of an update may take before the server counts as lost", "(0, inf)"
     )

@@ -17,7 +17,6 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.nccl import keep_to_loopback
 from asyncrl.weights.receiver import Channel
-from asyncrl.weights.staging import CPU, staging_device
 
 
 def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]:
@@ -31,7 +30,7 @@ def open_channels(config: TrainConfig, keys: ClientKeys | None) -> list[Channel]
 
     ways: dict[str, Callable[[], Channel]] = {
         "zmq": lambda: ZmqChannel(requests(), deltas=weights.history > 0),
-        "disk": lambda: DiskChannel(weights_dir(config), run, read=not _servers_read(config)),
+        "disk": lambda: DiskChannel(weights_dir(config), run, read=config.engine.kind == "embedded"),
         "distributed": lambda: DistributedChannel(requests(), _device(config), weights.timeout_s),
     }
     return [ways[name]() for name in (weights.channel, weights.fallback) if name != "none"]
@@ -42,15 +41,8 @@ def weights_dir(config: TrainConfig) -> Path:
     return Path(config.weights.dir) if config.weights.dir else locations.run_dir(config.run) / "pushed"
 
 
-def _servers_read(config: TrainConfig) -> bool:
-    """Whether the learner's folders go to servers unread."""
-    return config.engine.kind != "embedded" and config.weights.transports[0] == "disk"
-
-
 def _device(config: TrainConfig) -> torch.device:
-    """Where weights are received: what an embedded engine uses, or what its servers' actor stages them on."""
-    if config.engine.kind != "embedded":
-        return staging_device(config.weights)
-    if torch.cuda.is_available():
+    """Where weights are received: where an embedded engine uses them, or in host memory for servers."""
+    if config.engine.kind == "embedded" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
-    return CPU
+    return torch.device("cpu")

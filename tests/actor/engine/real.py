@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +23,7 @@ from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.server import InferenceServer
-from asyncrl.actor.engine.fleet.switch import Switcher
+from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.errors import EngineError
 from asyncrl.machine.child import kill_group, last_lines, start_guarded
 from asyncrl.machine.ports import free_ports
@@ -113,10 +114,6 @@ def prompts(count: int, seed: int = 0) -> list[NDArray[np.int32]]:
     return [rng.integers(0, 200, int(length)).astype(np.int32) for length in rng.integers(5, 60, count)]
 
 
-def folders(directory: Path, **options: Any) -> Folders:
-    return Folders(directory, policy(0, **options).config.save_pretrained, OWN_RUN)
-
-
 @asynccontextmanager
 async def fleet_over(
     servers: Sequence[str] | Discovery,
@@ -127,18 +124,20 @@ async def fleet_over(
     **options: Any,
 ) -> AsyncIterator[Fleet]:
     """A fleet over `servers`, kept until the end, for policies of the shapes of `model`."""
-    salted = mode == "in_place"
+    space = tempfile.TemporaryDirectory()
     fleet = Fleet(
         servers if callable(servers) else listed(servers),
         open_server,
-        Switcher(mode, not salted, 60.0),
+        Switcher(mode, 60.0),
         expected={name: tuple(tensor.shape) for name, tensor in parameters(model).items()},
         vocabulary=model.config.vocab_size,
-        settings=FleetSettings(check_s=0.5, wait_s=600, salted=salted, segment_tokens=segment_tokens),
+        settings=FleetSettings(check_s=0.5, wait_s=600, salted=salted(mode), segment_tokens=segment_tokens),
+        folders=Folders(Path(space.name), model.config.save_pretrained, OWN_RUN),
         **options,
     )
-    async with kept(fleet):
-        yield fleet
+    with space:
+        async with kept(fleet):
+            yield fleet
 
 
 async def sample_at_temperatures(fleet: Fleet) -> list[Generation]:

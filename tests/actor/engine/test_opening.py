@@ -51,7 +51,6 @@ def test_a_configured_fleet_pushes_whole_models_by_folder_and_serves(model: Path
     async def scenario():
         async with serving(server):
             config.engine.kind, config.engine.urls = "sglang", [server.url]
-            config.weights.transports = ["disk"]
             opened = open_engine(config)
             assert isinstance(opened.engine, Fleet)
             keepers = [asyncio.ensure_future(keep()) for keep in opened.keepers]
@@ -70,6 +69,6 @@ def test_servers_of_our_own_have_a_keeper_each(model: Path, tmp_path: Path) -> N
         config = configured(model, tmp_path)
         config.engine.kind, config.engine.launch, config.engine.server.count = "sglang", True, 2
         opened = open_engine(config)
-        assert len(opened.keepers) == 3
+        assert len(opened.keepers) == 4
 
     run(scenario)

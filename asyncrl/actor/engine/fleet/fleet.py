@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock
@@ -37,7 +36,6 @@ from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.folders import Folder, Weights
 from asyncrl.weights.manifest import check_covers
-from asyncrl.weights.staging import CPU, staged
 from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
@@ -65,8 +63,8 @@ class FleetSettings:
 class Fleet:
     """An engine over the servers that `discover` names, each opened by `open_server` and updated by `switch`.
 
-    `expected` has names and shapes of the policy's tensors, `vocabulary` its size. A version waits for its servers on
-    the device `staging`, or as a folder in `folders`.
+    `expected` has names and shapes of the policy's tensors, `vocabulary` its size. `folders` hold the learner's
+    folders, and the versions that are written for servers that load folders.
     """
 
     def __init__(
@@ -79,7 +77,6 @@ class Fleet:
         vocabulary: int,
         settings: FleetSettings | None = None,
         folders: Folders | None = None,
-        staging: torch.device = CPU,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._discover = discover
@@ -89,7 +86,6 @@ class Fleet:
         self._vocabulary = vocabulary
         self._settings = settings or FleetSettings()
         self._folders = folders
-        self._staging = staging
         self._endpoints: dict[str, Endpoint] = {}
         self._leaving: set[Endpoint] = set()
         self._routes = Routes()
@@ -159,7 +155,7 @@ class Fleet:
         self._check_shapes(version, weights)
         # Servers go on generating meanwhile.
         ours = await in_own_thread(partial(self._made_ours, weights))
-        self._newest = Update(version, label_of(version, self._owner), ours, self._folders, self._staging)
+        self._newest = Update(version, label_of(version, self._owner), ours, self._folders)
         self._lease.offer(self._newest)
         self._on_change()
         await self.wait_for_version(version)
@@ -226,9 +222,8 @@ class Fleet:
 
     def _made_ours(self, weights: Weights) -> Weights:
         if not isinstance(weights, Folder):
-            return staged(weights, self._staging)
-        if self._folders is None:
-            raise WeightsError(f"{weights.path} cannot be given to servers: weights.transports has no disk")
+            return weights
+        assert self._folders is not None
         return self._folders.hold(weights)
 
     async def _complete(self, turn: PartialTurn, stop: Sequence[int], session: str) -> None:

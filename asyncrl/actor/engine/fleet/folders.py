@@ -118,11 +118,11 @@ class Folders:
         return held
 
     @contextmanager
-    def reading(self, path: Path) -> Iterator[Path]:
-        """Keep a folder for as long as a server loads it."""
+    def reading(self, path: Path) -> Iterator[None]:
+        """Keep a folder for as long as a server may load it."""
         self._readers[path] += 1
         try:
-            yield path
+            yield
         finally:
             self._readers[path] -= 1
 

@@ -114,6 +114,10 @@ class InferenceServer(Protocol):
 
     async def resume(self) -> None: ...
 
+    async def prepare(self, update: Update) -> None:
+        """Make ready what `load` needs of the update; requests go on meanwhile."""
+        ...
+
     async def load(self, update: Update) -> None:
         """Take the whole update. The server is idle or paused; after a fault its weights are unknown."""
         ...

@@ -3,92 +3,148 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.errors import UnavailableError, WeightsError
-from asyncrl.weights.folders import Folder, Weights
-from asyncrl.weights.staging import CPU, staged
+from asyncrl.weights.folders import Folder, Weights, tensors_of
+from asyncrl.weights.manifest import bytes_of, chunks
 from asyncrl.weights.threads import in_own_thread
+
+CPU = torch.device("cpu")
+BUFFERS = 8
+"""One thread a buffer: a single one fills buffers more slowly than a GPU empties them."""
+
+BUFFER_BYTES = 8 << 20
 
 T = TypeVar("T")
 Tensors = Mapping[str, torch.Tensor]
 
 
 class Update:
-    """`version` as tensors on `device` or as a folder of `folders`, never changed; `label` names it towards servers.
+    """`version` as it arrived: tensors, or a folder of `folders`. `label` names it towards servers.
 
-    What it is not, it becomes when a transport asks for it, once for all servers.
+    It is read, copied to a device or written to a folder when a server first needs that, once for all servers.
     """
 
-    def __init__(
-        self, version: int, label: str, weights: Weights, folders: Folders | None = None, device: torch.device = CPU
-    ) -> None:
+    def __init__(self, version: int, label: str, weights: Weights, folders: Folders | None = None) -> None:
         self.version = version
         self.label = label
+        self._weights = weights
         self._folders = folders
-        self._tensors: _Once[Tensors] | Tensors
-        self._path: _Once[Path] | Path
-        if isinstance(weights, Folder):
-            self._tensors, self._path = _Once(lambda: staged(weights.read(), device)), weights.path
-        else:
-            self._tensors, self._path = weights, _Once(lambda: self._written(weights))
+        self._copies: dict[torch.device, _Once[Tensors]] = {}
+        self._written: _Once[Path] | None = None
 
-    async def tensors(self) -> Tensors:
-        """All tensors. Raises WeightsError: the folder that has them cannot be read."""
-        if not isinstance(self._tensors, _Once):
-            return self._tensors
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        if isinstance(self._weights, Folder):
+            return self._weights.manifest.nbytes
+        return sum(tensor.nbytes for tensor in self._weights.values())
+
+    async def tensors(self, device: torch.device = CPU) -> Tensors:
+        """All tensors on `device`. Raises WeightsError: the folder that has them cannot be read."""
+        copy = self._copies.setdefault(device, _Once(partial(_on_device, self._weights, device)))
         try:
-            return await self._tensors.get()
+            return await copy.get()
         except UnavailableError as error:
             raise WeightsError(f"version {self.version} cannot be read: {error}") from error
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[Path]:
-        """The folder that holds this version, which stays meanwhile.
-
-        Raises WeightsError: this actor writes none, or could not.
-        """
-        if self._folders is None:
-            raise WeightsError("weights travel as tensors only; add disk to weights.transports")
-        if not isinstance(self._path, _Once):
-            with self._folders.reading(self._path) as path:
-                yield path
-            return
-        with self._folders.reading(self._folders.path(self.version)) as path:
-            await self._path.get()
+        """The folder that holds this version; it stays meanwhile. Raises WeightsError: it could not be written."""
+        with self.kept():
+            if isinstance(self._weights, Folder):
+                yield self._weights.path
+                return
+            assert self._folders is not None
+            write = partial(self._folders.write, self.version, self._weights)
+            self._written = self._written or _Once(write)
+            path = await self._written.get()
             if not path.exists():
-                self._path = _Once(self._path.make)
-                await self._path.get()
+                self._written = _Once(write)
+                await self._written.get()
             yield path
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A folder that this version came in stays, however long it takes until servers load it."""
-        if self._folders is None or isinstance(self._path, _Once):
+        """The folder of this version stays meanwhile, if there is one, however many newer ones follow."""
+        if self._folders is None:
             yield
-        else:
-            with self._folders.reading(self._path):
-                yield
-
-    def _written(self, tensors: Tensors) -> Path:
-        assert self._folders is not None
-        return self._folders.write(self.version, tensors)
+            return
+        with self._folders.reading(self._folders.path(self.version)):
+            yield
 
 
 class _Once(Generic[T]):
-    """What `make` gives, made in a thread when first asked for; a failure is told, and forgotten."""
+    """What `make` gives, made in a thread when it is first needed; after a failure it is made again."""
 
     def __init__(self, make: Callable[[], T]) -> None:
-        self.make = make
+        self._make = make
         self._task: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
         if self._task is None or (self._task.done() and self._task.exception()):
-            self._task = asyncio.create_task(in_own_thread(self.make))
+            self._task = asyncio.create_task(in_own_thread(self._make))
         return await asyncio.shield(self._task)
+
+
+def _on_device(weights: Weights, device: torch.device) -> Tensors:
+    return on_device(tensors_of(weights), device)
+
+
+def on_device(tensors: Tensors, device: torch.device) -> Tensors:
+    """The tensors on `device`: those that are there already are shared, the others copied.
+
+    A GPU copies from pinned memory about eight times as fast as from other memory, but to pin all of the weights takes
+    longer than to copy them. So they pass through a few pinned buffers.
+    """
+    if device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors.values()):
+        return {name: tensor.detach().to(device) for name, tensor in tensors.items()}
+
+    def pinned() -> torch.Tensor:
+        # A new thread's current device is the first GPU, and pinning would make a context there.
+        torch.cuda.set_device(device)
+        return torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
+
+    copies = {name: torch.empty(each.shape, dtype=each.dtype, device=device) for name, each in tensors.items()}
+    copy_through(pinned, list(tensors.values()), list(copies.values()))
+    return copies
+
+
+def copy_through(
+    new_buffer: Callable[[], torch.Tensor],
+    sources: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    buffer_bytes: int = BUFFER_BYTES,
+) -> None:
+    """Copy each source, on the CPU, to the contiguous target of the same shape and dtype.
+
+    Each of `BUFFERS` threads copies through a buffer of its own, uint8[buffer_bytes].
+    """
+    given = [bytes_of(source.contiguous()) for source in sources]
+    taken = [target.view(-1).view(torch.uint8) for target in targets]
+
+    def work(_: int) -> None:
+        buffer = new_buffer()
+        while True:
+            try:
+                chunk = remaining.popleft()
+            except IndexError:
+                return
+            part = buffer[: chunk.stop - chunk.start]
+            np.copyto(part.numpy(), given[chunk.part][chunk.start : chunk.stop])
+            taken[chunk.part][chunk.start : chunk.stop].copy_(part)
+
+    remaining = deque(chunks((len(each) for each in given), buffer_bytes))
+    with ThreadPoolExecutor(BUFFERS, thread_name_prefix="weights-to-gpu") as pool:
+        deque(pool.map(work, range(BUFFERS)), maxlen=0)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,11 +23,9 @@ from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.requests import generate_body, read_segment
 from asyncrl.actor.engine.sglang.transports.base import CONTROL_S, ServerEnd, Transport
-from asyncrl.actor.engine.sglang.transports.disk import DiskTransport
-from asyncrl.actor.engine.sglang.transports.distributed import DistributedTransport
-from asyncrl.actor.engine.sglang.transports.ipc import IpcTransport
-from asyncrl.actor.engine.sglang.transports.tensor import TensorTransport
+from asyncrl.actor.engine.sglang.ways import Facts, Settings, choose, facts_of
 from asyncrl.types import Sampling
+from asyncrl.weights.threads import in_own_thread
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
@@ -42,7 +41,8 @@ class SglangServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
     `context` is the number of tokens that it must take. A check waits `silence_s` for it, a process group `timeout_s`,
-    any other call of an update `load_s`. Groups go beyond loopback only where `insecure`.
+    any other call of an update `load_s`. `settings` say how weights get into it, `taken_gpus` have
+    servers, and `look` finds out what is possible here.
     """
 
     def __init__(
@@ -50,44 +50,48 @@ class SglangServer:
         url: str,
         *,
         context: int,
-        transports: Sequence[str] = ("tensor",),
-        bucket_bytes: int = 64 << 20,
+        settings: Settings | None = None,
+        taken_gpus: Sequence[int] = (),
         silence_s: float = 60.0,
         load_s: float = 300.0,
-        timeout_s: float = 30.0,
-        insecure: bool = False,
+        look: Callable[[str, int, Mapping[str, Any], Sequence[int]], Facts] = facts_of,
     ) -> None:
         self.url = url
         self._http = Http(url)
         self._context = context
         self._silence_s = silence_s
-        self._end = end = ServerEnd(url, self._http, bucket_bytes, load_s)
-        ways: Mapping[str, Callable[[], Transport]] = {
-            "tensor": lambda: TensorTransport(end),
-            "disk": lambda: DiskTransport(end),
-            "distributed": lambda: DistributedTransport(end, timeout_s, insecure),
-            "ipc": lambda: IpcTransport(end),
-        }
-        self._transports = {name: ways[name]() for name in transports}
+        self._end = ServerEnd(url, self._http, load_s)
+        self._settings = settings or Settings()
+        self._taken_gpus = taken_gpus
+        self._look = look
+        self._transports: dict[str, Transport] = {}
+        self._left_out = ""
         self._label: str | None = None
 
     @classmethod
     def of(cls, config: TrainConfig, url: str) -> SglangServer:
         """As configured."""
+        weights, launched = config.weights, config.engine.server
+        gpus = range(launched.first_gpu, launched.first_gpu + launched.count * launched.tp_size)
         return cls(
             url,
             context=config.actor.max_tokens,
-            transports=config.weights.transports,
-            bucket_bytes=config.weights.bucket_mb << 20,
+            settings=Settings(
+                weights.into_servers, weights.bucket_mb << 20, weights.timeout_s, config.network.insecure
+            ),
+            taken_gpus=gpus if config.engine.launch else (),
             silence_s=config.engine.silence_s,
-            load_s=config.weights.load_s,
-            timeout_s=config.weights.timeout_s,
-            insecure=config.network.insecure,
+            load_s=weights.load_s,
         )
 
     @property
     def spans(self) -> bool:
         return self._end.spans
+
+    @property
+    def way(self) -> str:
+        """How weights go into it; "" where it has not joined or takes none."""
+        return next(iter(self._transports), "")
 
     async def join(self) -> None:
         """As in the protocol; also refuses a server whose context is too short."""
@@ -102,6 +106,7 @@ class SglangServer:
             )
         self._label = None
         await self.leave()
+        await self._choose_ways(info)
         await self.abort()
         await self.resume()
         if self.spans:
@@ -135,19 +140,33 @@ class SglangServer:
     async def resume(self) -> None:
         await self._post("/continue_generation")
 
+    async def prepare(self, update: Update) -> None:
+        await self._by_a_way(lambda transport: transport.prepare(update))
+
     async def load(self, update: Update) -> None:
-        """As in the protocol, by the first of the transports that the server takes."""
-        refusals: list[str] = []
-        for name, transport in self._transports.items():
+        await self._by_a_way(lambda transport: transport.send(update))
+        self._label = update.label
+
+    async def _choose_ways(self, info: Mapping[str, Any]) -> None:
+        facts = await in_own_thread(partial(self._look, *self._end.address, info, self._taken_gpus))
+        ways, self._left_out = choose(self._settings.wanted, facts)
+        self._transports = {way.name: way.make(self._end, facts, self._settings) for way in ways}
+        if ways:
+            names = ", else ".join(self._transports)
+            logger.info("weights go into %s by %s%s", self.url, names, self._left_out and f" ({self._left_out})")
+
+    async def _by_a_way(self, act: Callable[[Transport], Awaitable[None]]) -> None:
+        """Act by the best way that is left. One that the server refuses is left out until the server joins again."""
+        while self._transports:
+            name, transport = next(iter(self._transports.items()))
             try:
-                await transport.send(update)
+                return await act(transport)
             except ServerRefusedError as error:
-                logger.warning("%s took no weights by %s: %s", self.url, name, error)
-                refusals.append(f"{name}: {error}")
-            else:
-                self._label = update.label
-                return
-        raise ServerFaultError(f"{self.url} took no weights by {'; '.join(refusals)}")
+                del self._transports[name]
+                await transport.reset()
+                self._left_out += f"{self._left_out and '; '}not by {name}: {error}"
+                logger.warning("weights do not go into %s by %s: %s", self.url, name, error)
+        raise ServerFaultError(f"{self.url} takes no weights, {self._left_out}; see weights.into_servers")
 
     async def flush(self) -> None:
         """As in the protocol; a request that has just answered may still be leaving the server."""

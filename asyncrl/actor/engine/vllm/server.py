@@ -126,6 +126,10 @@ class VllmServer:
     async def resume(self) -> None:
         await self._post("/resume")
 
+    async def prepare(self, update: Update) -> None:
+        async with update.folder():
+            pass
+
     async def load(self, update: Update) -> None:
         """As in the protocol. The first one behind a join finds out about spans. That takes a request, and of one a
         server would die that was left in the middle of an update."""

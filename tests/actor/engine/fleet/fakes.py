@@ -7,24 +7,27 @@ that a token shows which weights really sampled it, whatever its label says.
 from __future__ import annotations
 
 import asyncio
-import base64
-import pickle
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from aiohttp import web
+from safetensors.torch import load_file
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.discovery import Discovery, listed
 from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
-from asyncrl.actor.engine.fleet.switch import Switcher
+from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.actor.engine.sglang.ways import Facts, Settings
 from asyncrl.types import Sampling
-from tests.helpers import GENEROUS_S, async_until
+from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
 STEP_S = 0.001
 EXPECTED = {"w": (1,), "v": (2, 2)}
@@ -201,23 +204,10 @@ class FakeSglang:
         self.open = False
         return {}
 
-    async def _update_weights_from_tensor(self, body: Any) -> Any:
-        if self.new and not self.open:
-            return web.json_response({"message": "needs begin_weight_update"}, status=400)
-        assert len(body["serialized_named_tensors"]) == 2
+    async def _update_weights_from_disk(self, body: Any) -> Any:
         assert not body["flush_cache"]
         while self.running and not self.paused:
             await asyncio.sleep(STEP_S)
-        loaded = dict(pickle.loads(base64.b64decode(body["serialized_named_tensors"][1])))  # noqa: S301 - our own
-        if "w" in loaded:
-            self.weights = int(loaded["w"])
-        if body.get("weight_version"):
-            self.label = body["weight_version"]
-        return {}
-
-    async def _update_weights_from_disk(self, body: Any) -> Any:
-        from safetensors.torch import load_file
-
         self.weights = int(load_file(f"{body['model_path']}/model.safetensors")["w"])
         self.label = body["weight_version"]
         return {}
@@ -268,7 +258,9 @@ async def fleet_over(
     mode: str = "retract",
     discover: Discovery | None = None,
     kind: type[SglangServer] = SglangServer,
-    transports: tuple[str, ...] = ("tensor",),
+    into_servers: str = "auto",
+    here: bool = False,
+    folders: Folders | None = None,
     limits_s: Mapping[str, float] | None = None,
     settings: Mapping[str, Any] | None = None,
     **options: Any,
@@ -278,21 +270,25 @@ async def fleet_over(
 
     def open_server(url: str) -> SglangServer:
         limit_s = (limits_s or {}).get(url, 60.0)
-        return kind(url, context=64, transports=transports, bucket_bytes=8, silence_s=limit_s, load_s=limit_s)
+        ways = Settings(into_servers, bucket_bytes=8)
+        limits = {"silence_s": limit_s, "load_s": limit_s}
+        return kind(url, context=64, settings=ways, look=lambda *_: Facts(here), **limits)
 
-    salted = mode == "in_place"
-    usual = {"wait_s": 60.0, "check_s": 0.02, "retry_s": 0.02, "salted": salted}
+    space = tempfile.TemporaryDirectory()
+    usual = {"wait_s": 60.0, "check_s": 0.02, "retry_s": 0.02, "salted": salted(mode)}
     fleet = Fleet(
         discover or listed([server.url for server in servers]),
         open_server,
-        Switcher(mode, not salted, 60.0),
+        Switcher(mode, 60.0),
         expected=EXPECTED,
         vocabulary=VOCABULARY,
         settings=FleetSettings(**{**usual, **(settings or {})}),
+        folders=folders or Folders(Path(space.name), lambda folder: None, OWN_RUN),
         **options,
     )
-    async with kept(fleet):
-        yield fleet
+    with space:
+        async with kept(fleet):
+            yield fleet
 
 
 @asynccontextmanager

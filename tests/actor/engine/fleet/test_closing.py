@@ -28,10 +28,10 @@ SOON = {"close_s": 0.3}
 
 
 async def hang_in_an_update(fleet: Fleet, server: FakeSglang, version: int) -> asyncio.Task[None]:
-    server.hangs.add("update_weights_from_tensor")
-    before = server.calls.count("update_weights_from_tensor")
+    server.hangs.add("update_weights_from_disk")
+    before = server.calls.count("update_weights_from_disk")
     updating = asyncio.create_task(fleet.update_weights(version, tensors(version)))
-    await async_until(lambda: server.calls.count("update_weights_from_tensor") > before)
+    await async_until(lambda: server.calls.count("update_weights_from_disk") > before)
     return updating
 
 
@@ -84,7 +84,7 @@ async def test_a_server_that_does_not_let_go_delays_neither_the_end_nor_the_othe
             closed.append(self.url)
 
     folders = Folders(tmp_path, lambda folder: None, OWN_RUN)
-    async with fleet_with(1, good, stuck, kind=Stuck, transports=("disk",), folders=folders, settings=SOON):
+    async with fleet_with(1, good, stuck, kind=Stuck, folders=folders, settings=SOON):
         ending.set()
     assert closed == [good.url, stuck.url]
     assert "1 servers did not answer in time" in caplog.text
@@ -114,7 +114,7 @@ async def test_a_fleet_that_is_closed_while_it_writes_a_version_leaves_nothing(t
 
     folders = Folders(tmp_path, slowly, OWN_RUN)
     async with serving(server):
-        async with fleet_over(server, transports=("disk",), folders=folders, settings=SOON) as fleet:
+        async with fleet_over(server, folders=folders, settings=SOON) as fleet:
             updating = asyncio.create_task(fleet.update_weights(1, tensors(1)))
             await async_until(begun.is_set)
         updating.cancel()

@@ -123,7 +123,7 @@ async def test_a_server_that_was_restarted_between_two_checks_is_not_believed() 
 async def test_a_server_that_failed_an_update_gets_no_requests_until_it_has_a_whole_one() -> None:
     good, bad = FakeSglang(), FakeSglang()
     async with fleet_with(0, good, bad) as fleet:
-        bad.refuses.add("update_weights_from_tensor")
+        bad.refuses.add("update_weights_from_disk")
         await fleet.update_weights(1, tensors(1))
         await async_until(lambda: counter(fleet, "server_faults") >= 1)
         taken = await asyncio.gather(*(sample(fleet, 5, f"s{i}") for i in range(6)))
@@ -140,7 +140,7 @@ async def test_a_server_that_hangs_in_an_update_holds_nobody() -> None:
     async with serving(good, slow), fleet_over(good, slow, limits_s={slow.url: 0.3}) as fleet:
         await fleet.update_weights(0, tensors(0))
         await servers_ready(fleet, 2)
-        slow.hangs.add("update_weights_from_tensor")
+        slow.hangs.add("update_weights_from_disk")
         for version in (1, 2, 3):
             await fleet.update_weights(version, tensors(version))
             assert set((await sample(fleet)).versions) == {version}
@@ -190,16 +190,15 @@ async def test_weights_that_cannot_be_written_are_a_fault_and_written_again(tmp_
             raise OSError("no space left")
 
     folders = Folders(tmp_path, write_config, OWN_RUN)
-    async with fleet_with(3, FakeSglang(), transports=("disk",), folders=folders) as fleet:
+    async with fleet_with(3, FakeSglang(), folders=folders) as fleet:
         assert counter(fleet, "server_faults") == 1
         assert_true(await sample(fleet))
 
 
-async def test_weights_go_by_disk_to_a_server_that_takes_no_tensors(tmp_path: Path) -> None:
+async def test_servers_load_folders_of_which_the_newest_stay_until_the_end(tmp_path: Path) -> None:
     server = FakeSglang()
-    server.refuses.add("update_weights_from_tensor")
     folders = Folders(tmp_path, lambda folder: (folder / "config.json").write_text("{}"), OWN_RUN)
-    async with fleet_with(0, server, transports=("tensor", "disk"), folders=folders) as fleet:
+    async with fleet_with(0, server, folders=folders) as fleet:
         for version in range(1, 4):
             await fleet.update_weights(version, tensors(version))
         assert sorted(path.name for path in folders.directory.iterdir()) == ["v00000002", "v00000003"]
@@ -224,7 +223,7 @@ async def test_a_joining_server_ends_half_an_update_and_freezes_its_garbage_if_i
     server.refuses.add("freeze_gc")
     async with fleet_with(5, server, mode="abort") as fleet:
         assert_true(await sample(fleet))
-    assert server.calls.index("freeze_gc") < server.calls.index("update_weights_from_tensor")
+    assert server.calls.index("freeze_gc") < server.calls.index("update_weights_from_disk")
 
 
 @pytest.mark.parametrize("how", ["release", "cancel"])

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from asyncrl.actor.engine.fleet.folders import Folders
-from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.actor.engine.fleet.update import BUFFER_BYTES, BUFFERS, Update, copy_through, on_device
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import TENSORS, Folder, read_folder, write_folder
@@ -120,8 +119,7 @@ def test_servers_load_the_learners_folder_which_may_go_at_once_and_a_late_joiner
 
     async def scenario():
         folders = Folders(tmp_path / "held", nothing, OWN_RUN)
-        options = {"transports": ("disk",), "folders": folders, "discover": discover}
-        async with serving(first, late), fleet_over(**options) as fleet:
+        async with serving(first, late), fleet_over(folders=folders, discover=discover) as fleet:
             for version in range(4):
                 folder = pushed(tmp_path / "pushed", version)
                 taken = asyncio.create_task(fleet.update_weights(version, folder))
@@ -143,7 +141,7 @@ def test_a_folder_of_another_model_is_refused_before_any_server_hears_of_it(tmp_
 
     async def scenario():
         folders = Folders(tmp_path / "held", nothing, OWN_RUN)
-        async with serving(server), fleet_over(server, transports=("disk",), folders=folders) as fleet:
+        async with serving(server), fleet_over(server, folders=folders) as fleet:
             with pytest.raises(WeightsError, match="unknown"):
                 await fleet.update_weights(1, pushed(tmp_path / "pushed", 1, some_tensors()))
 
@@ -151,34 +149,48 @@ def test_a_folder_of_another_model_is_refused_before_any_server_hears_of_it(tmp_
     assert "update_weights_from_disk" not in server.calls
 
 
-def test_a_server_that_cannot_read_the_folder_gets_its_tensors(tmp_path: Path):
-    server = FakeSglang()
-    server.refuses.add("update_weights_from_disk")
-
+def test_tensors_are_copied_to_a_device_once_and_not_at_all_where_they_are_there_already():
     async def scenario():
-        options = {"transports": ("disk", "tensor"), "folders": Folders(tmp_path / "held", nothing, OWN_RUN)}
-        async with serving(server), fleet_over(server, **options) as fleet:
-            await fleet.update_weights(3, pushed(tmp_path / "pushed", 3))
-            return await fleet.generate(ids(), SHORT, (), "s")
-
-    assert_true(run(scenario))
-
-
-@pytest.mark.parametrize("given", ["tensors", "folder"])
-def test_servers_are_given_what_is_staged_on_the_configured_device(tmp_path: Path, monkeypatch, given: str):
-    server, devices = FakeSglang(), set()
-
-    async def load(self: Any, update: Update) -> None:
-        devices.update(each.device.type for each in (await update.tensors()).values())
-        server.label = self._label = update.label
-
-    monkeypatch.setattr(SglangServer, "load", load)
-
-    async def scenario():
-        weights = tensors(1) if given == "tensors" else pushed(tmp_path / "pushed", 1)
-        options = {"folders": Folders(tmp_path / "held", nothing, OWN_RUN), "staging": torch.device("meta")}
-        async with serving(server), fleet_over(server, **options) as fleet:
-            await fleet.update_weights(1, weights)
+        weights = some_tensors()
+        update = Update(1, "1-me", weights)
+        elsewhere = torch.device("meta")
+        first, second = await asyncio.gather(update.tensors(elsewhere), update.tensors(elsewhere))
+        assert first is second
+        assert {each.device for each in first.values()} == {elsewhere}
+        here = await update.tensors()
+        assert same_bits(here, weights)
+        assert all(here[name].data_ptr() == weights[name].data_ptr() for name in weights)
 
     run(scenario)
-    assert devices == {"meta"}
+
+
+def test_tensors_of_any_kind_pass_through_buffers_that_are_smaller_than_they_are():
+    tensors, buffers = some_tensors(), []
+    copies = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in tensors.items()}
+
+    def new_buffer():
+        buffers.append(torch.empty(24, dtype=torch.uint8))
+        return buffers[-1]
+
+    copy_through(new_buffer, list(tensors.values()), list(copies.values()), 24)
+    assert same_bits(copies, tensors)
+    assert len(buffers) == BUFFERS
+
+
+def test_an_error_of_making_a_buffer_reaches_the_caller():
+    def new_buffer():
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        copy_through(new_buffer, [torch.ones(3)], [torch.empty(3)])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_copies_on_a_gpu_have_the_same_bits():
+    gpu = torch.device("cuda", 0)
+    tensors = some_tensors() | {"large": torch.randn(3, BUFFER_BYTES // 4)}
+    copies = on_device(tensors, gpu)
+    assert {each.device for each in copies.values()} == {gpu}
+    assert same_bits({name: each.cpu() for name, each in copies.items()}, tensors)
+    again = on_device(copies, gpu)
+    assert all(again[name].data_ptr() == copies[name].data_ptr() for name in copies)

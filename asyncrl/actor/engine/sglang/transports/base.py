@@ -1,4 +1,4 @@
-"""What every transport needs: the server's end, and buckets that are made while the one before is on its way."""
+"""What every transport needs: the server's end, and buckets, each of which is made while the one before is sent."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ T = TypeVar("T")
 class ServerEnd:
     """One server as its transports see it.
 
-    A call of an update may take `load_s`. `spans` (it brackets updates, see server.py) and `ranks`, the GPUs that it is
-    spread over, are known once it has joined.
+    A call of an update may take `load_s`. `spans` (whether updates have a begin and an end, see server.py) and `ranks`,
+    the number of GPUs that it is spread over, are known once it has joined.
     """
 
     url: str
     http: Http
-    bucket_bytes: int
     load_s: float
     spans: bool = False
     ranks: int = 1
 
     @property
-    def place(self) -> tuple[str, int]:
+    def address(self) -> tuple[str, int]:
         """Host and port."""
         url = urlsplit(self.url)
         return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
@@ -53,13 +52,13 @@ class ServerEnd:
 
     @asynccontextmanager
     async def updating(self) -> AsyncIterator[None]:
-        """Between the begin and the end of an update, where the server has them."""
+        """Begin and end an update, where the server knows that."""
         if self.spans:
             await self.post("/begin_weight_update", timeout_s=CONTROL_S)
         try:
             yield
         except BaseException:
-            # What went wrong is told, not what the end of it says; a cancellation must stay one.
+            # The first error is raised and not that of the end; a cancellation must stay one.
             if self.spans:
                 with suppress(EngineError):
                     await self.post("/end_weight_update", timeout_s=END_S)
@@ -69,29 +68,48 @@ class ServerEnd:
 
 
 class Transport(ABC):
-    """One way into the server at `end`."""
+    """One way into the server at `end`. Both calls raise ServerRefusedError where the server takes no weights this way,
+    and WeightsError where the update cannot be had in this form."""
 
     def __init__(self, end: ServerEnd) -> None:
         self.end = end
 
     @abstractmethod
-    async def send(self, update: Update) -> None:
-        """Bring the server to the whole update.
+    async def prepare(self, update: Update) -> None:
+        """Make ready what `send` takes, while the server goes on."""
 
-        Raises ServerRefusedError: it takes no weights this way. ServerFaultError: it failed, its weights are unknown.
-        WeightsError: the update is not to be had in this form.
-        """
+    @abstractmethod
+    async def send(self, update: Update) -> None:
+        """Bring the server to the whole update. Raises ServerFaultError: it failed, and its weights are unknown."""
 
     async def reset(self) -> None:
-        """Forget what was agreed with the server: it joins anew, or is parted from."""
+        """Forget what was agreed with the server: it joins anew, or leaves the fleet."""
+
+
+class DiskTransport(Transport):
+    """Names a Hugging Face folder to `/update_weights_from_disk`, which needs no begin and end."""
+
+    async def prepare(self, update: Update) -> None:
+        async with update.folder():
+            pass
+
+    async def send(self, update: Update) -> None:
+        async with update.folder() as folder:
+            body = {"model_path": str(folder), "weight_version": update.label, "flush_cache": False}
+            await self.end.post("/update_weights_from_disk", body)
 
 
 async def bucketed(
-    update: Update, bucket_bytes: int, make: Callable[[Bucket, Mapping[str, torch.Tensor], str | None], T]
+    update: Update,
+    device: torch.device,
+    bucket_bytes: int,
+    make: Callable[[Bucket, Mapping[str, torch.Tensor], str | None], T],
 ) -> AsyncGenerator[T, None]:
-    """What `make` gives for each bucket, in a thread: the next one is made while its predecessor is in use. The last
-    one gets the update's label, which names the weights once it is loaded."""
-    tensors = await update.tensors()
+    """What `make` gives for each bucket of the tensors on `device`. A thread makes the next one while one is in use.
+
+    The last one gets the update's label, which names the weights once it is loaded.
+    """
+    tensors = await update.tensors(device)
     buckets = tight_buckets(tensors, bucket_bytes)
 
     def begin(index: int) -> asyncio.Task[T]:

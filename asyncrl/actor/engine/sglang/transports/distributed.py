@@ -25,11 +25,11 @@ from asyncrl.actor.engine.fleet.http import ServerRefusedError
 from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
-from asyncrl.actor.engine.sglang.transports.threads import OwnThreads
 from asyncrl.config.bind import SERVER_GROUP_FIX, check_bind
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
 from asyncrl.weights.buckets import Bucket, flatten
 from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, open_store
+from asyncrl.weights.threads import OwnThreads
 
 FORGET_S = 5.0
 END_S = 5.0
@@ -47,31 +47,38 @@ class _Joined:
 
 
 class DistributedTransport(Transport):
-    """Broadcasts to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
+    """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
-    The store listens on the address that the server sees: beyond loopback only where `insecure`, for it knows no keys.
+    The store has no keys, so it listens beyond loopback only where the network is declared `insecure`.
     """
 
-    def __init__(self, end: ServerEnd, timeout_s: float, insecure: bool) -> None:
+    def __init__(
+        self, end: ServerEnd, device: torch.device, bucket_bytes: int, timeout_s: float, insecure: bool
+    ) -> None:
         super().__init__(end)
+        self._device = device
+        self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
         self._insecure = insecure
         self._joined: _Joined | None = None
         self._left: list[str] = []
         self._threads = OwnThreads()
 
+    async def prepare(self, update: Update) -> None:
+        await update.tensors(self._device)
+
     async def send(self, update: Update) -> None:
-        device = next(iter((await update.tensors()).values())).device
+        device = self._device
 
         def make(bucket: Bucket, tensors: Mapping[str, torch.Tensor], label: str | None) -> tuple[bytes, torch.Tensor]:
             return broadcast_body(bucket, name, label), flatten(bucket, tensors)
 
         async with self.end.updating():
             if self._joined is None:
-                self._joined = await self._join(device)
+                self._joined = await self._join()
             name, group = self._joined.name, self._joined.group
             try:
-                async with aclosing(bucketed(update, self.end.bucket_bytes, make)) as made:
+                async with aclosing(bucketed(update, device, self._bucket_bytes, make)) as made:
                     async for body, flat in made:
                         post = self.end.post("/update_weights_from_distributed", body)
                         await self._together(post, self._threads.run(partial(_send, group, flat, device)))
@@ -85,11 +92,11 @@ class DistributedTransport(Transport):
         await self._forget()
         await self._threads.ended(END_S)
 
-    async def _join(self, device: torch.device) -> _Joined:
+    async def _join(self) -> _Joined:
         """Raises ServerRefusedError and ServerFaultError."""
         await self._forget()
         try:
-            address = await self._threads.run(partial(address_towards, *self.end.place))
+            address = await self._threads.run(partial(address_towards, *self.end.address))
             check_bind(address, self._insecure, key="the store's address", fix=SERVER_GROUP_FIX)
             store, port = await self._threads.run(partial(open_store, address, self._timeout_s))
             client = await self._threads.run(partial(join_store, address, port, self._timeout_s))
@@ -102,9 +109,10 @@ class DistributedTransport(Transport):
             "rank_offset": 1,
             "world_size": ranks,
             "group_name": name,
-            "backend": BACKENDS[device.type],
+            "backend": BACKENDS[self._device.type],
         }
-        forming = self._threads.run(partial(_form, client, address, name, ranks, device, self._timeout_s))
+        form = partial(_form, client, address, name, ranks, self._device, self._timeout_s)
+        forming = self._threads.run(form)
         try:
             await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)
         except BaseException:

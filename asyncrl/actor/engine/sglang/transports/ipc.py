@@ -15,10 +15,8 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,11 +25,9 @@ from torch.multiprocessing import reductions
 
 from asyncrl.actor.engine.fleet.http import ServerRefusedError
 from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.sglang.transports.base import Transport, bucketed
+from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
 from asyncrl.weights.buckets import Bucket, flatten
-from asyncrl.weights.group import address_towards
 from asyncrl.weights.manifest import DTYPES
-from asyncrl.weights.threads import in_own_thread
 
 DEVICE = 6
 """Where torch's rebuild function takes the device."""
@@ -43,34 +39,38 @@ Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
 
 class IpcTransport(Transport):
-    """Posts handles to `/update_weights_from_tensor`."""
+    """Posts handles of buffers on `device`, a GPU of the server, to `/update_weights_from_tensor`."""
+
+    def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int, reserve_bytes: int = 0) -> None:
+        super().__init__(end)
+        self._device = device
+        self._bucket_bytes = bucket_bytes
+        self._reserve_bytes = reserve_bytes
+
+    async def prepare(self, update: Update) -> None:
+        try:
+            # A version waits there for servers that join late, and the next one is copied beside it.
+            needed = 2 * update.nbytes + 2 * self._bucket_bytes + self._reserve_bytes
+            room = torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
+            if room < needed:
+                raise ServerRefusedError(f"{self._device} has {room >> 20} MB for weights, {needed >> 20} are needed")
+            await update.tensors(self._device)
+        except torch.OutOfMemoryError as error:
+            raise ServerRefusedError(f"{self._device} has no room for a version: {error}") from error
 
     async def send(self, update: Update) -> None:
-        # A handle of another machine's memory would end the server.
-        if not await in_own_thread(partial(_is_here, *self.end.place)):
-            raise ServerRefusedError(f"{self.end.url} is not on this machine, and cannot use handles of its GPU memory")
-        if next(iter((await update.tensors()).values())).device.type != "cuda":
-            raise ServerRefusedError("handles are of GPU memory only, and the weights are staged on the CPU")
-
         def make(
             bucket: Bucket, tensors: Mapping[str, torch.Tensor], label: str | None
         ) -> tuple[Bucket, torch.Tensor, str | None]:
             return bucket, flatten(bucket, tensors), label
 
-        async with self.end.updating(), aclosing(bucketed(update, self.end.bucket_bytes, make)) as made:
+        buckets = bucketed(update, self._device, self._bucket_bytes, make)
+        async with self.end.updating(), aclosing(buckets) as made:
             async for bucket, flat, label in made:
                 with shared(flat, self.end.ranks) as buffers:
-                    # Or the traceback of an error would keep it.
+                    # The traceback of an error would keep it otherwise.
                     del flat
                     await self.end.post("/update_weights_from_tensor", handles_body(bucket, buffers, label))
-
-
-def _is_here(host: str, port: int) -> bool:
-    """Whether our address on the way to `host` is the host's own."""
-    try:
-        return socket.gethostbyname(host) == address_towards(host, port)
-    except OSError:
-        return False
 
 
 @contextmanager

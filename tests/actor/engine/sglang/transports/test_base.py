@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asyncrl.actor.engine.fleet.http import Http, ServerFaultError
-from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.fleet.update import CPU, Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, bucketed
 from tests.actor.engine.fleet.fakes import FakeSglang, run, serving
 from tests.helpers import async_until
@@ -21,13 +21,13 @@ def test_the_next_bucket_is_made_while_one_is_in_use_and_none_further_ahead():
     made: list[tuple[list[str], str | None]] = []
 
     def make(bucket: Any, tensors: Any, label: str | None) -> int:
-        assert tensors is TENSORS
+        assert tensors.keys() == TENSORS.keys()
         made.append(([entry.name for entry in bucket.entries], label))
         return len(made)
 
     async def scenario():
         taken = 0
-        async with aclosing(bucketed(Update(1, "1-me", TENSORS), 32, make)) as buckets:
+        async with aclosing(bucketed(Update(1, "1-me", TENSORS), CPU, 32, make)) as buckets:
             async for number in buckets:
                 taken += 1
                 assert number == taken
@@ -44,7 +44,7 @@ def test_an_error_of_making_a_bucket_reaches_who_sends_it():
         return 0
 
     async def scenario():
-        async with aclosing(bucketed(Update(1, "1-me", TENSORS), 32, make)) as buckets:
+        async with aclosing(bucketed(Update(1, "1-me", TENSORS), CPU, 32, make)) as buckets:
             return [each async for each in buckets]
 
     with pytest.raises(ValueError, match="the last one"):
@@ -62,7 +62,7 @@ def test_an_update_that_fails_is_ended_on_servers_that_know_begin_and_end(spans)
 
     async def scenario():
         async with serving(server):
-            end = ServerEnd(server.url, Http(server.url), 32, 5.0, spans=spans)
+            end = ServerEnd(server.url, Http(server.url), 5.0, spans=spans)
             with pytest.raises(ServerFaultError, match="in the middle"):
                 await fail(end)
             await end.http.close()

@@ -18,12 +18,12 @@ from aiohttp import web
 
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.server import ServerFaultError
-from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.fleet.update import CPU, Update
 from asyncrl.actor.engine.sglang.transports import distributed
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd
 from asyncrl.actor.engine.sglang.transports.distributed import DistributedTransport
-from asyncrl.actor.engine.sglang.transports.threads import NAME
 from asyncrl.types import Sampling
+from asyncrl.weights.threads import TRANSPORT_THREAD
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
 from tests.helpers import async_until
 from tests.weights.fakes import same_bits, some_tensors
@@ -101,12 +101,12 @@ def _join(body: Any, rank: int) -> Any:
 
 
 def calls_into_torch() -> bool:
-    return NAME in {thread.name for thread in threading.enumerate()}
+    return TRANSPORT_THREAD in {thread.name for thread in threading.enumerate()}
 
 
 def transport_to(server: FakeSglang, timeout_s: float = 20.0, bucket_bytes: int = 1 << 20) -> DistributedTransport:
-    end = ServerEnd(server.url, Http(server.url), bucket_bytes, 20.0, spans=True, ranks=RANKS)
-    return DistributedTransport(end, timeout_s, insecure=False)
+    end = ServerEnd(server.url, Http(server.url), 20.0, spans=True, ranks=RANKS)
+    return DistributedTransport(end, CPU, bucket_bytes, timeout_s, insecure=False)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 600, 1 << 20])
@@ -145,19 +145,33 @@ def test_an_update_after_a_server_joined_anew_has_a_group_of_another_name():
     assert server.weights == 1
 
 
-def test_a_server_that_will_not_join_refuses_at_once_and_the_next_transport_brings_the_weights():
+def test_a_server_that_refuses_a_way_gets_the_weights_by_the_next_one():
+    server = Ranks()
+    server.refuses.add("update_weights_from_disk")
+
+    async def scenario():
+        async with serving(server), fleet_over(server, here=True) as fleet:
+            for version in (3, 4):
+                await fleet.update_weights(version, tensors(version))
+            return await fleet.generate(ids(), SHORT, (), "s")
+
+    assert_true(run(scenario))
+    assert server.calls.count("update_weights_from_disk") == 1
+
+
+def test_a_server_that_will_not_join_refuses_at_once_and_is_fenced(caplog):
     server = FakeSglang()
     server.refuses.add("init_weights_update_group")
 
     async def scenario():
-        async with serving(server), fleet_over(server, transports=("distributed", "tensor")) as fleet:
-            await fleet.update_weights(3, tensors(3))
-            await async_until(lambda: not calls_into_torch())
-            return await fleet.generate(ids(), SHORT, (), "s")
+        async with serving(server), fleet_over(server, into_servers="gloo") as fleet:
+            updating = asyncio.create_task(fleet.update_weights(3, tensors(3)))
+            await async_until(lambda: fleet.stats().counters["server_faults"] == 1 and not calls_into_torch())
+            updating.cancel()
 
     # Less than the 30 s for which a side that comes later would be waited for.
-    assert_true(run(scenario))
-    assert server.calls.count("init_weights_update_group") == 1
+    run(scenario)
+    assert "takes no weights, not by gloo" in caplog.text
     assert not server.open
 
 
@@ -258,7 +272,7 @@ def test_the_group_of_another_server_goes_on_where_one_dies_in_a_broadcast():
     bad.dies_in_broadcast = 2
 
     async def scenario():
-        async with serving(good, bad), fleet_over(good, bad, transports=("distributed",)) as fleet:
+        async with serving(good, bad), fleet_over(good, bad, into_servers="gloo") as fleet:
             for version in range(4):
                 await fleet.update_weights(version, tensors(version))
             await async_until(lambda: fleet.stats().counters["server_faults"] >= 1)
