@@ -15,7 +15,7 @@ def encodable(value: Any) -> Any:
             return value.encode("utf-8", "replace").decode()
         case dict():
             return {encodable(name): encodable(inner) for name, inner in value.items()}
-        case list():
+        case list() | tuple():
             return [encodable(inner) for inner in value]
     return value
 

@@ -6,12 +6,16 @@ Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise
+from operator import lt
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,12 +24,9 @@ from asyncrl.errors import InvariantError
 NO_VERSION = -1
 """The version of a token that no policy sampled: a prompt, a tool result, a template mark."""
 
-_DTYPES = {
-    name: np.dtype(dtype)
-    for name, dtype in (("tokens", "i4"), ("loss_mask", "?"), ("logprobs", "f4"), ("versions", "i4"))
-}
-
-
+MAX_LOGPROB = 1e-4
+"""Log-probs are at most 0; engines round some of them up."""
+INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -40,6 +41,9 @@ class Role(StrEnum):
     PROMPT = "prompt"
     ASSISTANT = "assistant"
     TOOL = "tool"
+
+
+PROMPT, ASSISTANT = Role.PROMPT, Role.ASSISTANT
 
 
 class Finish(StrEnum):
@@ -134,7 +138,7 @@ class Turn(NamedTuple):
     end: int
     role: Role
     finish_reason: str = ""
-    tool_calls: Sequence[ToolCall] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class Step(NamedTuple):
@@ -144,19 +148,23 @@ class Step(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Trajectory:
-    """One episode as one token sequence, or as several: `branches`, one behind the other, which know nothing of each
-    other. Only an agent that rewrites its history has more than one.
+class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """One episode as one token sequence. An agent that rewrites its history makes several branches, one behind the
+    other; a branch knows nothing of the others.
 
-    tokens int32[T]; loss_mask bool[T], true exactly on the tokens that the policy sampled; logprobs float32[T], the
-    behaviour policy's at the sampling temperature, 0 elsewhere; versions int32[T], the policy version that sampled the
-    token, `NO_VERSION` elsewhere. `rewards` come from the environment (tools); `timings` are seconds by phase. The id
-    is the ticket's, so that an episode that ran twice is stored once.
+    - `tokens` int32[T].
+    - `logprobs` float32[T]: the behaviour policy's, at the sampling temperature; 0 on tokens that no policy sampled.
+    - `version_runs` int32[R, 2]: the first token of each run of one policy version, and that version; `NO_VERSION` for
+      tokens that no policy sampled. `versions` and `loss_mask` say the same token by token.
+    - `rewards` come from the environment (tools); `timings` are seconds by phase.
+    - The id is the ticket's, so that an episode that ran twice is stored once.
 
-    Raises InvariantError: shapes differ, a sampled token lacks a finite log-prob, a version or a token to follow, a
-    token that was not sampled has a log-prob, spans are out of order, an assistant's turn or a step has tokens that
-    were not sampled.
+    Every field travels and is exported: `wire` and `inspect` derive their formats from this class. A new field needs
+    one line here.
+
+    Raises InvariantError: shapes or dtypes differ from the above, a sampled token has no valid log-prob, another token
+    has one, spans are out of order, an assistant's turn or a step has a token that was not sampled, a branch begins
+    with a sampled token, or a number is not finite.
     """
 
     id: str
@@ -164,59 +172,47 @@ class Trajectory:
     group_id: str
     member: int
     tokens: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
     logprobs: NDArray[np.float32]
-    versions: NDArray[np.int32]
-    turns: Sequence[Turn]
-    steps: Sequence[Step]
+    version_runs: NDArray[np.int32]
+    turns: tuple[Turn, ...]
+    steps: tuple[Step, ...]
     finish: Finish
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    timings: Mapping[str, float] = field(default_factory=dict)
+    rewards: Mapping[str, float] = {}
+    timings: Mapping[str, float] = {}
 
     def __post_init__(self) -> None:
-        # Messages are made only on failure: this runs for every trajectory that the replay takes.
-        shape = self.tokens.shape
-        for name, dtype in _DTYPES.items():
-            array = getattr(self, name)
-            if array.dtype != dtype or array.shape != shape or array.ndim != 1:
-                raise InvariantError(
-                    f"{self.id}: {name} is {array.dtype}{list(array.shape)}; it must be {dtype}[T], "
-                    f"tokens have the shape {list(shape)}"
-                )
-        # As bytes, masks compare in half the time.
-        mask = self.loss_mask.tobytes()
-        _require(b"\1" in mask, self.id, "no token was sampled by the policy")
-        _require(int(self.tokens.min()) >= 0, self.id, "a token id is negative")
-        _require(
-            (self.versions >= 0).tobytes() == mask and int(self.versions.min()) >= NO_VERSION,
-            self.id,
-            f"versions must be 0 or more exactly on the sampled tokens and {NO_VERSION} elsewhere",
-        )
-        # Extremes, since nan spreads to them: two passes instead of four over the longest array there is.
-        _require(
-            -math.inf < float(self.logprobs.min()) and float(self.logprobs.max()) <= 1e-4,
-            self.id,
-            "a sampled token has no valid log-prob (they must be finite and at most 0, elsewhere 0)",
-        )
-        _require(not self.logprobs[~self.loss_mask].any(), self.id, "a token that was not sampled has a log-prob")
-        _check_spans(self.id, "turn", self.turns, shape[0])
-        _check_spans(self.id, "step", self.steps, shape[0])
-        self._check_sampled(mask)
-        for start, end in self.branches:
-            if start == end or mask[start]:
-                raise InvariantError(f"{self.id}: branch [{start}, {end}) does not begin with a token that was given")
-
-    def _check_sampled(self, mask: bytes) -> None:
-        """All of the assistant's turns and of the steps was sampled; `mask` has a byte a token."""
-        for start, end, role, *_ in self.turns:
-            if role is Role.ASSISTANT and mask.find(b"\0", start, end) >= 0:
-                raise InvariantError(f"{self.id}: the assistant's turn [{start}, {end}) was not all sampled")
-        for start, end in self.steps:
-            if start == end or mask.find(b"\0", start, end) >= 0:
-                raise InvariantError(f"{self.id}: step [{start}, {end}) is empty, or not all of it was sampled")
+        # This runs for every trajectory that the replay takes. So it looks at runs instead of tokens, passes over each
+        # array as rarely as it can, and builds messages on failure only. A struct is made faster than a dataclass.
+        length = len(self.tokens)
+        _check_array(self.id, "tokens", self.tokens, INT32, (length,))
+        _check_array(self.id, "logprobs", self.logprobs, FLOAT32, (length,))
+        _check_array(self.id, "version_runs", self.version_runs, INT32, (len(self.version_runs), 2))
+        runs = _Runs(self.version_runs[:, 0].tolist(), self.version_runs[:, 1].tolist(), length)
+        runs.check(self.id)
+        if np.minimum.reduce(self.tokens) < 0:
+            raise InvariantError(f"{self.id}: a token id is negative")
+        runs.check_logprobs(self.id, self.logprobs)
+        runs.check_turns(self.id, self.turns)
+        runs.check_steps(self.id, self.steps)
+        if not all(map(math.isfinite, (*self.rewards.values(), *self.timings.values()))):
+            raise InvariantError(f"{self.id}: a reward or a time is not finite: {self.rewards}, {self.timings!r:.100}")
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @cached_property
+    def versions(self) -> NDArray[np.int32]:
+        """int32[T]: the policy version that sampled each token, `NO_VERSION` elsewhere."""
+        return np.repeat(self.version_runs[:, 1], self._run_lengths)
+
+    @cached_property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """bool[T]: true exactly on the tokens that the policy sampled."""
+        return np.repeat(self.version_runs[:, 1] != NO_VERSION, self._run_lengths)
+
+    @property
+    def _run_lengths(self) -> NDArray[np.int32]:
+        return np.diff(self.version_runs[:, 0], append=np.int32(len(self)))
 
     @property
     def branches(self) -> list[tuple[int, int]]:
@@ -227,22 +223,89 @@ class Trajectory:
     @property
     def oldest_version(self) -> int:
         """The oldest policy version that sampled one of its tokens."""
-        # Seen as unsigned, NO_VERSION is the largest.
-        return int(self.versions.view(np.uint32).min())
+        versions = self.version_runs[:, 1]
+        return int(versions[versions != NO_VERSION].min())
+
+    @property
+    def newest_version(self) -> int:
+        """The newest policy version that sampled one of its tokens."""
+        return int(self.version_runs[:, 1].max())
 
     @property
     def sampled_tokens(self) -> int:
-        return int(np.count_nonzero(self.loss_mask))
+        return int(self._run_lengths[self.version_runs[:, 1] != NO_VERSION].sum())
 
 
-def _check_spans(owner: str, what: str, spans: Sequence[Turn] | Sequence[Step], length: int) -> None:
-    position = 0
-    for span in spans:
-        if not position <= span.start <= span.end <= length:
-            raise InvariantError(
-                f"{owner}: {what} [{span.start}, {span.end}) overlaps its predecessor or leaves the {length} tokens"
-            )
-        position = span.end
+def runs_of(versions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """versions int32[T] as `version_runs` int32[R, 2]."""
+    changes = (versions[1:] != versions[:-1]).nonzero()[0]
+    runs = np.zeros((len(changes) + 1, 2), np.int32)
+    runs[1:, 0] = changes + 1
+    runs[:, 1] = versions[runs[:, 0]]
+    return runs
+
+
+def _check_array(owner: str, name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape:
+        raise InvariantError(f"{owner}: {name} is {array.dtype}{list(array.shape)}; it must be {dtype}{list(shape)}")
+
+
+class _Runs(NamedTuple):
+    """The version runs of `length` tokens, with what holds for the tokens' other values in each of them."""
+
+    starts: list[int]
+    versions: list[int]
+    length: int
+
+    def check(self, owner: str) -> None:
+        if self.starts[:1] != [0] or not all(map(lt, self.starts, [*self.starts[1:], self.length])):
+            raise InvariantError(f"{owner}: runs of versions do not cover {self.length} tokens: {self.starts!r:.100}")
+        if min(self.versions) < NO_VERSION or max(self.versions) == NO_VERSION:
+            raise InvariantError(f"{owner}: no token was sampled, or versions are less than {NO_VERSION}")
+
+    def check_logprobs(self, owner: str, logprobs: NDArray[np.float32]) -> None:
+        # Both passes take the extreme of each run, and nan spreads to it.
+        lowest, highest = np.minimum.reduceat(logprobs, self.starts), np.maximum.reduceat(logprobs, self.starts)
+        for version, low, high in zip(self.versions, lowest.tolist(), highest.tolist(), strict=True):
+            if version == NO_VERSION:
+                if not low == high == 0:
+                    raise InvariantError(f"{owner}: a token that was not sampled has a log-prob")
+            elif not (low > -math.inf and high <= MAX_LOGPROB):
+                raise InvariantError(f"{owner}: a sampled token has no valid log-prob: they are finite and at most 0")
+
+    def check_turns(self, owner: str, turns: tuple[Turn, ...]) -> None:
+        position, branches = 0, [0]
+        for start, end, role, _, _ in turns:
+            if not position <= start <= end <= self.length:
+                raise self._out_of_order(owner, "turn", start, end)
+            position = end
+            if role is ASSISTANT:
+                if start < end and not self._all_sampled(start, end):
+                    raise InvariantError(f"{owner}: the assistant's turn [{start}, {end}) was not all sampled")
+            elif role is PROMPT and start > 0:
+                branches.append(start)
+        for start, end in pairwise([*branches, self.length]):
+            if start == end or self._all_sampled(start, start + 1):
+                raise InvariantError(f"{owner}: branch [{start}, {end}) does not begin with a token that was given")
+
+    def check_steps(self, owner: str, steps: tuple[Step, ...]) -> None:
+        position = 0
+        for start, end in steps:
+            if not position <= start <= end <= self.length:
+                raise self._out_of_order(owner, "step", start, end)
+            position = end
+            if start == end or not self._all_sampled(start, end):
+                raise InvariantError(f"{owner}: step [{start}, {end}) is empty, or not all of it was sampled")
+
+    def _out_of_order(self, owner: str, what: str, start: int, end: int) -> InvariantError:
+        return InvariantError(
+            f"{owner}: {what} [{start}, {end}) overlaps its predecessor or leaves the {self.length} tokens"
+        )
+
+    def _all_sampled(self, start: int, end: int) -> bool:
+        """Whether all of [start, end), which is not empty, was sampled."""
+        first, behind = bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
+        return NO_VERSION not in self.versions[first:behind]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

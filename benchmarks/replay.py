@@ -24,12 +24,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.shards import shard_of
@@ -70,7 +72,7 @@ def produce(crew: Crew, endpoint: str, worker: str, count: int, tokens: int, tel
     with crew.at_work():
         while count:
             batch = [
-                replace(made, id=each.id, task_id=each.task.id, group_id=each.group_id, member=each.member)
+                structs.replace(made, id=each.id, task_id=each.task.id, group_id=each.group_id, member=each.member)
                 for each in client.tickets([], min(BATCH, count))
             ]
             assert set(client.put_all(batch)) == {"stored"}

@@ -30,7 +30,7 @@ from asyncrl.demo.step_scorer import StepScorer, save_step_scorer
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.demo.warm_start import model_config
 from asyncrl.replay.client import ReplayClient
-from asyncrl.types import Finish, Role, Step, Ticket, Trajectory, Turn
+from asyncrl.types import Finish, Role, Step, Ticket, Trajectory, Turn, runs_of
 from benchmarks.record import write_result
 from benchmarks.serving import OWN_RUN, load, replay
 
@@ -66,9 +66,8 @@ def make_trajectory(ticket: Ticket, prompt: int, response: int) -> Trajectory:
         group_id=ticket.group_id,
         member=ticket.member,
         tokens=np.concatenate([shared, np.random.default_rng().choice(LETTERS, response)]),
-        loss_mask=mask,
         logprobs=np.where(mask, -0.5, 0).astype(np.float32),
-        versions=np.where(mask, 0, -1).astype(np.int32),
+        version_runs=runs_of(np.where(mask, 0, -1).astype(np.int32)),
         turns=(Turn(0, prompt, Role.PROMPT), Turn(prompt, length, Role.ASSISTANT, "stop")),
         steps=tuple(Step(start, end) for start, end in pairwise(ends)),
         finish=Finish.COMPLETED,

@@ -17,11 +17,11 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import zmq
+from msgspec import structs
 
 from asyncrl.machine import process
 from asyncrl.replay.admission import Admission
@@ -119,7 +119,7 @@ class Soak:
 
 
 def _delivery(made: Trajectory, ticket: Ticket, sequence: int) -> Message:
-    named = replace(made, id=ticket.id, task_id=ticket.task.id, group_id=ticket.group_id, member=ticket.member)
+    named = structs.replace(made, id=ticket.id, task_id=ticket.task.id, group_id=ticket.group_id, member=ticket.member)
     return trajectory_message(named, sequence)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from asyncrl.types import Finish, Role, Step, Trajectory, Turn
+from asyncrl.types import Finish, Role, Step, Trajectory, Turn, runs_of
 from asyncrl.wire import Buffer, decode, encode, join, read_trajectory, split, trajectory_message
 from benchmarks.record import write_result
 
@@ -52,9 +52,8 @@ def make_trajectory(
         group_id=group,
         member=member,
         tokens=np.random.default_rng(0).integers(0, 150_000, length, dtype=np.int32),
-        loss_mask=mask,
         logprobs=np.where(mask, -0.5, 0).astype(np.float32),
-        versions=np.where(mask, version, -1).astype(np.int32),
+        version_runs=runs_of(np.where(mask, version, -1).astype(np.int32)),
         turns=tuple(turns),
         steps=tuple(Step(turn.start, turn.end) for turn in turns if turn.role == Role.ASSISTANT),
         finish=Finish.COMPLETED,

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from asyncrl.types import Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn
+from asyncrl.types import Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
 
 GENEROUS_S = 240
 """How long a test waits for what must come: below pytest's own limit, and far above what a slow, busy machine needs."""
@@ -26,7 +27,14 @@ def make_task(index: int = 0, **changes: Any) -> Task:
     return Task(**{**values, **changes})
 
 
-def make_trajectory(ticket: Ticket | None = None, version: int = 0, length: int = 8, **changes: Any) -> Trajectory:
+def make_trajectory(
+    ticket: Ticket | None = None,
+    version: int = 0,
+    length: int = 8,
+    versions: NDArray[np.int32] | None = None,
+    **changes: Any,
+) -> Trajectory:
+    """A prompt and an answer of one half each. `versions` are the tokens' own, where they are not all `version`."""
     prompt = length // 2
     mask = np.arange(length) >= prompt
     values: dict[str, Any] = {
@@ -35,14 +43,14 @@ def make_trajectory(ticket: Ticket | None = None, version: int = 0, length: int 
         "group_id": ticket.group_id if ticket else "t000000001",
         "member": ticket.member if ticket else 0,
         "tokens": np.arange(length, dtype=np.int32),
-        "loss_mask": mask,
         "logprobs": np.where(mask, -0.5, 0).astype(np.float32),
-        "versions": np.where(mask, version, -1).astype(np.int32),
         "turns": (Turn(0, prompt, Role.PROMPT), Turn(prompt, length, Role.ASSISTANT, "stop")),
         "steps": (Step(prompt, length),),
         "finish": Finish.COMPLETED,
     }
-    return Trajectory(**{**values, **changes})
+    if versions is None:
+        versions = np.where(mask, version, -1).astype(np.int32)
+    return Trajectory(**{"version_runs": runs_of(versions), **values, **changes})
 
 
 def make_labels(trajectory_id: str, reward: float = 1.0) -> Labels:

@@ -25,7 +25,7 @@ from tests.helpers import make_task
 PACKAGE = Path(asyncrl.__file__).parent
 
 FLOORS = (
-    ("types", "errors", "text", "unpacking"),
+    ("types", "errors", "text"),
     ("machine",),
     ("wire", "config"),
     ("network", "data", "modelling", "observe.metrics", "observe.sinks", "algorithms"),

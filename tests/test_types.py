@@ -3,64 +3,71 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncrl.errors import InvariantError
-from asyncrl.types import BatchPlan, Labels, Role, Sampling, Step, Turn
+from asyncrl.types import BatchPlan, Labels, Role, Sampling, Step, Turn, runs_of
 from tests.helpers import make_task, make_trajectory
 
 
-def test_a_sampled_token_without_a_logprob_is_an_error_not_a_zero() -> None:
-    logprobs = make_trajectory().logprobs.copy()
-    logprobs[-1] = np.nan
-    with pytest.raises(InvariantError, match="no valid log-prob"):
-        make_trajectory(logprobs=logprobs)
+def logprobs(*changes: tuple[int, float]) -> np.ndarray:
+    values = make_trajectory().logprobs.copy()
+    for index, value in changes:
+        values[index] = value
+    return values
 
 
-def test_a_positive_logprob_is_refused() -> None:
-    with pytest.raises(InvariantError, match="at most 0"):
-        make_trajectory(logprobs=np.full(8, 0.5, np.float32))
+def runs(*rows: tuple[int, int]) -> np.ndarray:
+    return np.array(rows, np.int32).reshape(-1, 2)
 
 
-def test_a_sampled_token_without_a_version_is_refused() -> None:
-    with pytest.raises(InvariantError, match="versions"):
-        make_trajectory(versions=np.full(8, -1, np.int32))
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"logprobs": logprobs((7, np.nan))}, "no valid log-prob"),
+        ({"logprobs": logprobs((5, -np.inf))}, "no valid log-prob"),
+        ({"logprobs": logprobs((4, np.inf))}, "no valid log-prob"),
+        ({"logprobs": logprobs((4, 0.5))}, "at most 0"),
+        ({"logprobs": logprobs((0, -0.5))}, "not sampled has a log-prob"),
+        ({"logprobs": logprobs((0, np.nan))}, "not sampled has a log-prob"),
+        ({"tokens": np.full(8, -1, np.int32)}, "token id is negative"),
+        ({"tokens": np.arange(8)}, "int64"),
+        ({"tokens": np.arange(9, dtype=np.int32)}, r"logprobs is float32\[8\]"),
+        ({"version_runs": runs((0, -1))}, "no token was sampled"),
+        ({"version_runs": runs((0, -1), (4, -2))}, "less than -1"),
+        ({"version_runs": runs()}, "do not cover"),
+        ({"version_runs": runs((1, 3))}, "do not cover"),
+        ({"version_runs": runs((0, -1), (8, 3))}, "do not cover"),
+        ({"version_runs": runs((0, -1), (4, 3), (4, 2))}, "do not cover"),
+        ({"version_runs": np.zeros((2, 3), np.int32)}, "version_runs is"),
+        ({"version_runs": runs((0, -1), (5, 3)), "logprobs": logprobs((4, 0))}, "assistant's turn .* not all sampled"),
+        ({"steps": (Step(3, 8),)}, "not all of it was sampled"),
+        ({"steps": (Step(5, 5),)}, "is empty"),
+        ({"rewards": {"tool": float("nan")}}, "not finite"),
+        ({"timings": {"tool": float("inf")}}, "not finite"),
+    ],
+)
+def test_a_trajectory_that_breaks_an_invariant_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvariantError, match=reason):
+        make_trajectory(**changes)
 
 
-def test_a_version_on_a_token_that_nobody_sampled_is_refused() -> None:
-    with pytest.raises(InvariantError, match="versions"):
-        make_trajectory(versions=np.zeros(8, np.int32))
-
-
-@pytest.mark.parametrize("name", ["loss_mask", "logprobs", "versions"])
-def test_arrays_of_different_lengths_are_refused(name: str) -> None:
-    with pytest.raises(InvariantError, match="tokens have"):
-        make_trajectory(**{name: getattr(make_trajectory(), name)[:-1]})
-
-
-def test_a_wrong_dtype_is_refused() -> None:
-    with pytest.raises(InvariantError, match="int64"):
-        make_trajectory(tokens=np.arange(8))
-
-
-def test_a_trajectory_without_a_sampled_token_is_refused() -> None:
-    with pytest.raises(InvariantError, match="no token was sampled"):
-        make_trajectory(loss_mask=np.zeros(8, bool), versions=np.full(8, -1, np.int32))
-
-
-@pytest.mark.parametrize("spans", [[(0, 4), (3, 8)], [(4, 8), (0, 4)], [(0, 9)], [(5, 4)]])
+@pytest.mark.parametrize("spans", [[(4, 6), (5, 8)], [(6, 8), (4, 6)], [(4, 9)], [(6, 5)], [(-4, 5)]])
 def test_overlapping_or_unordered_spans_are_refused(spans: list[tuple[int, int]]) -> None:
     with pytest.raises(InvariantError, match="overlaps"):
-        make_trajectory(turns=[Turn(start, end, Role.TOOL) for start, end in spans])
+        make_trajectory(turns=tuple(Turn(start, end, Role.TOOL) for start, end in spans))
     with pytest.raises(InvariantError, match="overlaps"):
-        make_trajectory(steps=[Step(start, end) for start, end in spans])
+        make_trajectory(steps=tuple(Step(start, end) for start, end in spans))
 
 
 def test_a_prompt_begins_a_branch_and_a_branch_begins_with_what_was_given() -> None:
-    def turns(*bounds: int) -> list[Turn]:
-        return [Turn(start, end, Role.PROMPT) for start, end in pairwise(bounds)]
+    def turns(*bounds: int) -> tuple[Turn, ...]:
+        return tuple(Turn(start, end, Role.PROMPT) for start, end in pairwise(bounds))
 
     assert make_trajectory(turns=()).branches == [(0, 8)]
     assert make_trajectory(turns=turns(0, 2, 4)).branches == [(0, 2), (2, 8)]
@@ -69,21 +76,36 @@ def test_a_prompt_begins_a_branch_and_a_branch_begins_with_what_was_given() -> N
             make_trajectory(turns=bad)
 
 
-def test_the_oldest_version_counts_sampled_tokens_only() -> None:
-    versions = np.array([-1, -1, -1, -1, 7, 7, 5, 9], np.int32)
-    assert make_trajectory(versions=versions).oldest_version == 5
+@given(st.lists(st.integers(-1, 3), min_size=2, max_size=40).filter(lambda versions: max(versions) >= 0))
+def test_runs_say_the_versions_token_by_token(values: list[int]) -> None:
+    versions = np.array([-1, *values], np.int32)
+    mask = versions >= 0
+    trajectory = make_trajectory(
+        tokens=np.zeros(len(versions), np.int32),
+        logprobs=np.where(mask, -1, 0).astype(np.float32),
+        version_runs=runs_of(versions),
+        turns=(),
+        steps=(),
+    )
+    assert trajectory.versions.tolist() == versions.tolist()
+    assert trajectory.loss_mask.tolist() == mask.tolist()
+    assert trajectory.sampled_tokens == mask.sum()
+    assert trajectory.oldest_version == versions[mask].min()
+    assert trajectory.newest_version == versions.max()
 
 
-def test_labels_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(InvariantError, match="not finite"):
-        Labels("t", float("nan"), 0.0, "s")
-    with pytest.raises(InvariantError, match="not finite"):
-        Labels("t", 0.0, 0.0, "s", np.array([np.inf], np.float32), np.array([1], np.int32))
-
-
-def test_step_scores_without_their_ends_are_refused() -> None:
-    with pytest.raises(InvariantError, match="pair"):
-        Labels("t", 0.0, 0.0, "s", np.ones(2, np.float32))
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"reward": float("nan")}, "not finite"),
+        ({"step_scores": np.array([np.inf], np.float32), "step_ends": np.array([1], np.int32)}, "not finite"),
+        ({"step_scores": np.ones(2, np.float32)}, "pair"),
+        ({"step_scores": np.ones(2, np.float32), "step_ends": np.array([2, 2], np.int32)}, "increase"),
+    ],
+)
+def test_labels_that_are_not_finite_or_do_not_pair_are_refused(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvariantError, match=reason):
+        Labels(**{"trajectory_id": "t", "reward": 0.0, "outcome": 0.0, "scorer": "s", **values})
 
 
 def test_a_plan_that_names_a_trajectory_twice_is_refused() -> None:

@@ -1,8 +1,10 @@
-"""The codec: what is encoded comes back bit for bit, and whatever else arrives is refused with a reason."""
+"""The codec: what is encoded comes back bit for bit, and whatever else arrives is refused with a reason, and costs no
+more than its bytes."""
 
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -11,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from msgspec import structs
 
 from asyncrl import wire
 from asyncrl.errors import WireError
-from asyncrl.types import BatchPlan, Finish, Labels, Purpose, Role, Step, Ticket, ToolCall, Trajectory, Turn
-from asyncrl.wire import Message, decode, encode, join, split
+from asyncrl.types import BatchPlan, Finish, Labels, Purpose, Role, Step, Ticket, ToolCall, Trajectory, Turn, runs_of
+from asyncrl.wire import MAX_DEPTH, PROTOCOL, Message, decode, encode, join, split
 from tests.helpers import make_task, make_trajectory
 
 PLAIN = st.recursive(
@@ -32,18 +35,16 @@ BODIES = st.dictionaries(st.text(max_size=8), PLAIN, max_size=4)
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     length = draw(st.integers(2, 50))
-    mask = np.zeros(length, np.bool_)
     cut = draw(st.integers(1, length - 1))
-    mask[cut:] = True
+    mask = np.arange(length) >= cut
     return Trajectory(
         id=draw(st.text(min_size=1, max_size=20)),
         task_id=draw(st.text(max_size=20)),
         group_id=draw(st.text(max_size=20)),
         member=draw(st.integers(0, 100)),
         tokens=draw(hnp.arrays(np.int32, length, elements=st.integers(0, 2**31 - 1))),
-        loss_mask=mask,
         logprobs=np.where(mask, -1.5, 0).astype(np.float32),
-        versions=np.where(mask, draw(st.integers(0, 2**31 - 1)), -1).astype(np.int32),
+        version_runs=runs_of(np.where(mask, draw(st.integers(0, 2**31 - 1)), -1).astype(np.int32)),
         turns=(
             Turn(0, cut, Role.PROMPT),
             Turn(cut, length, Role.ASSISTANT, "stop", (ToolCall("t", draw(st.dictionaries(st.text(), PLAIN))),)),
@@ -53,6 +54,26 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         rewards={"r": draw(st.floats(-1, 1))},
         timings={"generate": 0.5},
     )
+
+
+def received(body: bytes = b"\x80", layout: Any = (), *frames: bytes) -> Message:
+    """What a side reads that another one sent with a packed body."""
+    return decode([header(body, layout), *frames])
+
+
+def header(body: bytes, layout: Any = ()) -> bytes:
+    packed = [msgpack.packb(each) for each in (PROTOCOL, "x", 0)]
+    return b"".join([b"\x95", *packed, body, msgpack.packb(layout)])
+
+
+def nested(depth: int) -> Any:
+    value = None
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+WIDE = [{"a": [index, {}]} for index in range(1000)]
 
 
 @given(text=st.text(st.characters(codec=None, categories=None), min_size=1, max_size=50))
@@ -85,19 +106,17 @@ def test_a_reason_of_any_length_is_cut_and_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    [(2**64, "out of range"), (-(2**63) - 1, "cannot be encoded"), (object(), "object"), ("x" * (5 << 20), "too long")],
+    [
+        (2**64, "cannot be encoded: .* ints"),
+        (-(2**63) - 1, "cannot be encoded: .* ints"),
+        (object(), "object"),
+        (nested(5000), "recursion"),
+        ("x" * (5 << 20), "too long"),
+    ],
 )
 def test_what_cannot_be_encoded_or_is_too_long_to_be_taken_is_refused_by_name(value: Any, reason: str) -> None:
     with pytest.raises(WireError, match=reason):
         encode(Message("tickets", 1, {"x": value}))
-
-
-def test_a_value_within_too_many_lists_is_refused() -> None:
-    deep: list[Any] = []
-    for _ in range(5000):
-        deep = [deep]
-    with pytest.raises(WireError, match="cannot be encoded"):
-        encode(Message("tickets", 1, {"x": deep}))
 
 
 @given(kind=st.text(max_size=20), sequence=st.integers(0, 2**40), body=BODIES, arrays=st.lists(ARRAYS, max_size=4))
@@ -114,10 +133,9 @@ def test_a_message_comes_back_as_it_was(kind: str, sequence: int, body: dict[str
 @given(trajectories())
 def test_a_trajectory_comes_back_bit_for_bit(sent: Trajectory) -> None:
     got = wire.read_trajectory(decode(encode(wire.trajectory_message(sent))))
-    for name in ("tokens", "loss_mask", "logprobs", "versions"):
-        assert getattr(got, name).tobytes() == getattr(sent, name).tobytes()
-    for name in ("id", "task_id", "group_id", "member", "turns", "steps", "finish", "rewards", "timings"):
-        assert getattr(got, name) == getattr(sent, name)
+    for name in Trajectory.__struct_fields__:
+        ours, theirs = getattr(sent, name), getattr(got, name)
+        assert theirs.tobytes() == ours.tobytes() if isinstance(ours, np.ndarray) else theirs == ours
 
 
 def test_encoding_and_decoding_copy_no_array() -> None:
@@ -133,9 +151,14 @@ def test_labels_tickets_and_plans_come_back_as_they_were() -> None:
     assert (got.trajectory_id, got.reward, got.outcome, got.extra) == ("t", 0.5, 1.0, {"prm": 0.25})
     assert (got.step_scores.tolist(), got.step_ends.tolist()) == ([0.25], [8])
     ticket = Ticket("x", make_task(), "g", 1, Purpose.EVAL, 0.0, 4)
-    assert wire.ticket_body(wire.read_ticket(wire.ticket_body(ticket))) == wire.ticket_body(ticket)
+    body = decode(encode(Message("ticket", 0, wire.ticket_body(ticket)))).body
+    assert wire.ticket_body(wire.read_ticket(body)) == body
     plan = BatchPlan(3, 1, ["a", "b"], ["g", "g"], [4, 5], [2, 3], [1.0, 0.5])
     assert wire.read_plan(wire.plan_body(plan)) == plan
+
+
+def test_numbers_of_numpy_travel_as_plain_ones() -> None:
+    assert decode(encode(Message("x", 0, {"reward": np.float64(0.5)}))).body == {"reward": 0.5}
 
 
 @given(st.data())
@@ -158,9 +181,66 @@ def test_a_mutated_message_is_refused_or_still_valid_and_never_anything_else(dat
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_no_stored_value(noise: bytes) -> None:
-    with contextlib.suppress(WireError):
-        decode(split(noise))
+def test_noise_is_a_message_or_refused(noise: bytes) -> None:
+    for read in (lambda: decode(split(noise)).body, lambda: decode([noise]).body, lambda: received(noise).body):
+        with contextlib.suppress(WireError):
+            read()
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        (b"\xdd" + (500_000).to_bytes(4, "big")) * 500 + b"\xc0" * 500_000,
+        (b"\xdc\xff\xff") * 900 + b"\xc0" * 70_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff\xa1a",
+        b"\xdb\xff\xff\xff\xffabc",
+        b"\xc6\xff\xff\xff\xffabc",
+    ],
+)
+def test_memory_is_taken_for_what_came_and_not_for_what_is_announced(packed: bytes) -> None:
+    frames = [header(packed), header(b"\x81\xa1a" + packed), packed]
+    tracemalloc.start()
+    try:
+        for frame in frames:
+            with pytest.raises(WireError):
+                assert decode([frame]).body
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * len(packed) + 100_000
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 1000, 1020, 5000])
+@pytest.mark.parametrize("level", [b"\x91", b"\x81\xa1a"])
+def test_what_is_too_deep_to_be_shown_or_stored_is_refused(depth: int, level: bytes) -> None:
+    with pytest.raises(WireError):
+        assert received(b"\x81\xa1a" + level * depth + b"\xc0").body
+
+
+@pytest.mark.parametrize("value", [WIDE, nested(MAX_DEPTH - 1), "\u0708" * 1000])
+def test_what_is_wide_or_has_bytes_of_containers_in_its_text_is_taken(value: Any) -> None:
+    assert received(msgpack.packb({"a": value})).body == {"a": value}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"\xc1", b"\x90", b"\x80\x80", b"\x81\x01\x02", b"\x81\xa1a\xa1\xff"),
+        *(b"\x81\xa1a\xc7\x05\x05aaaaa", msgpack.packb({"a": msgpack.Timestamp(5)}), b"\x81\xa1a\x81\x91\x01\x02"),
+    ],
+)
+def test_a_body_that_is_no_map_of_plain_values_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError):
+        assert received(body).body
+
+
+def test_a_call_of_a_tool_with_arguments_that_are_not_plain_or_too_deep_is_refused() -> None:
+    message = wire.trajectory_message(make_trajectory())
+    for bad in ({"a": {5: 1}}, {"a": nested(MAX_DEPTH + 1)}):
+        turns = [[0, 4, "prompt", "", []], [4, 8, "assistant", "stop", [["tool", bad]]]]
+        with pytest.raises(WireError):
+            wire.read_trajectory(structs.replace(message, content={**message.body, "turns": turns}))
 
 
 @pytest.mark.parametrize(
@@ -170,29 +250,20 @@ def test_noise_is_no_stored_value(noise: bytes) -> None:
         ([["a", "|O", [1]]], "dtype"),
         ([["a", "<f4", [-1]]], "impossible shape"),
         ([["a", "<f4", [1]], ["b", "<f4", [1]]], "announces 2 arrays"),
+        ([["a", "<f4", [True]]], "header must be"),
+        ([["a", "<f4", [1.0]]], "header must be"),
+        ([["a", "<f4", [1] * 9]], "dtype"),
     ],
 )
 def test_an_array_that_lies_about_itself_is_refused_before_anything_is_allocated(layout: Any, reason: str) -> None:
-    header = msgpack.packb([wire.PROTOCOL, "x", 0, {}, layout])
     with pytest.raises(WireError, match=reason):
-        decode([header, b"\0" * 4])
+        received(b"\x80", layout, b"\0" * 4)
 
 
-@pytest.mark.parametrize(
-    ("shape", "frame"),
-    [
-        ([1 << 39, 0], b""),
-        ([1 << 28, 0], b""),
-        ([0, 1 << 39, 1 << 39, 1 << 39], b""),
-        ([True], b"\0" * 4),
-        ([1.0], b"\0" * 4),
-        ([1] * 9, b"\0" * 4),
-        ([1 << 64 - 1], b""),
-    ],
-)
-def test_a_shape_that_numpy_cannot_have_or_that_has_no_end_is_refused(shape: Any, frame: bytes) -> None:
+@pytest.mark.parametrize("shape", [[1 << 39, 0], [1 << 28, 0], [0, 1 << 39, 1 << 39, 1 << 39], [1 << 63], [65, 0]])
+def test_an_array_without_bytes_cannot_be_as_long_as_it_likes(shape: Any) -> None:
     with pytest.raises(WireError):
-        decode([msgpack.packb([wire.PROTOCOL, "x", 0, {}, [["a", "<f4", shape]]]), frame])
+        received(b"\x80", [["a", "<f4", shape]], b"")
 
 
 def test_a_truth_value_is_0_or_1() -> None:
@@ -201,29 +272,27 @@ def test_a_truth_value_is_0_or_1() -> None:
         decode([frames[0], b"\x02\x01"])
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e400])
-def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
-    with pytest.raises(WireError, match="not finite"):
-        wire.read_trajectory(decode(encode(wire.trajectory_message(make_trajectory(rewards={"tool": reward})))))
+@pytest.mark.parametrize("protocol", [1, PROTOCOL + 1])
+def test_another_protocol_is_refused_with_advice(protocol: int) -> None:
+    with pytest.raises(WireError, match="use one asyncrl version"):
+        decode([msgpack.packb([protocol, "x", 0, {}, []])])
 
 
 @pytest.mark.parametrize("field", ["member", "turns", "steps", "finish", "rewards", "timings", "id"])
 @pytest.mark.parametrize(
-    "value", [float("inf"), float("nan"), [float("inf")], [[1e308, 2, "prompt", "", []]], "x", [[]]]
+    "value", [float("inf"), float("nan"), [float("inf")], [[1e308, 2, "prompt", "", []]], "x", [[]], {"r": 1e400}]
 )
 def test_a_trajectory_with_any_value_in_any_place_is_refused(field: str, value: Any) -> None:
     message = wire.trajectory_message(make_trajectory())
     if field == "id" and isinstance(value, str):
         return
     with pytest.raises(WireError):
-        wire.read_trajectory(Message(message.kind, 0, {**message.body, field: value}, message.arrays))
+        wire.read_trajectory(structs.replace(message, content={**message.body, field: value}))
 
 
-def test_no_memory_is_taken_for_the_length_of_an_array_that_is_empty() -> None:
+@pytest.mark.parametrize("name", ["tokens", "logprobs", "versions"])
+def test_a_trajectory_that_lacks_an_array_is_refused(name: str) -> None:
     message = wire.trajectory_message(make_trajectory())
-    frames = [bytes(frame) for frame in encode(message)]
-    header = msgpack.unpackb(frames[0])
-    header[4][0] = ["tokens", "<i4", [1 << 32, 0]]
-    header[4][2] = ["versions", "<i4", [1, 2]]
-    with pytest.raises(WireError, match="rows of nothing"):
-        decode([msgpack.packb(header), b"", frames[2], np.array([0, 1], np.int32).tobytes()])
+    arrays = {each: array for each, array in message.arrays.items() if each != name}
+    with pytest.raises(WireError, match="KeyError"):
+        wire.read_trajectory(structs.replace(message, arrays=arrays))

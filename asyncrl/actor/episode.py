@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.parsing import MalformedCall
 from asyncrl.errors import AsyncrlError, InvariantError
-from asyncrl.types import NO_VERSION, Finish, Role, Step, Ticket, ToolCall, Trajectory, Turn
+from asyncrl.types import NO_VERSION, Finish, Role, Step, Ticket, ToolCall, Trajectory, Turn, runs_of
 
 
 class State(StrEnum):
@@ -128,9 +128,8 @@ class Episode:
             group_id=ticket.group_id,
             member=ticket.member,
             tokens=self.tokens.copy(),
-            loss_mask=self._mask(),
             logprobs=self._logprobs[: self._length].copy(),
-            versions=self._versions[: self._length].copy(),
+            version_runs=runs_of(self._versions[: self._length]),
             turns=tuple(self.turns),
             steps=tuple(steps),
             finish=_FINISHES[self.state],
@@ -142,12 +141,6 @@ class Episode:
         self._expect(*(set(State) - {State.ABORTED, State.FAILED}))
         self.state = state
         raise EpisodeFailed(state, reason)
-
-    def _mask(self) -> NDArray[np.bool_]:
-        mask = np.zeros(self._length, np.bool_)
-        for turn in self.turns:
-            mask[turn.start : turn.end] = turn.role is Role.ASSISTANT
-        return mask
 
     def _assistant_turns(self) -> int:
         return sum(turn.role is Role.ASSISTANT for turn in self.turns)

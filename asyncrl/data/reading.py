@@ -17,15 +17,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
 
-import msgpack
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from asyncrl.errors import DataError
+from asyncrl.errors import DataError, WireError
 from asyncrl.types import Task
-from asyncrl.unpacking import is_deeper
-from asyncrl.wire import task_body
+from asyncrl.wire import check_plain, task_body
 
 REQUIRED = ("prompt", "data_source", "reward_model")
 OPTIONAL = ("extra_info", "tools")
@@ -178,8 +177,8 @@ class TaskFile(Sequence[Task]):
         """Raises DataError: no message can carry the row."""
         try:
             task = self._task(row, self._table.slice(row, 1).to_pylist()[0])
-            check_plain(task_body(task))
-        except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
+            check_sendable(task_body(task))
+        except (WireError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             raise DataError(f"{self._path}: row {row} cannot be sent: {error}; mend or drop the row") from error
         return task
 
@@ -222,8 +221,8 @@ def _schemas(tools: Any) -> list[Any]:
         found = parsed if isinstance(parsed, list) else [parsed]
         for schema in found:
             _check_schema(schema)
-        check_plain(found)
-    except (TypeError, RecursionError, OverflowError) as error:
+        check_sendable(found)
+    except (WireError, TypeError, RecursionError, OverflowError) as error:
         raise ValueError(str(error)) from error
     return found
 
@@ -242,10 +241,10 @@ def _no_number(name: str) -> Any:
 _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
-def check_plain(value: Any) -> None:
-    """Raises ValueError, TypeError or OverflowError: no message can carry the value."""
-    if is_deeper(msgpack.packb(value), value, MAX_DEPTH):
-        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+def check_sendable(value: Any) -> None:
+    """Raises WireError, ValueError, TypeError or OverflowError: no message can carry the value."""
+    msgspec.msgpack.encode(value)
+    check_plain(value, MAX_DEPTH)
 
 
 def read_tasks(path: str | Path) -> Sequence[Task]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from asyncrl.replay.records import Facts, Letter
 from asyncrl.replay.stored import Record
-from asyncrl.types import BatchPlan, Finish, Labels, Role, Step, ToolCall, Trajectory, Turn
+from asyncrl.types import BatchPlan, Finish, Labels, Role, Step, ToolCall, Trajectory, Turn, runs_of
 
 FORMAT = 2
 TRAJECTORIES_FILE, PLANS_FILE, LETTERS_FILE = "trajectories.parquet", "plans.parquet", "dead_letters.parquet"
@@ -140,9 +140,8 @@ def _record(row: dict[str, Any], batch: pa.RecordBatch, index: int) -> Record:
     trajectory = Trajectory(
         **{name: row[name] for name in ("id", "task_id", "group_id", "member")},
         tokens=_array(batch, "tokens", index, np.int32),
-        loss_mask=_array(batch, "loss_mask", index, np.bool_),
         logprobs=_array(batch, "logprobs", index, np.float32),
-        versions=_array(batch, "versions", index, np.int32),
+        version_runs=runs_of(_array(batch, "versions", index, np.int32)),
         turns=tuple(_turn(turn) for turn in row["turns"]),
         steps=tuple(Step(**step) for step in row["steps"]),
         finish=Finish(row["finish"]),

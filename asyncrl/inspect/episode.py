@@ -21,8 +21,7 @@ from asyncrl.inspect.text import printable
 from asyncrl.inspect.tokenizer import Decode
 from asyncrl.replay.records import Facts
 from asyncrl.replay.stored import Record
-from asyncrl.types import Labels, Trajectory
-from asyncrl.wire import version_runs
+from asyncrl.types import Labels, Trajectory, runs_of
 
 SAMPLED, GIVEN = "green", "dim"
 GOOD, BAD = 0.66, 0.33
@@ -170,7 +169,7 @@ def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iter
 
 
 def _text(trajectory: Trajectory, start: int, end: int, scores: Mapping[int, float], decode: Decode) -> Text:
-    changes = version_runs(trajectory.loss_mask[start:end].astype(np.int32))[:, 0] + start if end > start else ()
+    changes = runs_of(trajectory.loss_mask[start:end].astype(np.int32))[:, 0] + start if end > start else ()
     edges = {*scores, *(edge for step in trajectory.steps for edge in (step.start, step.end))}
     cuts = {start, end, *map(int, changes), *(edge for edge in edges if start < edge < end)}
     text = Text()

@@ -11,11 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
 import zmq
+from msgspec import structs
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
@@ -219,7 +219,7 @@ class ReplayClient:
         """
         first, self._sequence = self._sequence + 1, self._sequence + len(messages)
         frames = {
-            number: encode(replace(each, sequence=number, body={**each.body, **self._own_run}))
+            number: encode(structs.replace(each, sequence=number, content={**each.body, **self._own_run}))
             for number, each in enumerate(messages, first)
         }
         replies: dict[int, Message] = {}

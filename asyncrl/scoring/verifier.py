@@ -129,7 +129,7 @@ class Verifier:
         body = {**message.body, "row": task_body(given.task), **texts}
         started = time.monotonic()
         try:
-            process.send(Message("verify", body=body, arrays=message.arrays))
+            process.send(Message("verify", 0, body, message.arrays))
             return process.receive(self._timeout_s + GRACE_S, self._memory_mb << 20)
         except RuleMemoryError as error:
             raise ScoringError(f"the rule took more than scoring.rule_memory_mb={self._memory_mb}") from error
@@ -289,11 +289,11 @@ def _score(rules: RuleSet, request: Buffer, deadline: float) -> Message:
     except Exception as error:
         logger.exception("the rule failed on trajectory %s", given.trajectory.id)
         return _failed(f"the rule raised {reason_of(error)}")
-    return Message("scores", body={"outcome": found.outcome, "total": found.total, "scores": dict(found.scores)})
+    return Message("scores", 0, {"outcome": found.outcome, "total": found.total, "scores": dict(found.scores)})
 
 
 def _failed(reason: str) -> Message:
-    return Message("failed", body={"reason": reason})
+    return Message("failed", 0, {"reason": reason})
 
 
 def _send(pipe: Connection, message: Message) -> None:

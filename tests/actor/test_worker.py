@@ -289,7 +289,7 @@ def test_a_trajectory_that_cannot_be_sent_is_counted_and_its_ticket_given_back_a
 
         metrics = await at_work(replay, run, lambda: async_until(lambda: replay.done == 2))
         assert replay.stored == ["t1"]
-        assert "out of range" in replay.failed["t0"]
+        assert "cannot be encoded" in replay.failed["t0"]
         assert metrics.rows[-1][1]["refused"] == 1
 
     asyncio.run(main())

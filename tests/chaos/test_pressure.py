@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zmq
+from msgspec import structs
 
 from asyncrl.errors import RefusedError
 from asyncrl.replay.workers import LONGEST_LEASES
@@ -73,7 +73,7 @@ def test_a_producer_that_floods_costs_bounded_memory_and_holds_up_nobody(replay:
 def flood(endpoint: str, stop: threading.Event) -> None:
     """Trajectories that nobody asked for, as fast as they are taken; no answer is ever read."""
     made = trajectory_message(make_trajectory(length=LENGTH, id="t999999999.0.0"))
-    frames = encode(replace(made, body={**made.body, "run": ["run", ""]}))
+    frames = encode(structs.replace(made, content={**made.body, "run": ["run", ""]}))
     with zmq.Context() as context:
         socket = context.socket(zmq.DEALER)
         socket.linger, socket.rcvhwm = 0, 1

@@ -127,8 +127,8 @@ def test_a_file_that_cannot_be_used_is_refused_with_row_and_column(
     ("tools", "reason"),
     [
         ("{oops", "neither schemas nor JSON text"),
-        (json.dumps([{**SCHEMA, "limit": 2**64}]), "out of range"),
-        (json.dumps([{**SCHEMA, "limit": -(2**63) - 1}]), "out of range|too big|too large"),
+        (json.dumps([{**SCHEMA, "limit": 2**64}]), "serialize ints"),
+        (json.dumps([{**SCHEMA, "limit": -(2**63) - 1}]), "serialize ints"),
         (json.dumps([{**SCHEMA, "title": "half of a pair: \ud800"}]), "surrogates not allowed"),
         (json.dumps([{**SCHEMA, "limit": float("nan")}]), "NaN is no number"),
         (json.dumps([{**SCHEMA, "limit": float("-inf")}]), "Infinity is no number"),
@@ -183,7 +183,7 @@ def test_values_of_the_wrong_kind_are_refused_at_the_start(
 def test_what_pandas_makes_of_missing_values_is_taken(tmp_path: Path) -> None:
     extra = {"index": 0, "share": float("nan"), "large": 2**63 - 1, "raw": b"x", "day": datetime.date(2026, 1, 1)}
     (task,) = read_tasks(written(tmp_path, row(extra_info=extra, reward_model={"ground_truth": [b"x"]})))
-    sent = decode([bytes(frame) for frame in encode(Message("task", body=task_body(task)))]).body
+    sent = decode([bytes(frame) for frame in encode(Message("task", 0, task_body(task)))]).body
     assert math.isnan(sent["extra_info"]["share"])
     assert sent["extra_info"]["large"] == 2**63 - 1
     assert sent["extra_info"]["day"] == "2026-01-01"

@@ -36,7 +36,6 @@ def make_episode(ticket: Ticket, version: int = 0) -> Trajectory:
     return make_trajectory(
         ticket,
         length=12,
-        loss_mask=mask,
         logprobs=np.where(mask, -0.25, 0).astype(np.float32),
         versions=versions,
         turns=TURNS,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.text import Text
 
 from asyncrl.inspect import episode
@@ -60,7 +61,7 @@ def test_the_first_turn_of_each_of_several_branches_says_so(record: Record) -> N
     assert record.trajectory is not None
     first, call, _, answer = record.trajectory.turns
     turns = (first, call, Turn(7, 9, Role.PROMPT), answer)
-    lines = shown(replace(record, trajectory=replace(record.trajectory, turns=turns))).splitlines()
+    lines = shown(replace(record, trajectory=structs.replace(record.trajectory, turns=turns))).splitlines()
     heads = [line.partition(" tokens")[0] for line in lines if " · turn " in line or line.startswith("turn")]
     assert heads == [
         "branch 0 · turn 0 · prompt · 3",

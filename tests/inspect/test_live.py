@@ -29,7 +29,7 @@ from tests.inspect.serve import OWN_RUN
 from tests.inspect.support import make_run, printed
 from tests.replay.support import Core
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 WAIT_S = 5.0
 
 

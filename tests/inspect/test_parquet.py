@@ -38,7 +38,7 @@ from tests.replay.support import Core, make_rules
 from tests.test_wire import trajectories
 
 FILES = (TRAJECTORIES_FILE, PLANS_FILE, LETTERS_FILE)
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @st.composite

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import chdir
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -67,7 +67,6 @@ def random_trajectory(name: str, group: str, version: int, rng: np.random.Genera
         id=name,
         group_id=group,
         tokens=rng.integers(0, VOCABULARY, length).astype(np.int32),
-        loss_mask=mask,
         logprobs=np.where(mask, -rng.random(length) * 6, 0).astype(np.float32),
         versions=np.where(mask, version, -1).astype(np.int32),
         turns=turns,
@@ -136,7 +135,7 @@ class FakeReplay:
         if step == self._poison:
             tokens = trajectories[0].tokens.copy()
             tokens[0] = VOCABULARY
-            trajectories = (replace(trajectories[0], tokens=tokens), *trajectories[1:])
+            trajectories = (structs.replace(trajectories[0], tokens=tokens), *trajectories[1:])
         if step != self._skip:
             self._trajectories |= {each.id: each for each in trajectories}
             self._labels |= {each.trajectory_id: each for each in labels}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from msgspec import structs
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError
@@ -37,7 +38,7 @@ class LiveReplay(FakeReplay):
     def plan(self, step: int) -> BatchPlan | None:
         for ticket in self._core.tickets(100):
             made = random_trajectory(ticket.id, ticket.group_id, max(0, step), self._rng)
-            self._core.put(Trajectory(**{**{f: getattr(made, f) for f in made.__slots__}, "member": ticket.member}))
+            self._core.put(structs.replace(made, member=ticket.member))
         for trajectory in self._core.lease():
             self._core.label(trajectory.id, float(self._rng.random()))
         return self._core.plan(step)

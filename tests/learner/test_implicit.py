@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from asyncrl.config.schema import Choice, TrainConfig
 from asyncrl.errors import ConfigError
@@ -21,7 +21,7 @@ class RepeatingReplay(FakeReplay):
     def batch(self, step: int) -> list[tuple[Trajectory, Labels]]:
         repeated = []
         for index, ((own, _), (first, _)) in enumerate(zip(super().batch(step), super().batch(0), strict=True)):
-            trajectory = replace(first, id=own.id, group_id=own.group_id)
+            trajectory = structs.replace(first, id=own.id, group_id=own.group_id)
             repeated.append((trajectory, Labels(own.id, float(index % 2), float(index % 2), "test")))
         return repeated
 

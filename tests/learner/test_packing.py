@@ -101,7 +101,7 @@ def test_every_branch_of_an_episode_is_packed_by_itself():
     turns = tuple(Turn(*each) for each in (*bounds, *ends))
     versions = np.where(mask, 0, -1).astype(np.int32)
     logprobs = np.where(mask, -1, 0).astype(np.float32)
-    several = make_trajectory(turns=turns, steps=(), loss_mask=mask, versions=versions, logprobs=logprobs)
+    several = make_trajectory(turns=turns, steps=(), versions=versions, logprobs=logprobs)
     assert several.branches == [(0, 3), (3, 6), (6, 8)]
     batch = build_local_batch([0, 4], [make_trajectory(length=4), several], CPU)
     assert batch.tokens.position.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]

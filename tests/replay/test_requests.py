@@ -92,7 +92,7 @@ def test_what_one_reply_holds_is_bounded_whatever_is_wanted(tmp_path: Path) -> N
     assert reply is not None
     assert len(reply.body["tickets"]) == TICKETS_A_REPLY
     for ticket in reply.body["tickets"]:
-        core.put(make_trajectory(length=4, id=ticket["id"], group_id=ticket["group"], member=ticket["member"]))
+        core.put(make_trajectory(length=4, id=ticket["id"], group_id=ticket["group_id"], member=ticket["member"]))
     leased = handle(core, request_of("lease", trajectories=10**18, tokens=10**18))
     assert leased is not None
     assert len(leased.arrays) == TICKETS_A_REPLY

@@ -11,7 +11,7 @@ from tests.replay.support import Core, make_rules
 
 def ask(core: Core, step: int = 0) -> bool:
     with core.store.transaction() as tx:
-        return core.service.handle(tx, Message("plan", body={"step": step})) is not None
+        return core.service.handle(tx, Message("plan", 0, {"step": step})) is not None
 
 
 def waited(core: Core) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from itertools import pairwise, takewhile
 
 import numpy as np
+from msgspec import structs
 
 from asyncrl.config.needs import needs
 from asyncrl.config.schema import ScoringConfig
@@ -16,7 +17,7 @@ from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.transcript import Transcript
-from asyncrl.types import Finish, Labels, Lease, Role, Step, Task, ToolCall, Trajectory, Turn
+from asyncrl.types import Finish, Labels, Lease, Role, Step, Task, ToolCall, Trajectory, Turn, runs_of
 
 END = 0x10FFFF
 """The id of the one special token, which ends a turn."""
@@ -51,9 +52,8 @@ def episode(*turns: tuple[str, str], index: int = 0, truth: str = "72", **change
         "group_id": "group",
         "member": index,
         "tokens": np.array(tokens, np.int32),
-        "loss_mask": mask,
         "logprobs": np.where(mask, -0.5, 0).astype(np.float32),
-        "versions": np.where(mask, 0, -1).astype(np.int32),
+        "version_runs": runs_of(np.where(mask, 0, -1).astype(np.int32)),
         "turns": tuple(spans),
         "steps": tuple(steps),
         "finish": Finish.COMPLETED,
@@ -74,8 +74,7 @@ def lines(*texts: str, index: int = 0, **changes) -> tuple[Task, Trajectory]:
     task, trajectory = episode(("prompt", "what?"), ("assistant", "\n".join(texts)), index=index, **changes)
     bounds = np.cumsum([len("what?"), *(len(text) + 1 for text in texts)]).tolist()
     steps = tuple(Step(start, end) for start, end in pairwise(bounds))
-    values = {name: getattr(trajectory, name) for name in trajectory.__slots__}
-    return task, Trajectory(**{**values, "steps": steps})
+    return task, structs.replace(trajectory, steps=steps)
 
 
 def rule_input(text: str, truth: str = "72", **changes) -> RuleInput:

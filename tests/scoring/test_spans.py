@@ -64,7 +64,6 @@ def conversation(prompt, turns, cut, split):
     return make_trajectory(
         length=len(tokens),
         tokens=tokens,
-        loss_mask=mask,
         logprobs=np.where(mask, -0.5, 0).astype(np.float32),
         versions=np.where(mask, 0, -1).astype(np.int32),
         turns=tuple(spans),

@@ -204,7 +204,6 @@ def test_a_verl_manager_reads_with_the_policys_tokenizer(tmp_path):
     trajectory = make_trajectory(
         length=len(tokens),
         tokens=tokens,
-        loss_mask=mask,
         logprobs=np.where(mask, -0.5, 0).astype(np.float32),
         versions=np.where(mask, 0, -1).astype(np.int32),
         turns=turns,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
 import zmq.asyncio
+from msgspec import structs
 
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import Trajectory
@@ -74,7 +74,7 @@ def _one_step(client: ReplayClient, generator: np.random.Generator, step: int) -
     sent: dict[str, Trajectory] = {}
     for ticket in client.tickets([], 4):
         trajectory = make_trajectory(ticket, ticket.min_version, length=int(generator.integers(4, 600)))
-        trajectory = replace(trajectory, tokens=generator.integers(0, 1 << 31, len(trajectory), np.int32))
+        trajectory = structs.replace(trajectory, tokens=generator.integers(0, 1 << 31, len(trajectory), np.int32))
         sent[ticket.id] = trajectory
         assert client.put(trajectory) == "stored"
         assert client.put(trajectory) == "duplicate"

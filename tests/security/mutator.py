@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgpack
-import numpy as np
+from msgspec import structs
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.replay.requests import check
@@ -62,7 +61,7 @@ _WEIGHT_REQUESTS = [
     Message("chunks", 2, {"version": 1, "chunks": [[0, 0, 2048], [0, 2048, 4096]]}),
 ]
 REPLAY_REQUESTS, WEIGHT_REQUESTS = (
-    [replace(each, body={**each.body, "run": ["train", ""]}) for each in requests]
+    [structs.replace(each, content={**each.body, "run": ["train", ""]}) for each in requests]
     for requests in (_REQUESTS, _WEIGHT_REQUESTS)
 )
 ORDERS = {
@@ -225,11 +224,11 @@ class Mutator:
     def _invent(self, frames: Frames) -> Frames:
         """A message whose structure is right and whose contents are anything."""
         body = {str(self._random.choice(("id", "worker", "ids", "want", "x"))): self._random.choice(HOSTILE)}
-        arrays = {
-            str(index): np.zeros(self._random.randrange(4), np.uint8) for index in range(self._random.randrange(3))
-        }
-        message = Message(self._random.choice([*self._kinds, "invented"]), self._random.randrange(100), body, arrays)
-        return [bytes(frame) for frame in encode(message)]
+        arrays = [bytes(self._random.randrange(4)) for _ in range(self._random.randrange(3))]
+        layout = [[str(index), "|u1", [len(array)]] for index, array in enumerate(arrays)]
+        kind, sequence = self._random.choice([*self._kinds, "invented"]), self._random.randrange(100)
+        # Packed as a stranger would: the codec encodes no such bodies.
+        return [msgpack.packb([PROTOCOL, kind, sequence, body, layout]), *arrays]
 
     def _rewrite(self, frames: Frames, change: Callable[[list[Any]], Any]) -> Frames:
         """Change the header where it can still be read."""

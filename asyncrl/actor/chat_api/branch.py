@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.steps import Split, split_steps
-from asyncrl.types import NO_VERSION, Finish, Role, Ticket, ToolCall, Trajectory, Turn
+from asyncrl.types import NO_VERSION, Finish, Role, Ticket, ToolCall, Trajectory, Turn, runs_of
 
 
 @dataclass(eq=False)
@@ -101,9 +101,8 @@ def trajectory_of(
         group_id=ticket.group_id,
         member=ticket.member,
         tokens=whole.tokens,
-        loss_mask=whole.loss_mask,
         logprobs=whole.logprobs,
-        versions=whole.versions,
+        version_runs=runs_of(whole.versions),
         turns=tuple(whole.turns),
         steps=split_steps(step_split, whole.tokens, whole.turns, chat.piece),
         finish=Finish.COMPLETED if completed else Finish.TRUNCATED,

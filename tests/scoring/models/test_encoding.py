@@ -48,7 +48,6 @@ def test_a_special_token_that_a_result_holds_in_letters_stays_letters():
     turns = [Turn(*each) for each in zip([0, *ends], ends, roles, ["", "stop", "", "stop"], strict=False)]
     trajectory = make_trajectory(
         tokens=tokens,
-        loss_mask=mask,
         logprobs=np.zeros(len(tokens), np.float32),
         versions=np.where(mask, 0, -1).astype(np.int32),
         turns=tuple(turns),
