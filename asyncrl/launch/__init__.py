@@ -1,1 +1,1 @@
-"""Starting and supervising the roles; knows command lines, not code."""
+"""Starts and supervises the roles of a run by their command lines."""

@@ -14,21 +14,36 @@ from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
-from asyncrl.launch.identity import claim
 from asyncrl.launch.preflight import preflight
-from asyncrl.launch.roles import roles
-from asyncrl.launch.supervisor import Supervisor
+from asyncrl.launch.resume import claim
+from asyncrl.launch.supervisor import RoleCommand, Supervisor
 from asyncrl.machine import process
 from asyncrl.machine.ports import free_ports, try_port
-from asyncrl.observe.progress import Progress
+from asyncrl.observe.dashboard import Dashboard
 
 log = logging.getLogger("asyncrl.train")
 
-CHILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+ROLE_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+
+
+def role_commands(config: TrainConfig, overrides: Sequence[str]) -> list[RoleCommand]:
+    """Every process of a run on one machine, in the order of starting (any order works). All get `overrides`."""
+    cluster, shards = config.cluster, config.replay.shards
+
+    def command(name: str, module: str, *more: str) -> RoleCommand:
+        return RoleCommand(name, [sys.executable, "-m", f"asyncrl.{module}", *overrides, *more])
+
+    return [
+        *([command("replay", "replay")] if shards == 1 else []),
+        *(command(f"replay-{shard}", "replay", f"replay.shard={shard}") for shard in range(shards) if shards > 1),
+        *(command(f"scoring-{index}", "scoring") for index in range(cluster.scorers)),
+        *(command(f"actor-{index}", "actor") for index in range(cluster.actors)),
+        command("learner", "learner"),
+    ]
 
 
 def port_overrides(config: TrainConfig) -> list[str]:
-    """Choices for the ports that the configuration leaves open, made here so that all roles share them.
+    """Chooses the ports that the configuration leaves open, so that all roles share them.
 
     Raises UnavailableError: a port that the configuration names is taken, or none is free.
     """
@@ -56,7 +71,7 @@ def _require_free(host: str, ports: Sequence[int], key: str) -> None:
 
 @contextmanager
 def exclusively(run_dir: Path) -> Iterator[None]:
-    """Hold the run folder. Raises ConfigError: another supervisor has it."""
+    """Lock the run folder. Raises ConfigError: another supervisor has locked it."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / "supervised").open("w") as lock:
         try:
@@ -73,29 +88,29 @@ def train(
 ) -> bool:
     """Run everything until the learner is done (True) or a signal comes (False).
 
-    `overrides` is the command line that every role is given. Raises AsyncrlError: the run cannot start or go on.
+    Every role gets the command line `overrides`. Raises AsyncrlError: the run cannot start or go on.
     """
     run_dir = locations.run_dir(config.run)
     preflight(config)
     stop = process.stop_on_signals()
     with exclusively(run_dir):
-        # The ports first, so that the run's folder tells where its replay listens.
+        # The ports come first, so that the configuration in the run's folder has those of its replay.
         all_overrides = [*overrides, *port_overrides(config)]
         resumed = claim(config, run_dir)
         locations.run_identity(config.run, make=True)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         supervisor = Supervisor(
-            roles(config, all_overrides),
+            role_commands(config, all_overrides),
             run_dir,
-            CHILD_ENVIRONMENT,
+            ROLE_ENVIRONMENT,
             config.cluster.max_restarts,
             "learner",
             config.cluster.restart_pause_s,
         )
         on_start(supervisor)
-        with Progress(config, run_dir, lambda: supervisor.restarts) as progress:
+        with Dashboard(config, run_dir, lambda: supervisor.restarts) as dashboard:
             started = time.monotonic()
-            done = supervisor.run(stop.is_set, progress.update)
+            done = supervisor.run(stop.is_set, dashboard.update)
         log.info(
             "%s after %.0f s", "done" if done else "stopped; run the same command to resume", time.monotonic() - started
         )

@@ -1,4 +1,4 @@
-"""Before anything starts: whether every name in the configuration stands for something that can be used."""
+"""Checks before anything starts that every name in the configuration stands for something that can be used."""
 
 from __future__ import annotations
 

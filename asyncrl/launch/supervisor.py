@@ -1,10 +1,11 @@
-"""One machine: start every role, restart what dies, end cleanly.
+"""One machine: start every role, restart those that end, stop all cleanly.
 
-The run is done when the role named `until` ends with status 0. A role that ends with status 2 cannot be configured (the
-run ends with its last lines). Any other end is a failure, also that of a role which a stranger asked to stop: it is
-started again, after a pause that doubles with each failure up to a bound. More than `max_restarts` failures end the
-run; they are forgotten once a role has run for `WELL_S`. Whatever happens to this process, its children are asked to
-stop. `processes.json` in the run folder has the process id of each role.
+The run is done when the role named `until` ends with status 0. Status 2 says that a role cannot be configured: the run
+ends with the last lines of its log. Any other end is a failure, also status 0 of another role, and of a role that
+somebody else asked to stop. A role that failed is started again, after a pause that doubles with each failure up to a
+bound. A role that fails more than `max_restarts` times ends the run; failures are forgotten once it has run for
+`WELL_S`. If this process ends in any way, its children are asked to stop. `processes.json` in the run folder has the
+process id of each role.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncrl.config.load import EXIT_USAGE
 from asyncrl.errors import AsyncrlError
-from asyncrl.launch.roles import Role
 from asyncrl.machine.child import kill_group, last_lines, start_child
 from asyncrl.machine.files import write_whole
 from asyncrl.machine.process import WORKER_VARIABLE
@@ -26,26 +27,33 @@ from asyncrl.machine.process import WORKER_VARIABLE
 log = logging.getLogger(__name__)
 
 STOP_S = 12.0
-"""More than an actor takes to part with servers that do not answer; a clean stop takes a second or two."""
-CANNOT_BE_CONFIGURED = 2
+"""More than an actor needs to leave servers that do not answer; a clean stop takes a second or two."""
 FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
-"""Longer than any run lasts; a power of a thousand failures would be more than a float holds."""
+"""The pause is at its bound long before, and 2 to the power of a thousand failures would overflow a float."""
 SHOWN_LINES = 3
 """Of the log of a role that ended: enough for the reason and what to do about it."""
 WELL_S = 300.0
-"""A role that has run for so long has not failed for the reason for which it failed before."""
+"""After so long a new failure has nothing to do with the earlier ones."""
 
 
 class RunFailedError(AsyncrlError):
     """A role ended for good before the run was done; the message has its last lines."""
 
 
-@dataclass(slots=True)
-class Child:
-    """A role's process. `failures` are those since it last ran well; `due` is when it is started again."""
+@dataclass(frozen=True, slots=True)
+class RoleCommand:
+    """One role's process: its name, which stays over restarts, and its command line."""
 
-    role: Role
+    name: str
+    command: Sequence[str]
+
+
+@dataclass(slots=True)
+class _Process:
+    """A role's process now. `failures` are those since it last ran well; `due` is when it is started again."""
+
+    role: RoleCommand
     process: subprocess.Popen[bytes]
     started: float
     starts: int = 1
@@ -55,22 +63,27 @@ class Child:
 
 
 def pause_s(failures: int, longest_s: float) -> float:
-    """How long a role waits that has failed so many times in a row: twice as long each time, up to a bound."""
+    """The pause before a role starts again that has failed so many times in a row: twice as long each time, up to a
+    bound."""
     return min(longest_s, FIRST_PAUSE_S * 2.0 ** min(failures - 1, MOST_DOUBLINGS))
 
 
 class Supervisor:
-    """Keeps the roles of one run alive until the one named `until` is done. `environment` is added to each child's.
-    `clock` gives seconds; no pause before a start is longer than `longest_pause_s`."""
+    """Keeps the roles of one run alive until the one named `until` is done.
+
+    `environment` is added to that of every role. No pause before a start is longer than `longest_pause_s`. A role that
+    has not ended `stop_s` after it was asked to is killed. `clock` gives seconds.
+    """
 
     def __init__(
         self,
-        roles: Sequence[Role],
+        roles: Sequence[RoleCommand],
         run_dir: Path,
         environment: Mapping[str, str],
         max_restarts: int,
         until: str,
         longest_pause_s: float = 60.0,
+        stop_s: float = STOP_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._logs = run_dir / "logs"
@@ -79,15 +92,16 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._until = until
         self._longest_pause_s = longest_pause_s
+        self._stop_s = stop_s
         self._clock = clock
         self._processes = run_dir / "processes.json"
         self._unwritten = False
-        self._children = {role.name: Child(role, self._start(role), clock()) for role in roles}
+        self._children = {role.name: _Process(role, self._start(role), clock()) for role in roles}
         self._write_processes()
 
     @property
     def restarts(self) -> dict[str, int]:
-        """How often each role was started again."""
+        """How often each role was restarted."""
         return {name: child.starts - 1 for name, child in self._children.items()}
 
     @property
@@ -95,19 +109,19 @@ class Supervisor:
         """The process ids of the roles that run."""
         return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
-    def _start(self, role: Role) -> subprocess.Popen[bytes]:
+    def _start(self, role: RoleCommand) -> subprocess.Popen[bytes]:
         environment = {**self._environment, WORKER_VARIABLE: role.name}
         return start_child(role.command, self._logs / f"{role.name}.log", environment)
 
     def run(self, stopped: Callable[[], bool], progress: Callable[[], None], interval_s: float = 0.2) -> bool:
-        """Supervise until the run is done (True) or `stopped()` (False); `progress` is called at every look.
+        """Supervise until the run is done (True) or `stopped()` (False); `progress` is called at every poll.
 
         Raises RunFailedError: a role cannot go on. Every child has ended when this returns or raises.
         """
         try:
             while not stopped():
                 for child in self._children.values():
-                    self._look_after(child)
+                    self._check(child)
                 if self._unwritten:
                     self._write_processes()
                 if self._children[self._until].done:
@@ -118,7 +132,7 @@ class Supervisor:
         finally:
             self.stop()
 
-    def _look_after(self, child: Child) -> None:
+    def _check(self, child: _Process) -> None:
         status, now = child.process.poll(), self._clock()
         if status is None or child.done:
             return
@@ -132,10 +146,10 @@ class Supervisor:
             child.starts += 1
             self._write_processes()
 
-    def _fail(self, child: Child, status: int, now: float) -> None:
-        """Have a role that ended started again, later each time. Raises RunFailedError: it cannot go on."""
+    def _fail(self, child: _Process, status: int, now: float) -> None:
+        """Plan the next start of a role that ended. Raises RunFailedError: it cannot go on."""
         name, last = child.role.name, self.last_lines(child.role.name)
-        if status == CANNOT_BE_CONFIGURED:
+        if status == EXIT_USAGE:
             raise RunFailedError(f"{name} cannot run:\n{last}")
         child.failures = 1 if now - child.started >= WELL_S else child.failures + 1
         if child.failures > self._max_restarts:
@@ -149,12 +163,12 @@ class Supervisor:
         self._write_processes()
 
     def _write_processes(self) -> None:
-        """Try to; what the disk has no room for is written later."""
+        """Write the process ids; on a full disk they are written later."""
         try:
             write_whole(self._processes, json.dumps(self.pids))
         except OSError as error:
             if not self._unwritten:
-                log.warning("%s cannot be written, and will be as soon as it can: %s", self._processes, error)
+                log.warning("%s cannot be written now; this is tried again: %s", self._processes, error)
             self._unwritten = True
         else:
             self._unwritten = False
@@ -164,15 +178,15 @@ class Supervisor:
         return last_lines(self._logs / f"{name}.log", count)
 
     def stop(self) -> None:
-        """Ask every child to stop; those that have not after STOP_S are killed with their own children."""
+        """Ask every role to stop. Those that have not ended after `stop_s` are killed with their own children."""
         for child in self._running():
             child.process.terminate()
-        deadline = time.monotonic() + STOP_S
+        deadline = time.monotonic() + self._stop_s
         while any(self._running()) and time.monotonic() < deadline:
             time.sleep(0.02)
         for child in self._running():
             log.warning("%s did not stop in time; killing it", child.role.name)
             kill_group(child.process)
 
-    def _running(self) -> Iterator[Child]:
+    def _running(self) -> Iterator[_Process]:
         return (child for child in self._children.values() if child.process.poll() is None)

@@ -14,20 +14,20 @@ PORTS = range(10000, 32768)
 TRIES = 1000
 
 
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row on which nobody listens now.
+def free_ports(count: int, ports: range = PORTS) -> int:
+    """The first of `count` ports in a row, within `ports`, on which nobody listens now.
 
     None of them is one that the kernel may give to a connection before a server that takes long to start listens there,
     as long as net.ipv4.ip_local_port_range is Linux's default: another range is not avoided. Raises UnavailableError.
     """
     for _ in range(TRIES):
-        first = PORTS.start + secrets.randbelow(len(PORTS) - count + 1)
+        first = ports.start + secrets.randbelow(len(ports) - count + 1)
         with suppress(OSError):
             for port in range(first, first + count):
                 try_port(LOOPBACK, port)
             return first
     raise UnavailableError(
-        f"no {count} free ports in a row were found from {PORTS.start} to {PORTS.stop - 1}; "
+        f"no {count} free ports in a row were found from {ports.start} to {ports.stop - 1}; "
         "end what listens there, or name the ports in the configuration"
     )
 

@@ -1,4 +1,4 @@
-"""The one interface through which every role tells what it measures."""
+"""The interface through which every role reports its metrics."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Metrics(Protocol):
 
 
 class Fanout:
-    """Passes everything on to several sinks, none of which can end the process: what one fails to take is lost, counted
-    as `metrics/lost` in what follows, and logged the first time."""
+    """Passes everything on to several sinks. A sink that fails never ends the process: its values are lost, counted as
+    `metrics/lost` in the values that follow, and logged the first time."""
 
     def __init__(self, sinks: Sequence[Metrics]) -> None:
         self._sinks = sinks

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig
-from asyncrl.launch.roles import Role
-from asyncrl.launch.supervisor import Supervisor
+from asyncrl.launch.supervisor import RoleCommand, Supervisor
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.export import export
 from asyncrl.learner.policy import load_policy
@@ -102,7 +101,7 @@ def logs(folder: Path) -> None:
 
 def supervised(folder: Path, seen: Warnings) -> None:
     def run() -> None:
-        role = Role("learner", [sys.executable, "-c", "pass"])
+        role = RoleCommand("learner", [sys.executable, "-c", "pass"])
         supervisor = Supervisor([role], folder, {}, 1, "learner")
         assert supervisor.run(lambda: False, lambda: None, 0.01)
 
@@ -119,7 +118,7 @@ def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
     waits(folder, lambda: checkpoints.save(Progress(step=1), parts), seen)
     assert checkpoints.restore(parts) == Progress(step=1)
     waits(folder, lambda: export(policy, ModelConfig(str(model)), folder / "out", ranks, threading.Event()), seen)
-    assert load_file(folder / "out" / "model.safetensors").keys() == policy.published.shapes.keys()
+    assert load_file(folder / "out" / "model.safetensors").keys() == policy.weight_format.shapes.keys()
 
     writer = FolderWriter(folder / "pushed", lambda _: None, OWN_RUN)
 

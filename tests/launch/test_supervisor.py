@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from asyncrl.config.schema import ClusterConfig, TrainConfig
-from asyncrl.launch.roles import Role, roles
-from asyncrl.launch.supervisor import WELL_S, RunFailedError, Supervisor, pause_s
+from asyncrl.launch.supervisor import WELL_S, RoleCommand, RunFailedError, Supervisor, pause_s
 from tests.helpers import until
 
 
-def script(name: str, code: str) -> Role:
-    return Role(name, [sys.executable, "-c", code])
+def script(name: str, code: str) -> RoleCommand:
+    return RoleCommand(name, [sys.executable, "-c", code])
 
 
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
 
 
-def supervise(tmp_path: Path, *parts: Role, max_restarts: int = 3) -> Supervisor:
-    return Supervisor(parts, tmp_path, {"MARK": "yes"}, max_restarts, "learner")
+def supervise(tmp_path: Path, *roles: RoleCommand, max_restarts: int = 3, **options: Any) -> Supervisor:
+    return Supervisor(roles, tmp_path, {"MARK": "yes"}, max_restarts, "learner", **options)
 
 
 def alive(pid: int) -> bool:
@@ -75,20 +75,14 @@ def test_a_role_that_fails_a_thousand_times_is_started_again_all_the_same() -> N
     assert [pause_s(failures, 60.0) for failures in (1, 2, 8, 9, 10, 2000)] == [0.25, 0.5, 32.0, 60.0, 60.0, 60.0]
 
 
-def test_why_a_role_is_started_again_is_said_with_the_end_of_its_log(
+def test_a_role_that_keeps_dying_ends_the_run_with_the_end_of_its_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dying = script("actor-0", "raise SystemExit('the poisoned step; this is the way out')")
-    with pytest.raises(RunFailedError):
-        supervise(tmp_path, dying, script("learner", FOREVER), max_restarts=1).run(lambda: False, lambda: None, 0.01)
-    assert "starting it again in 0.25 s; its log ends:\nthe poisoned step; this is the way out" in caplog.text
-
-
-def test_a_role_that_keeps_dying_ends_the_run_with_its_last_lines(tmp_path: Path) -> None:
-    dying = script("actor-0", "raise ValueError('no engine here')")
+    dying = script("actor-0", "raise SystemExit('no engine here; this is the way out')")
     supervisor = supervise(tmp_path, dying, script("learner", FOREVER), max_restarts=1)
     with pytest.raises(RunFailedError, match=r"ended 2 times(.|\n)*no engine here"):
         supervisor.run(lambda: False, lambda: None, 0.01)
+    assert "starting it again in 0.25 s; its log ends:\nno engine here; this is the way out" in caplog.text
 
 
 class Clock:
@@ -101,8 +95,9 @@ class Clock:
         return self.now
 
 
-def pauses(folder: Path, lives: list[float], max_restarts: int = 100) -> list[float]:
-    """Seconds between the end of each of a role's lives, which last so long, and its next start. It then ends well."""
+def pauses(folder: Path, runs: list[float], max_restarts: int = 100) -> list[float]:
+    """The pauses of a role before each restart. It fails after so many seconds at each of its `runs`, then ends
+    well."""
     clock, ended, found = Clock(), [0.0], []
     starts = folder / "starts"
     code = f"""
@@ -111,21 +106,22 @@ starts = pathlib.Path({str(starts)!r})
 with starts.open("a") as file: file.write("x")
 count = len(starts.read_text())
 while not pathlib.Path({str(folder)!r}, f"end-{{count}}").exists(): time.sleep(0.01)
-sys.exit(0 if count > {len(lives)} else 1)
+sys.exit(0 if count > {len(runs)} else 1)
 """
-    parts = [script("learner", code)]
-    supervisor = Supervisor(parts, folder, {}, max_restarts, "learner", longest_pause_s=4.0, clock=clock)
+    roles = [script("learner", code)]
+    supervisor = Supervisor(roles, folder, {}, max_restarts, "learner", longest_pause_s=4.0, clock=clock)
     seen = 0
 
     def progress() -> None:
         nonlocal seen
         count = len(starts.read_text()) if starts.exists() else 0
-        if "learner" not in supervisor.pids:
+        if "learner" not in json.loads((folder / "processes.json").read_text()):
+            # The supervisor has noticed the end, and waits for the next start.
             clock.now += 0.25
         elif count > seen:
             found.append(clock.now - ended[-1])
             seen = count
-            clock.now += [*lives, 0.0][count - 1]
+            clock.now += [*runs, 0.0][count - 1]
             ended.append(clock.now)
             (folder / f"end-{count}").touch()
 
@@ -148,11 +144,10 @@ def test_a_role_that_cannot_be_configured_is_not_started_again(tmp_path: Path) -
         supervisor.run(lambda: False, lambda: None, 0.01)
 
 
-def test_a_role_that_ignores_the_request_to_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrl.launch.supervisor.STOP_S", 0.3)
+def test_a_role_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     deaf = f"import signal, pathlib\nsignal.signal(15, signal.SIG_IGN)\npathlib.Path({str(ready)!r}).touch()\n{FOREVER}"
-    supervisor = supervise(tmp_path, script("learner", deaf))
+    supervisor = supervise(tmp_path, script("learner", deaf), stop_s=0.3)
     until(ready.exists)
     pids = supervisor.pids
     assert not supervisor.run(lambda: True, lambda: None)
@@ -163,10 +158,9 @@ def test_a_role_that_ignores_the_request_to_stop_is_killed(tmp_path: Path, monke
 def test_children_stop_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     code = f"""
 import pathlib, time
-from asyncrl.launch.roles import Role
-from asyncrl.launch.supervisor import Supervisor
+from asyncrl.launch.supervisor import RoleCommand, Supervisor
 import sys
-role = Role("learner", [sys.executable, "-c", {FOREVER!r}])
+role = RoleCommand("learner", [sys.executable, "-c", {FOREVER!r}])
 supervisor = Supervisor([role], pathlib.Path({str(tmp_path)!r}), {{}}, 1, "learner")
 pathlib.Path({str(tmp_path)!r}, "pid").write_text(str(supervisor.pids["learner"]))
 time.sleep(60)
@@ -177,13 +171,3 @@ time.sleep(60)
     process.send_signal(signal.SIGKILL)
     process.wait()
     until(lambda: not alive(pid))
-
-
-def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role() -> None:
-    names = [
-        role.name for role in roles(TrainConfig(cluster=ClusterConfig(actors=2, scorers=2, learner_ranks=2)), ["a=b"])
-    ]
-    assert names == ["replay", "scoring-0", "scoring-1", "actor-0", "actor-1", "learner"]
-    assert all(
-        role.command[-1] == "a=b" for role in roles(TrainConfig(cluster=ClusterConfig(learner_ranks=2)), ["a=b"])
-    )

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from asyncrl.machine.files import write_whole
-from tests.launch.test_identity import make_config
+from tests.launch.test_local import make_config
 
 KILLED = """
 import os, signal, sys
 from dataclasses import asdict
 from pathlib import Path
-from asyncrl.launch.identity import claim
-from tests.launch.test_identity import make_config
+from asyncrl.launch.resume import claim
+from tests.launch.test_local import make_config
 
 moment = sys.argv[2]
 real = getattr(os, moment)
@@ -44,11 +44,11 @@ claim(config, Path(sys.argv[1]))
 def test_a_run_whose_supervisor_is_killed_while_it_writes_the_configuration_can_be_resumed(
     tmp_path: Path, moment: str
 ) -> None:
-    from asyncrl.launch.identity import claim
+    from asyncrl.launch.resume import claim
 
     assert not claim(make_config(), tmp_path)
     before = (tmp_path / "config.yaml").read_text()
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment], cwd=Path(__file__).parents[1])
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment], cwd=Path(__file__).parents[2])
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "config.yaml").read_text() == before
     assert claim(make_config(), tmp_path)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.config.schema import ClusterConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
-from asyncrl.launch.identity import claim
-from asyncrl.launch.local import exclusively, port_overrides
+from asyncrl.launch.local import exclusively, port_overrides, role_commands
+from asyncrl.launch.resume import claim
 from asyncrl.machine.ports import free_ports
 
 
@@ -42,8 +43,6 @@ def test_a_run_folder_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
 
 
 def test_open_ports_are_chosen_and_taken_ones_refused() -> None:
-    import socket
-
     config = make_config()
     config.network.replay_port = config.network.weights_port = 0
     chosen = port_overrides(config)
@@ -57,21 +56,10 @@ def test_open_ports_are_chosen_and_taken_ones_refused() -> None:
             port_overrides(config)
 
 
-def test_no_port_is_chosen_that_a_connection_may_have_before_its_server_listens() -> None:
-    given = Path("/proc/sys/net/ipv4/ip_local_port_range")
-    first = int(given.read_text().split()[0]) if given.exists() else 0
-    if first < 32768:
-        pytest.skip("here connections are given other ports than Linux gives them by default")
-    assert all(free_ports(4) + 4 <= first for _ in range(20))
-
-
-def test_that_no_ports_are_free_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setattr("asyncrl.machine.ports.PORTS", range(port, port + 1))
-        with pytest.raises(UnavailableError, match="no 1 free ports in a row"):
-            free_ports(1)
+def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role() -> None:
+    config = TrainConfig(cluster=ClusterConfig(actors=2, scorers=2, learner_ranks=2))
+    commands = role_commands(config, ["a=b"])
+    assert [each.name for each in commands] == ["replay", "scoring-0", "scoring-1", "actor-0", "actor-1", "learner"]
+    assert all(each.command[-1] == "a=b" for each in commands)
+    config.replay.shards = 2
+    assert [each.name for each in role_commands(config, [])][:3] == ["replay-0", "replay-1", "scoring-0"]

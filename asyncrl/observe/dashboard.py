@@ -1,4 +1,4 @@
-"""Live progress of a run for whoever watches its terminal: a table that follows the metrics files of the roles."""
+"""The progress of a run on its terminal: a table that follows the metrics files of the roles."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Tail:
             for line in lines[:-1]:
                 fields = json.loads(line)
                 if "eval/accuracy" in fields:
-                    # Steps that follow an evaluation's own may be over before it is.
+                    # An evaluation may end after later steps than its own.
                     fields.pop("step", None)
                 self.values.update(fields)
         return self.values
 
 
-class Progress:
+class Dashboard:
     """A live table on a terminal; elsewhere one line every few seconds."""
 
     def __init__(self, config: TrainConfig, run_dir: Path, restarts: Callable[[], dict[str, int]]) -> None:
@@ -60,7 +60,7 @@ class Progress:
         self._started = time.monotonic()
         self._next = 0.0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Dashboard:
         if self._console.is_terminal:
             self._live.start()
         return self
