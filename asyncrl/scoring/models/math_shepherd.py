@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.models.causal import CausalPRM, LabelTokens, label_prm
@@ -20,11 +21,9 @@ from asyncrl.scoring.transcript import Transcript
 
 @dataclass(frozen=True)
 class Params:
-    """`marker` ends each step; `good` and `bad` are the labels that follow it."""
-
-    marker: str = "ки"
-    good: str = "+"
-    bad: str = "-"
+    marker: str = option("ки", "ends each step")
+    good: str = option("+", "the label that follows the marker of a good step")
+    bad: str = option("-", "the label that follows the marker of a bad step")
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:

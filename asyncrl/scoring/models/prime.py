@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.modelling.logprobs import token_logprobs
@@ -26,10 +27,8 @@ from asyncrl.scoring.transcript import Transcript
 
 @dataclass(frozen=True)
 class Params:
-    """`beta` scales the log-ratio; `reference` is the folder or hub name of the reference model."""
-
-    beta: float = 0.05
-    reference: str = ""
+    reference: str = option(..., "the folder or hub name of the model that phi is compared with")
+    beta: float = option(0.05, "scales the log-ratio")
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,6 @@ class LogRatioReader:
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     """Phi and its reference. Raises ConfigError: one is no causal model, or their tokenizers differ."""
-    if not params.reference:
-        raise ConfigError(f"{key}.params.reference must be set: the model that phi is compared with")
     checkpoint = Checkpoint(config, key)
     other = Checkpoint(replace(config, path=params.reference), f"{key}.params.reference")
     tokenizer = checkpoint.tokenizer()

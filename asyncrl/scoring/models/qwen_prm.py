@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.scoring.models.causal import CausalPRM, CausalReader, Readout
 from asyncrl.scoring.models.checkpoint import Checkpoint
@@ -25,10 +26,8 @@ LABELS = 2
 
 @dataclass(frozen=True)
 class Params:
-    """`marker` ends each step; `system` is the system prompt."""
-
-    marker: str = "<extra_0>"
-    system: str = "Please reason step by step, and put your final answer within \\boxed{}."
+    marker: str = option("<extra_0>", "ends each step")
+    system: str = option("Please reason step by step, and put your final answer within \\boxed{}.", "the system prompt")
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:

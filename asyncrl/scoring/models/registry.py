@@ -1,6 +1,6 @@
 """Models by family: built in, or a class of yours by its dotted path.
 
-A built-in family is a module with a dataclass `Params`, whose fields are the keys of the section's `params`, and
+A built-in family is a module with a dataclass `Params`, whose options are the keys of the section's `params`, and
 `load(config, params, key)`. A class of yours is called with its section of the configuration, and is a `RewardModel`.
 A family's module, and with it torch, is imported only when the configuration names the family.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from asyncrl.config.imports import imported
+from asyncrl.config.option import options
 from asyncrl.config.schema import OutcomeModelConfig, ScoringModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
@@ -63,11 +63,13 @@ def _find(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> 
 
 
 def _params(cls: Any, given: Mapping[str, Any], key: str) -> Any:
-    known = {each.name: each.default for each in fields(cls)}
+    known = {each.name: each for each in options(cls)}
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"{key}.{name}: this family has no such parameter; it takes {', '.join(known) or 'none'}")
-        kinds = (int, float) if isinstance(known[name], float) else (type(known[name]),)
-        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(known[name], bool):
-            raise ConfigError(f"{key}.{name}={value!r}: it must be like its default, {known[name]!r}")
+        if not known[name].allows(value):
+            raise ConfigError(f"{key}.{name}={value!r}: it must be {known[name].allowed}")
+    for each in known.values():
+        if each.required and each.name not in given:
+            raise ConfigError(f"{key}.{each.name} must be set: {each.meaning}")
     return cls(**given)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError, ScoringError, UnavailableError
 from asyncrl.scoring.models.checkpoint import Checkpoint
@@ -30,14 +31,11 @@ _REFUSED = (400, 413, 422)
 
 @dataclass(frozen=True)
 class RemoteParams:
-    """`version` is recorded on labels. `timeout_s` bounds one request with its retries; keep it under the lease.
-    `tokenizer` is the folder or hub name of the served model's tokenizer, where the contract needs one."""
-
-    contract: str = "json"
-    version: str = "unversioned"
-    timeout_s: float = 20.0
-    retries: int = 2
-    tokenizer: str = ""
+    contract: str
+    version: str = option("unversioned", "recorded on labels")
+    timeout_s: float = option(20.0, "seconds for one request with its retries; keep it under the lease", "(0, inf)")
+    retries: int = option(2, "further tries of a request", "[0, inf)")
+    tokenizer: str | None = option(None, "folder or hub name of the served model's tokenizer, for SGLang's contracts")
 
 
 class JsonEndpoint:
@@ -128,17 +126,11 @@ def _decoded(url: str, answer: bytes) -> Any:
         raise ScoringError(f"{url} gave no scores (the answer is not JSON: {error})") from error
 
 
-def connect(
-    config: ScoringModelConfig, params: RemoteParams, contracts: Sequence[str], key: str
-) -> tuple[JsonEndpoint, str]:
+def connect(config: ScoringModelConfig, params: RemoteParams, key: str) -> tuple[JsonEndpoint, str]:
     """The endpoint, to which nothing is sent yet, and the model's name. Raises ConfigError: a setting is impossible."""
-    if params.contract not in contracts:
-        raise ConfigError(f"{key}.params.contract={params.contract}: use one of {', '.join(contracts)}")
     path = config.path or ""
     if urlsplit(path).scheme not in ("http", "https") or not urlsplit(path).hostname:
         raise ConfigError(f"{key}.path={config.path}: a remote model needs a URL, such as http://127.0.0.1:30000")
-    if params.timeout_s <= 0 or params.retries < 0:
-        raise ConfigError(f"{key}.params: timeout_s must be positive, and retries 0 or more")
     if config.long_inputs != "refuse":
         raise ConfigError(f"{key}.long_inputs={config.long_inputs}: a remote model refuses inputs that are too long")
     endpoint = JsonEndpoint(path, params.timeout_s, params.retries)
@@ -148,6 +140,6 @@ def connect(
 def served_tokenizer(config: ScoringModelConfig, params: RemoteParams, key: str) -> Any:
     """The tokenizer of the served model. Raises ConfigError."""
     key = f"{key}.params.tokenizer"
-    if not params.tokenizer:
+    if params.tokenizer is None:
         raise ConfigError(f"{key} must be set: the folder or hub name of the served model's tokenizer")
     return Checkpoint(replace(config, path=params.tokenizer), key).tokenizer()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.encoding import Encode
@@ -21,9 +22,8 @@ from asyncrl.scoring.transcript import Transcript
 
 @dataclass(frozen=True)
 class Params(RemoteParams):
-    """`label` is the good one of several."""
-
-    label: int = 1
+    contract: str = option("json", "how the server is asked", choices=("json", "classify"))
+    label: int = option(1, "the good label of several", "[0, inf)")
 
 
 class RemoteOutcomeModel:
@@ -64,6 +64,6 @@ def _score(logits: Sequence[float], label: int) -> float:
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> RemoteOutcomeModel:
     """The model at the URL, to which nothing is sent yet. Raises ConfigError."""
-    endpoint, name = connect(config, params, ("json", "classify"), key)
+    endpoint, name = connect(config, params, key)
     encode = reading(served_tokenizer(config, params, key), key) if params.contract == "classify" else None
     return RemoteOutcomeModel(name, endpoint, encode, params.label)

@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
-from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.errors import ScoringError
 from asyncrl.scoring.models import math_shepherd, rlhflow
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.causal import LabelTokens
@@ -29,10 +30,9 @@ from asyncrl.scoring.transcript import Transcript
 
 @dataclass(frozen=True)
 class Params(RemoteParams):
-    """See the module."""
-
-    format: str = "rlhflow"
-    parallel: int = 8
+    contract: str = option("json", "how the server is asked", choices=("json", "generate", "score"))
+    format: str = option("rlhflow", "the encoding of transcripts", choices=("rlhflow", "math_shepherd"))
+    parallel: int = option(8, "requests at once", "[1, inf)")
 
 
 class JsonPRM:
@@ -79,17 +79,14 @@ class SGLangPRM:
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> JsonPRM | SGLangPRM:
     """The model at the URL, to which nothing is sent yet. Raises ConfigError."""
-    endpoint, name = connect(config, params, ("json", *_REQUESTS), key)
+    endpoint, name = connect(config, params, key)
     if params.contract == "json":
         return JsonPRM(name, endpoint)
     tokenizer = served_tokenizer(config, params, key)
-    match params.format:
-        case "rlhflow":
-            encode, labels = rlhflow.reading(tokenizer, rlhflow.Params(), key)
-        case "math_shepherd":
-            encode, labels = math_shepherd.reading(tokenizer, math_shepherd.Params(), key)
-        case other:
-            raise ConfigError(f"{key}.params.format={other}: use one of rlhflow, math_shepherd")
+    if params.format == "rlhflow":
+        encode, labels = rlhflow.reading(tokenizer, rlhflow.Params(), key)
+    else:
+        encode, labels = math_shepherd.reading(tokenizer, math_shepherd.Params(), key)
     return SGLangPRM(name, endpoint, encode, labels, _REQUESTS[params.contract], params.parallel)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.scoring.models.causal import CausalPRM, LabelTokens, label_prm
 from asyncrl.scoring.models.checkpoint import Checkpoint
@@ -19,10 +20,8 @@ from asyncrl.scoring.transcript import Transcript
 
 @dataclass(frozen=True)
 class Params:
-    """`good` and `bad` are the assistant's possible answers to a step."""
-
-    good: str = "+"
-    bad: str = "-"
+    good: str = option("+", "the assistant's answer to a good step")
+    bad: str = option("-", "the assistant's answer to a bad step")
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:

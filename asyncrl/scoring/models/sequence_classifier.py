@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.attention import longest_plain
@@ -39,9 +40,7 @@ _PADDED = {
 
 @dataclass(frozen=True)
 class Params:
-    """`label` is the good one of several."""
-
-    label: int = 1
+    label: int = option(1, "the good label of several", "[0, inf)")
 
 
 class SequenceClassifier:

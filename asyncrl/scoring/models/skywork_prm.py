@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.scoring.models.causal import CausalPRM, CausalReader, linear
 from asyncrl.scoring.models.checkpoint import Checkpoint
@@ -20,9 +21,7 @@ from asyncrl.scoring.transcript import Transcript
 
 @dataclass(frozen=True)
 class Params:
-    """`marker` ends each step."""
-
-    marker: str = "\n"
+    marker: str = option("\n", "ends each step")
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:

@@ -31,7 +31,8 @@ def test_a_class_of_the_users_is_called_with_its_section():
 
 @pytest.mark.parametrize("family", registry.PRM_FAMILIES)
 def test_every_family_takes_its_defaults_and_refuses_unknown_parameters(family):
-    check(ScoringModelConfig(family=family, path="x"))
+    needed = {"reference": "x"} if family == "prime" else {}
+    check(ScoringModelConfig(family=family, path="x", params=needed))
     with pytest.raises(ConfigError, match=r"scoring\.prm\.params\.nonsense: this family has no such parameter"):
         check(ScoringModelConfig(family=family, params={"nonsense": 1}))
 
@@ -47,7 +48,7 @@ def test_outcome_families_are_found(family):
         ("qwen", {}, "use one of value_head, qwen_prm"),
         ("nowhere.Model", {}, "cannot be imported"),
         ("json.dumps", {}, "is no model"),
-        ("prime", {"beta": "much"}, "beta='much': it must be like its default, 0.05"),
+        ("prime", {"beta": "much"}, "beta='much': it must be a number"),
         ("remote", {"retries": True}, "retries=True"),
         ("remote", {"retries": 1.5}, "retries=1.5"),
     ],

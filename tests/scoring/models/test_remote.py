@@ -288,8 +288,8 @@ def test_a_classifier_behind_sglang_scores_whole_episodes(served):
     ("config", "fix"),
     [
         ({"path": "folder"}, "needs a URL"),
-        ({"params": {"contract": "grpc"}}, "use one of json, generate, score"),
-        ({"params": {"timeout_s": 0.0}}, "must be positive"),
+        ({"params": {"contract": "grpc"}}, "it must be one of json, generate, score"),
+        ({"params": {"timeout_s": 0.0}}, "it must be a number in"),
         ({"params": {"contract": "generate"}}, "tokenizer must be set"),
         ({"long_inputs": "drop_oldest"}, "refuses inputs that are too long"),
     ],
