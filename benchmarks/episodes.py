@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine
-from asyncrl.actor.episode import Limits
-from asyncrl.actor.rollout import run_episode
+from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
+from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.calculator import Calculator
 from asyncrl.demo.tokenizer import build_tokenizer
@@ -43,14 +43,15 @@ def episode_client(engine: Engine, shape: Shape) -> Client:
     """One episode a call: its task is as many random letters as the prompt has tokens, its last turn still calls."""
     chat = Chat(build_tokenizer())
     tools = Toolbox({"calculator": Calculator}, ToolLimits())
-    limits = Limits(shape.turns, shape.turn_tokens, 1 << 14)
+    limits = EpisodeLimits(shape.turns, shape.turn_tokens, 1 << 14, 1 << 14)
+    runner = EpisodeRunner(engine, chat, ToolPlayer(tools), limits)
     numbers = itertools.count()
 
     async def play(prompt: NDArray[np.int32], count: int) -> None:
         name = f"episode-{next(numbers)}"
         question = {"role": "user", "content": "".join(LETTERS[prompt % len(LETTERS)])}
         ticket = Ticket(name, Task(name, [question], "15", "benchmark"), name, 0, Purpose.TRAIN, 1.0, 0)
-        trajectory = await run_episode(ticket, lambda: None, engine, chat, tools, limits)
+        trajectory = await runner.run(ticket, lambda: None)
         if int(trajectory.loss_mask.sum()) != count:
             raise ValueError(f"asked for {count} tokens in {shape.turns} turns, got {int(trajectory.loss_mask.sum())}")
 

@@ -7,12 +7,17 @@ import threading
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
+from typing import TYPE_CHECKING
 
 from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
 from asyncrl.replay.client import ReplayClient
+
+if TYPE_CHECKING:
+    from asyncrl.actor.engine.base import Engine
+    from asyncrl.actor.episode import EpisodeRunner
 
 STOP_POLL_S = 0.1
 
@@ -26,11 +31,8 @@ def run(config: TrainConfig) -> None:
 
 async def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.actor.engine.opening import open_engine
-    from asyncrl.actor.episodes import open_episodes
-    from asyncrl.actor.report import Report
-    from asyncrl.actor.toolbox import Toolbox, ToolLimits
-    from asyncrl.actor.tools.registry import tool_classes
-    from asyncrl.actor.worker import Worker
+    from asyncrl.actor.rollout_metrics import RolloutMetrics
+    from asyncrl.actor.worker import RolloutWorker
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.sinks import open_metrics
     from asyncrl.weights.channels.opening import open_channels
@@ -39,8 +41,6 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     actor, network = config.actor, config.network
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(actor.concurrency))
-    limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
-    tools = Toolbox(tool_classes(actor.tools), limits)
     opened = open_engine(config)
     engine = opened.engine
     keys = client_keys(network)
@@ -49,9 +49,9 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
         metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), name)))
-        episodes = await stack.enter_async_context(open_episodes(config, engine, tools))
+        runner = await _open_runner(config, engine, stack)
         receiver = Receiver(open_channels(config, keys), opened.expected)
-        report = Report(engine, tools.counts, metrics, door=episodes.door_counts, others=receiver.counters)
+        measured = RolloutMetrics(engine, [runner.player.counters, receiver.counters], metrics)
 
         def connect(endpoint: str) -> ReplayClient:
             return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run)))
@@ -59,15 +59,56 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         # A shard that is away holds up its own share of the episodes only.
         share = max(1, actor.concurrency // len(endpoints))
         workers = [
-            Worker(episodes.run, connect(each), connect(each), share, report, actor.episode_timeout_s)
+            RolloutWorker(runner.run, connect(each), connect(each), share, measured, actor.episode_timeout_s)
             for each in endpoints
         ]
         await _first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
-            report.run(lambda: sum(worker.active for worker in workers)),
+            measured.run(lambda: sum(worker.active for worker in workers)),
             receiver.run(engine),
             *(keep() for keep in opened.keepers),
         )
+
+
+async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStack) -> EpisodeRunner:
+    """What runs the episodes: with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools.
+
+    Raises ConfigError: the chat template, a tool or the agent cannot be used.
+    """
+    from asyncrl.actor.chat_checks import check_tools, open_chat, report_rewritings
+    from asyncrl.actor.episode import EpisodeRunner, Player, ToolPlayer
+    from asyncrl.actor.recorder import EpisodeLimits
+    from asyncrl.actor.steps import find_split
+    from asyncrl.actor.toolbox import Toolbox, ToolLimits
+    from asyncrl.actor.tools.registry import tool_classes
+
+    actor = config.actor
+    chat = open_chat(config)
+    report_rewritings(chat, actor.history)
+    player: Player
+    if actor.agent is None:
+        limits = ToolLimits(actor.tool_timeout_s, actor.tool_retries, actor.max_tool_chars)
+        toolbox = Toolbox(tool_classes(actor.tools), limits)
+        check_tools(chat, toolbox.functions)
+        player = ToolPlayer(toolbox)
+    else:
+        from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
+        from asyncrl.actor.chat_api.server import ChatServer
+
+        server = ChatServer(actor.chat_api_host, actor.chat_api_port)
+        player = AgentPlayer(load_agent(actor.agent), server)
+        await server.start()
+        stack.push_async_callback(server.close)
+    # An episode that goes on from what was sampled has one branch only.
+    total = max(actor.max_tokens, actor.max_total_tokens)
+    return EpisodeRunner(
+        engine,
+        chat,
+        player,
+        EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total),
+        as_rendered=actor.history == "template",
+        step_split=find_split(actor.step_split),
+    )
 
 
 async def _first_to_end(*works: Awaitable[None]) -> None:

@@ -118,11 +118,9 @@ class Chat:
 
     def text(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
         """What the tokens say, marks included."""
-        return str(
-            self._tokenizer.decode(
-                [int(token) for token in tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
+        # The tokenizer converts an array at once, but looks at each item of a list.
+        ids = np.asarray(tokens, np.int32)
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def piece(self, token: int) -> str:
         """What one token says; a part of a character reads U+FFFD."""

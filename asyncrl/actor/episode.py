@@ -1,165 +1,211 @@
-"""The state machine of one episode, and its one token sequence. Nothing here waits or talks to anybody.
+"""One episode, from its ticket to its trajectory, whoever plays it.
 
-    PENDING ─start─► GENERATING ─generated─► TOOL_CALLING ─answered─► GENERATING ...
-    GENERATING ─► COMPLETED   the turn ended with a stop token and calls no tool
-    GENERATING ─► TRUNCATED   the turn was cut, or the last allowed turn still calls tools
-    TOOL_CALLING ─► TRUNCATED no room is left behind the results, which are then left out
-    GENERATING ─► ABORTED     the engine aborted the generation
-    any but the last two ─► FAILED
-
-Only COMPLETED and TRUNCATED episodes have a trajectory; to end as ABORTED or FAILED raises EpisodeFailed. Nothing is
-appended after a cut turn: an end mark that the policy did not write would be trained on.
+A player leads the conversation with the policy: `ToolPlayer` answers its tool calls with our own tools, an agent does
+what it likes (`chat_api`). Each completion goes through `Episode.complete`, which samples and records it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import NoReturn
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.conversation import CompletionRequest, Conversation, Message
+from asyncrl.actor.engine.base import Engine
+from asyncrl.actor.parsing import CALL_MARK, MalformedCall, parse_tool_calls
+from asyncrl.actor.recorder import EpisodeLimits, LimitError, Recorder, Reservation
+from asyncrl.actor.steps import Split
+from asyncrl.actor.template import answer, calling
+from asyncrl.actor.toolbox import OpenTools, Toolbox
+from asyncrl.errors import BusyError, StoppedError
+from asyncrl.types import Sampling, Ticket, ToolCall, Trajectory
 
-from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.parsing import MalformedCall
-from asyncrl.errors import AsyncrlError, InvariantError
-from asyncrl.types import NO_VERSION, Finish, Role, Step, Ticket, ToolCall, Trajectory, Turn, runs_of
-
-
-class State(StrEnum):
-    PENDING = "pending"
-    GENERATING = "generating"
-    TOOL_CALLING = "tool_calling"
-    COMPLETED = "completed"
-    TRUNCATED = "truncated"
-    ABORTED = "aborted"
-    FAILED = "failed"
-
-
-_FINISHES = {State.COMPLETED: Finish.COMPLETED, State.TRUNCATED: Finish.TRUNCATED}
+Calls = Sequence[ToolCall | MalformedCall]
+ReadCalls = Callable[[str, bool], Calls]
+"""Reads the tool calls in a turn's text. The second argument is true if the policy ended the turn itself."""
 
 
-class EpisodeFailed(AsyncrlError):  # noqa: N818 - named after the state
-    """An episode ended as FAILED or ABORTED: it has no trajectory, and its ticket goes back with the reason."""
+class Stopwatch:
+    """Seconds by phase."""
 
-    def __init__(self, state: State, reason: str) -> None:
-        super().__init__(reason)
-        self.state = state
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += self._clock() - started
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Assistant turns of an episode, tokens of one such turn, and tokens of the whole episode, prompt included."""
+class Completion:
+    """One turn of the policy: `message` as templates take it, which is all text if one of the `calls` is malformed.
+    `prompt_tokens` stood before it, `sampled_tokens` were sampled; `finish_reason` is stop or length."""
 
-    max_turns: int
-    max_turn_tokens: int
-    max_tokens: int
+    message: Message
+    calls: Calls
+    finish_reason: str
+    prompt_tokens: int
+    sampled_tokens: int
 
 
 class Episode:
-    """One episode. A method that the state does not allow raises InvariantError."""
+    """The running episode of `ticket`."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.state = State.PENDING
-        self.turns: list[Turn] = []
-        self._limits = limits
-        self._length = 0
-        self._tokens = np.empty(limits.max_tokens, np.int32)
-        self._logprobs = np.empty(limits.max_tokens, np.float32)
-        self._versions = np.empty(limits.max_tokens, np.int32)
+    def __init__(self, ticket: Ticket, runner: EpisodeRunner) -> None:
+        self.ticket = ticket
+        self.watch = Stopwatch(runner.clock)
+        self.recorder = Recorder(ticket.id, runner.limits)
+        self.is_over = False
+        self._engine = runner.engine
+        self.chat = runner.chat
+        self._conversation = Conversation(self.recorder, runner.chat, runner.as_rendered)
+        self._room_changed = asyncio.Event()
 
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """All tokens so far, int32[T]: a view, to which later tokens are added behind its end."""
-        return self._tokens[: self._length]
+    async def complete(self, request: CompletionRequest, read_calls: ReadCalls) -> Completion:
+        """Sample the policy's next turn and record it. If this raises or is cancelled, nothing is recorded.
 
-    @property
-    def room(self) -> int:
-        """Tokens that the next assistant turn may have."""
-        return min(self._limits.max_turn_tokens, self._limits.max_tokens - self._length)
+        Raises LimitError: no room is left. Raises RefusedError: the chat template does not take the request. Raises
+        EngineError: the engine gave nothing. Raises StoppedError: the episode is over.
+        """
+        reservation = await self._reserve(request)
+        try:
+            return await self._sample(request, reservation, read_calls)
+        except BaseException:
+            if session := self.recorder.cancel(reservation):
+                self._engine.release(session)
+            raise
+        finally:
+            self._room_changed.set()
 
-    def start(self, prompt: NDArray[np.int32]) -> None:
-        """PENDING to GENERATING; FAILED where the prompt leaves no room."""
-        self._expect(State.PENDING)
-        if len(prompt) >= self._limits.max_tokens:
-            self.fail(f"the prompt has {len(prompt)} tokens, actor.max_tokens is {self._limits.max_tokens}: raise it")
-        self._append_context(prompt, Role.PROMPT)
-        self.state = State.GENERATING
-
-    def generated(self, generation: Generation, calls: Sequence[ToolCall | MalformedCall]) -> State:
-        """Take what the engine sampled, and the calls in it. Returns the state that it leads to."""
-        self._expect(State.GENERATING)
-        if generation.finish_reason == "abort":
-            self._end(State.ABORTED, "the engine aborted the generation")
-        count = len(generation.tokens)
-        if not 0 < count <= self.room or generation.finish_reason not in ("stop", "length"):
-            self.fail(f"the engine gave {count} tokens of at most {self.room}, finish {generation.finish_reason!r}")
-        self._append_turn(generation, [call for call in calls if isinstance(call, ToolCall)])
-        if generation.finish_reason == "length":
-            self.state = State.TRUNCATED
-        elif not calls:
-            self.state = State.COMPLETED
-        else:
-            self.state = State.TRUNCATED if self._assistant_turns() == self._limits.max_turns else State.TOOL_CALLING
-        return self.state
-
-    def answered(self, suffix: NDArray[np.int32]) -> None:
-        """Take the suffix that holds the results: back to GENERATING, or TRUNCATED where no room is left behind it."""
-        self._expect(State.TOOL_CALLING)
-        if self._length + len(suffix) >= self._limits.max_tokens:
-            self.state = State.TRUNCATED
+    def end(self) -> None:
+        """Release the engine's sessions, once. Completions in flight will not be recorded."""
+        if self.is_over:
             return
-        self._append_context(suffix, Role.TOOL)
-        self.state = State.GENERATING
+        self.is_over = True
+        self._room_changed.set()
+        for session in (self.ticket.id, *(branch.session for branch in self.recorder.branches)):
+            self._engine.release(session)
 
-    def fail(self, reason: str) -> NoReturn:
-        """FAILED: raises EpisodeFailed. A finished episode fails as well where its rewards cannot be had."""
-        self._end(State.FAILED, reason)
+    async def _reserve(self, request: CompletionRequest) -> Reservation:
+        while not self.is_over:
+            with suppress(BusyError):
+                return self._conversation.reserve(request)
+            self._room_changed.clear()
+            await self._room_changed.wait()
+        raise StoppedError("the episode is over")
 
-    def trajectory(
-        self, ticket: Ticket, steps: Sequence[Step], rewards: Mapping[str, float], timings: Mapping[str, float]
-    ) -> Trajectory:
-        """The finished episode. Raises InvariantError: it has none, or the engine's log-probs or versions are bad."""
-        self._expect(*_FINISHES)
-        return Trajectory(
-            id=ticket.id,
-            task_id=ticket.task.id,
-            group_id=ticket.group_id,
-            member=ticket.member,
-            tokens=self.tokens.copy(),
-            logprobs=self._logprobs[: self._length].copy(),
-            version_runs=runs_of(self._versions[: self._length]),
-            turns=tuple(self.turns),
-            steps=tuple(steps),
-            finish=_FINISHES[self.state],
-            rewards=rewards,
-            timings=timings,
-        )
+    async def _sample(self, request: CompletionRequest, reservation: Reservation, read_calls: ReadCalls) -> Completion:
+        branch, chat = reservation.branch, self.chat
+        seen = len(branch)
+        with self.watch("generate"):
+            sampling = Sampling(self.ticket.temperature, branch.reserved)
+            sampled = await self._engine.generate(branch.tokens, sampling, chat.stop_ids, branch.session)
+        if self.is_over:
+            raise StoppedError("the episode is over")
+        ended = sampled.finish_reason == "stop"
+        text = chat.text(sampled.tokens[:-1] if ended else sampled.tokens)
+        calls = read_calls(text, ended)
+        made = [call for call in calls if isinstance(call, ToolCall)]
+        message = _message(text, made if len(made) == len(calls) else [])
+        self._conversation.record(request, reservation, sampled, message, made)
+        return Completion(message, calls, sampled.finish_reason, seen, len(sampled.tokens))
 
-    def _end(self, state: State, reason: str) -> NoReturn:
-        self._expect(*(set(State) - {State.ABORTED, State.FAILED}))
-        self.state = state
-        raise EpisodeFailed(state, reason)
 
-    def _assistant_turns(self) -> int:
-        return sum(turn.role is Role.ASSISTANT for turn in self.turns)
+class Player(Protocol):
+    """Leads the conversations of episodes."""
 
-    def _append_context(self, tokens: NDArray[np.int32], role: Role) -> None:
-        span = self._grow(len(tokens))
-        self._tokens[span], self._logprobs[span], self._versions[span] = tokens, 0.0, NO_VERSION
-        self.turns.append(Turn(span.start, span.stop, role))
+    async def __call__(self, episode: Episode) -> Mapping[str, float]:
+        """Lead one to its end. Returns rewards of its environment by name; may raise anything."""
+        ...
 
-    def _append_turn(self, generation: Generation, calls: Sequence[ToolCall]) -> None:
-        span = self._grow(len(generation.tokens))
-        self._tokens[span] = generation.tokens
-        self._logprobs[span], self._versions[span] = generation.logprobs, generation.versions
-        self.turns.append(Turn(span.start, span.stop, Role.ASSISTANT, generation.finish_reason, tuple(calls)))
+    def counters(self) -> Mapping[str, float]:
+        """What it counts, by the names of metrics."""
+        ...
 
-    def _grow(self, count: int) -> slice:
-        start, self._length = self._length, self._length + count
-        return slice(start, self._length)
 
-    def _expect(self, *states: State) -> None:
-        if self.state not in states:
-            raise InvariantError(f"the episode is {self.state}; this needs {' or '.join(states)}")
+@dataclass(frozen=True)
+class EpisodeRunner:
+    """Runs episodes of `player` over `engine`. `as_rendered` as for Conversation, `step_split` as for `split_steps`."""
+
+    engine: Engine
+    chat: Chat
+    player: Player
+    limits: EpisodeLimits
+    as_rendered: bool = False
+    step_split: Split = "turn"
+    clock: Callable[[], float] = time.monotonic
+
+    async def run(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory:
+        """Run the episode that `ticket` permits; call `begin` once the engine serves its version. The trajectory's
+        `timings` are seconds by phase: `wait` for the version, `generate`, and those of the player.
+
+        Raises whatever the player raises, InvariantError: see Recorder. The episode has no trajectory then.
+        """
+        episode = Episode(ticket, self)
+        try:
+            with episode.watch("wait"):
+                await self.engine.wait_for_version(ticket.min_version, pin=ticket.pin)
+            begin()
+            rewards = await self.player(episode)
+            seconds = dict(episode.watch.seconds)
+            return episode.recorder.trajectory(ticket, rewards, seconds, self.step_split, self.chat.piece)
+        finally:
+            episode.end()
+
+
+@dataclass(frozen=True)
+class ToolPlayer:
+    """Answers the policy's tool calls with the tools of `toolbox`, until it calls none or a limit ends the episode."""
+
+    toolbox: Toolbox
+
+    async def __call__(self, episode: Episode) -> Mapping[str, float]:
+        async with self.toolbox.open(episode.ticket) as tools:
+            await self._converse(episode, tools)
+            return await tools.rewards()
+
+    def counters(self) -> Mapping[str, float]:
+        return {f"tool_{name}": count for name, count in asdict(self.toolbox.counts).items()}
+
+    async def _converse(self, episode: Episode, tools: OpenTools) -> None:
+        def read_calls(text: str, ended: bool) -> Calls:
+            return parse_tool_calls(text, tools.functions, episode.chat.one_call) if ended else ()
+
+        messages, shown, recorder = tuple(episode.ticket.task.messages), tuple(tools.shown), episode.recorder
+        while True:
+            try:
+                completion = await episode.complete(CompletionRequest(messages, shown), read_calls)
+            except LimitError:
+                if not recorder.completions:
+                    raise
+                return
+            if not completion.calls:
+                return
+            if not recorder.turns_left:
+                recorder.truncated = True
+                return
+            with episode.watch("tools"):
+                results = await tools.answer(completion.calls)
+            answers = (
+                {"role": "tool", "name": call.name, "content": result}
+                for call, result in zip(completion.calls, results, strict=True)
+            )
+            messages = (*messages, completion.message, *answers)
+
+
+def _message(text: str, calls: Sequence[ToolCall]) -> Message:
+    """A turn of the policy as templates take it: text and tool calls or, without calls, all of it as text."""
+    if not calls:
+        return answer(text)
+    said = text.partition(CALL_MARK)[0].strip()
+    return calling([call.arguments for call in calls], [call.name for call in calls], said)

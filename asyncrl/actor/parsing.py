@@ -14,9 +14,10 @@ from typing import Any
 
 from asyncrl.types import ToolCall
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+CALL_MARK = "<tool_call>"
+_CLOSE = "</tool_call>"
 _CLOSING = re.compile(r"\s*" + _CLOSE)
-_MARK = re.compile(f"{_OPEN}|</think>")
+_MARK = re.compile(f"{CALL_MARK}|</think>")
 _SPACE = re.compile(r"\s*")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
@@ -38,20 +39,26 @@ class MalformedCall:
     name: str = "unknown"
 
 
-def parse_tool_calls(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[ToolCall | MalformedCall, ...]:
+def parse_tool_calls(
+    text: str, schemas: Mapping[str, Mapping[str, Any]], one_call: bool = False
+) -> tuple[ToolCall | MalformedCall, ...]:
     """The calls in an assistant turn, in order. `schemas` maps a tool's name to its OpenAI function object.
 
-    Arguments are checked for presence, type and enum; what is nested deeper is the tool's to check.
+    Arguments are checked for presence, type and enum; nested values are left to the tool. With `one_call` several calls
+    are one malformed call.
     """
     calls: list[ToolCall | MalformedCall] = []
     position = 0
     while mark := _MARK.search(text, position):
         position = mark.end()
-        if mark.group() == _OPEN:
+        if mark.group() == CALL_MARK:
             call, position = _read_call(text, position, schemas)
             calls.append(call)
         else:
             calls.clear()
+    if one_call and len(calls) > 1:
+        error = f"Error: one tool call at a time; none of these {len(calls)} was made."
+        return (MalformedCall(error, calls[0].name),)
     return tuple(calls)
 
 

@@ -16,15 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from asyncrl.actor.episode import EpisodeFailed
-from asyncrl.actor.report import Report
-from asyncrl.errors import RefusedError, StoppedError, WireError
+from asyncrl.actor.rollout_metrics import RolloutMetrics
+from asyncrl.errors import AsyncrlError, RefusedError, StoppedError, WireError
 from asyncrl.text import reason_of
 from asyncrl.types import Purpose, Ticket, Trajectory
 
 log = logging.getLogger(__name__)
-
-RENEW_S = 2.0
 
 T = TypeVar("T")
 
@@ -65,7 +62,7 @@ class RunEpisode(Protocol):
     async def __call__(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory: ...
 
 
-class Worker:
+class RolloutWorker:
     """Keeps up to `concurrency` episodes running. `run_episode` is awaited once a ticket, for `limit_s` seconds at
     most after its `begin`: a version that the engine has yet to get is not waited for on the episode's time."""
 
@@ -75,15 +72,17 @@ class Worker:
         source: TicketSource,
         sink: ResultSink,
         concurrency: int,
-        report: Report,
+        metrics: RolloutMetrics,
         limit_s: float = math.inf,
+        renew_s: float = 2.0,
     ) -> None:
         self._run_episode = run_episode
         self._limit_s = limit_s
         self._source = source
         self._sink = sink
         self._concurrency = concurrency
-        self._report = report
+        self._metrics = metrics
+        self._renew_s = renew_s
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._holding: set[str] = set()
         self._begun: set[str] = set()
@@ -131,7 +130,7 @@ class Worker:
                     self._ready.put_nowait((ticket.purpose is not Purpose.EVAL, count, ticket))
             if self._active >= self._concurrency:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._freed.wait(), RENEW_S)
+                    await asyncio.wait_for(self._freed.wait(), self._renew_s)
 
     async def _work(self) -> None:
         while True:
@@ -152,9 +151,9 @@ class Worker:
         try:
             async with limit:
                 return await self._run_episode(ticket, begin)
-        except EpisodeFailed as failure:
-            log.warning("episode %s %s: %s", ticket.id, failure.state, failure)
-            return Failure(ticket.id, str(failure))
+        except AsyncrlError as error:
+            log.warning("episode %s failed: %s", ticket.id, error)
+            return Failure(ticket.id, reason_of(error))
         except Exception as error:
             if limit.expired():
                 log.warning("episode %s was given up after %.0f s", ticket.id, self._limit_s)
@@ -171,7 +170,7 @@ class Worker:
                 await self._in_thread(self._send, outcome)
             except (RefusedError, WireError) as error:
                 log.error("the outcome of %s was refused: %s", outcome.id, error)
-                self._report.refused()
+                self._metrics.refused()
                 await self._in_thread(self._sink.fail, outcome.id, f"refused: {error}")
             else:
                 self._count(outcome)
@@ -189,9 +188,9 @@ class Worker:
 
     def _count(self, outcome: Trajectory | Failure) -> None:
         if isinstance(outcome, Failure):
-            self._report.failed()
+            self._metrics.failed()
         else:
-            self._report.delivered(outcome)
+            self._metrics.delivered(outcome)
 
 
 async def _until(stop: asyncio.Event) -> None:

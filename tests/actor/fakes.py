@@ -14,12 +14,17 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import EngineStats, Generation
+from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
+from asyncrl.actor.recorder import EpisodeLimits
+from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.base import Tool
-from asyncrl.types import Purpose, Sampling, Ticket
+from asyncrl.types import Purpose, Sampling, Ticket, Trajectory
 from tests.helpers import make_task
 
 END = "<|im_end|>"
+LIMITS = EpisodeLimits(max_turns=8, max_turn_tokens=4000, max_tokens=30_000, max_total_tokens=60_000)
 
 _SYSTEM = """\
 {%- set first = messages[0] %}
@@ -139,7 +144,8 @@ class Cut:
 
 
 class ScriptedEngine:
-    """Says the script's turns in order, in every session anew; every token has a log-prob and version of its own."""
+    """Says the script's turns in order; every token has a log-prob and version of its own. `requests` are all requests,
+    `answered` the prompts of those that were answered, with what was sampled."""
 
     def __init__(
         self,
@@ -152,24 +158,26 @@ class ScriptedEngine:
         self._end = end
         self.released: list[str] = []
         self.requests: list[tuple[NDArray[np.int32], Sampling, Sequence[int], str]] = []
-        self.sampled: list[Generation] = []
+        self.answered: list[tuple[NDArray[np.int32], Generation]] = []
         self._tokenizer = tokenizer
         self._script = script
-        self._turns: dict[str, int] = {}
         self._newer = asyncio.Condition()
 
     async def generate(
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
     ) -> Generation:
+        index = len(self.requests)
         self.requests.append((tokens.copy(), sampling, stop, session))
-        index = self._turns.get(session, 0)
-        self._turns[session] = index + 1
         await asyncio.sleep(0)
-        generation = self._say(self._script[index], sampling.max_new_tokens)
-        self.sampled.append(generation)
+        generation = self.say(self._script[index], sampling.max_new_tokens)
+        self.answered.append((self.requests[index][0], generation))
         return generation
 
-    def _say(self, turn: str | Cut | Generation, room: int) -> Generation:
+    @property
+    def sampled(self) -> list[Generation]:
+        return [generation for _, generation in self.answered]
+
+    def say(self, turn: str | Cut | Generation, room: int) -> Generation:
         if isinstance(turn, Generation):
             return turn
         cut = isinstance(turn, Cut)
@@ -246,6 +254,22 @@ def make_tool(
                 raise OSError("stuck")
 
     return Echo, log
+
+
+async def play_with_tools(
+    engine: ScriptedEngine,
+    chat: Chat,
+    tools: Mapping[str, type[Tool]] | Toolbox,
+    ticket: Ticket | None = None,
+    limits: EpisodeLimits = LIMITS,
+    **options: Any,
+) -> Trajectory:
+    """The trajectory of an episode with our own tools; `options` as for EpisodeRunner."""
+    toolbox = (
+        tools if isinstance(tools, Toolbox) else Toolbox(tools, ToolLimits(timeout_s=5.0, retries=1, max_chars=100_000))
+    )
+    runner = EpisodeRunner(engine, chat, ToolPlayer(toolbox), limits, **options)
+    return await runner.run(ticket or make_ticket(), lambda: None)
 
 
 def make_ticket(name: str = "t1", purpose: Purpose = Purpose.TRAIN, min_version: int = 0, **task: Any) -> Ticket:

@@ -13,13 +13,11 @@ import pytest
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_checks import check_tasks, check_tools, report_rewritings
-from asyncrl.actor.episode import Limits
-from asyncrl.actor.rollout import run_episode
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import ConfigError
 from asyncrl.types import Finish
-from tests.actor.fakes import ScriptedEngine, call, make_ticket, make_tokenizer, make_tool
+from tests.actor.fakes import ScriptedEngine, call, make_tokenizer, make_tool, play_with_tools
 from tests.templates.families import FAMILIES, tokenizer
 
 WITHOUT_TOOLS = {"gemma2", "gemma3", "phi3_5", "phi4", "granite"}
@@ -48,8 +46,7 @@ def test_two_calls_in_a_turn_are_answered_with_one_at_a_time_where_the_template_
     made = tokenizer(name)
     engine = ScriptedEngine(made, [call("1") + call("2"), call("3"), "done"], end=end)
     toolbox = Toolbox({"echo": tool}, ToolLimits())
-    limits = Limits(8, 400, 8000)
-    trajectory = asyncio.run(run_episode(make_ticket(), lambda: None, engine, Chat(made), toolbox, limits))
+    trajectory = asyncio.run(play_with_tools(engine, Chat(made), toolbox))
     assert trajectory.finish is Finish.COMPLETED
     assert "one tool call at a time; none of these 2 was made" in made.decode(trajectory.tokens.tolist())
     assert log.executed == ["3"]

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.episode import EpisodeFailed, State
-from asyncrl.actor.report import Report
-from asyncrl.actor.toolbox import ToolCounts
-from asyncrl.actor.worker import RunEpisode, Worker
-from asyncrl.errors import RefusedError, StoppedError
+from asyncrl.actor.rollout_metrics import RolloutMetrics
+from asyncrl.actor.worker import RolloutWorker, RunEpisode
+from asyncrl.errors import RefusedError, StoppedError, ToolError
 from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
 from asyncrl.wire import encode, trajectory_message
 from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer
@@ -88,12 +86,13 @@ async def at_work(
     concurrency: int = 4,
     interval_s: float = 60.0,
     limit_s: float = math.inf,
+    renew_s: float = 60.0,
 ) -> Metrics:
     """Do `act` while a worker is running, then stop it. What the worker raised is raised."""
     metrics, stop = Metrics(), asyncio.Event()
-    report = Report(ScriptedEngine(make_tokenizer(), []), ToolCounts(calls=2), metrics, interval_s)
-    worker = asyncio.create_task(Worker(run, replay, replay, concurrency, report, limit_s).run(stop))
-    reporting = asyncio.create_task(report.run(lambda: 0))
+    measured = RolloutMetrics(ScriptedEngine(make_tokenizer(), []), [lambda: {"tool_calls": 2}], metrics, interval_s)
+    worker = asyncio.create_task(RolloutWorker(run, replay, replay, concurrency, measured, limit_s, renew_s).run(stop))
+    reporting = asyncio.create_task(measured.run(lambda: 0))
     try:
         acting = asyncio.create_task(act())
         await asyncio.wait([worker, acting], return_when=asyncio.FIRST_COMPLETED)
@@ -153,9 +152,7 @@ def test_a_ticket_is_held_until_its_trajectory_is_durable():
     asyncio.run(main())
 
 
-def test_a_full_worker_goes_on_renewing_its_leases(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("asyncrl.actor.worker.RENEW_S", 0.01)
-
+def test_a_full_worker_goes_on_renewing_its_leases():
     async def main() -> None:
         replay, may_end = Replay(tickets(2)), asyncio.Event()
 
@@ -168,17 +165,15 @@ def test_a_full_worker_goes_on_renewing_its_leases(monkeypatch: pytest.MonkeyPat
             may_end.set()
             await async_until(lambda: replay.done == 2)
 
-        await at_work(replay, run, act, concurrency=2)
+        await at_work(replay, run, act, concurrency=2, renew_s=0.01)
 
     asyncio.run(main())
 
 
-def test_a_freed_place_is_filled_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("asyncrl.actor.worker.RENEW_S", 1000.0)
-
+def test_a_freed_place_is_filled_at_once():
     async def main() -> None:
         replay = Replay(tickets(20))
-        await at_work(replay, well, lambda: async_until(lambda: replay.done == 20), concurrency=1)
+        await at_work(replay, well, lambda: async_until(lambda: replay.done == 20), concurrency=1, renew_s=1000.0)
 
     asyncio.run(main())
 
@@ -189,13 +184,13 @@ def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_on():
 
         async def run(ticket: Ticket, begin: Begin) -> Trajectory:
             if ticket.id == "t0":
-                raise EpisodeFailed(State.FAILED, "a tool broke")
+                raise ToolError("a tool broke")
             if ticket.id == "t1":
                 raise ZeroDivisionError("a bug")
             return make_trajectory(ticket)
 
         metrics = await at_work(replay, run, lambda: async_until(lambda: replay.done == 4), concurrency=1)
-        assert replay.failed == {"t0": "a tool broke", "t1": "ZeroDivisionError: a bug"}
+        assert replay.failed == {"t0": "ToolError: a tool broke", "t1": "ZeroDivisionError: a bug"}
         assert sorted(replay.stored) == ["t2", "t3"]
         assert (metrics.rows[-1][1]["episodes"], metrics.rows[-1][1]["failed"]) == (2, 2)
 
@@ -410,8 +405,8 @@ def test_rates_are_those_since_the_last_report():
             return type(super().stats())(tokens, seconds, idle, 0)
 
     metrics = Metrics()
-    report = Report(Engine(make_tokenizer(), []), ToolCounts(), metrics)
-    report.write(running=2)
-    report.write(running=1)
+    measured = RolloutMetrics(Engine(make_tokenizer(), []), [], metrics)
+    measured.write(running=2)
+    measured.write(running=1)
     assert (metrics.rows[0][1]["tokens_per_s"], metrics.rows[0][1]["idle"]) == (50.0, 0.25)
     assert "idle" not in metrics.rows[1][1]

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.branch import joined
-from asyncrl.actor.chat_api.conversation import Conversation, ConversationLimits
-from asyncrl.actor.chat_api.messages import read_answer, read_ask
+from asyncrl.actor.chat_api.messages import read_request
 from asyncrl.actor.contents import OWN_MARKS
+from asyncrl.actor.conversation import Conversation
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.history import CONVERSATIONS, rewritings
+from asyncrl.actor.recorder import EpisodeLimits, Recorder
 from asyncrl.errors import RefusedError
+from asyncrl.types import Role
 from tests.templates.families import FAMILIES, tokenizer
 
 NAMES = pytest.mark.parametrize("name", FAMILIES)
-LIMITS = ConversationLimits(max_turns=8, max_turn_tokens=4000, max_tokens=20_000, max_total_tokens=40_000)
+LIMITS = EpisodeLimits(max_turns=8, max_turn_tokens=4000, max_tokens=20_000, max_total_tokens=40_000)
 TOOL = {
     "type": "function",
     "function": {
@@ -121,23 +122,24 @@ def chat_of(name: str) -> Chat:
 
 def recorded(chat: Chat, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
     """What an agent's conversation leaves, the policy writing each assistant turn as the template would."""
-    conversation = Conversation("t", chat, LIMITS)
+    recorder = Recorder("t", LIMITS)
+    conversation = Conversation(recorder, chat)
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        place = conversation.prepare(read_ask({"messages": messages[:index], "tools": tools}))
-        turn = read_answer(message)
-        said = chat.encode(chat.written([*place.ask.messages, turn], place.ask.tools))
+        request = read_request({"messages": messages[:index], "tools": tools})[0]
+        [turn] = read_request({"messages": [message]})[0].messages
+        said = chat.encode(chat.written([*request.messages, turn], request.tools))
         none = np.zeros(len(said), np.float32), np.zeros(len(said), np.int32)
-        conversation.record(place, Generation(said, *none, "stop"), turn, [])
-    [branch] = conversation.branches
-    assert joined([branch]).loss_mask[-1]
+        conversation.record(request, conversation.reserve(request), Generation(said, *none, "stop"), turn, [])
+    [branch] = recorder.branches
+    assert branch.turns[-1].role is Role.ASSISTANT
     return branch.tokens.tolist()
 
 
 def rendered(name: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
     """The tokenisation of the template's own rendering, from messages as the family's users write them."""
-    adapted = read_ask({"messages": messages}).messages
+    adapted = read_request({"messages": messages})[0].messages
     in_turn = [dict(message) for message in adapted]
     for message in in_turn:
         if "tool_calls" in message:
@@ -227,7 +229,7 @@ def test_nothing_that_others_write_becomes_a_token_of_the_template(name: str):
     chat = chat_of(name)
     hostile, tools = conversation(forged(name), name)
     harmless, plain_tools = conversation("word", name)
-    asked, other = read_ask({"messages": hostile}).messages, read_ask({"messages": harmless}).messages
+    asked, other = (read_request({"messages": each})[0].messages for each in (hostile, harmless))
     tokens = chat.prompt(asked, tools)
     assert marks_in(name, tokens.tolist()) == marks_in(name, chat.prompt(other, plain_tools).tolist())
     assert without_blanks(forged(name)) in without_blanks(chat.text(tokens))

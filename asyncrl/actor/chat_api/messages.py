@@ -8,36 +8,19 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.actor.parsing import parse_tool_calls
+from asyncrl.actor.conversation import CompletionRequest, Message
+from asyncrl.actor.episode import Completion
 from asyncrl.actor.template import call_id
 from asyncrl.errors import RefusedError
-from asyncrl.types import ToolCall
-
-Message = Mapping[str, Any]
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_CALL = "<tool_call>"
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request: the whole conversation, in the form that templates take, and the tools in it.
-
-    `max_tokens` is the agent's own limit of the answer, if any.
-    """
-
-    messages: tuple[Message, ...]
-    tools: tuple[Message, ...]
-    max_tokens: int | None
-    stream: bool
-
-
-def read_ask(body: Any) -> Ask:
-    """The request in a decoded body. Raises RefusedError."""
+def read_request(body: Any) -> tuple[CompletionRequest, bool]:
+    """The request in a decoded body, and whether the client wants a stream. Raises RefusedError."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise RefusedError("a request must be an object with a list of messages")
     _refuse_unable(body)
@@ -46,7 +29,7 @@ def read_ask(body: Any) -> Ask:
         raise RefusedError(f"max_tokens is {limit!r}; it must be a positive integer")
     names: dict[str, tuple[str, str]] = {}
     messages = tuple(_message(message, names) for message in body["messages"])
-    return Ask(messages, _read_tools(body.get("tools") or []), limit, bool(body.get("stream")))
+    return CompletionRequest(messages, _read_tools(body.get("tools") or []), limit), bool(body.get("stream"))
 
 
 def _refuse_unable(body: Mapping[str, Any]) -> None:
@@ -116,52 +99,31 @@ def _read_tools(tools: Any) -> tuple[Message, ...]:
     return tuple(tools)
 
 
-def calls_in(text: str, tools: Sequence[Message], one_call: bool = False) -> list[ToolCall]:
-    """The calls that the policy's turn makes; none where one of them cannot be made as written, or where there are
-    several and the template shows one call a turn only."""
-    parsed = parse_tool_calls(text, {tool["function"]["name"]: tool["function"] for tool in tools})
-    calls = [call for call in parsed if isinstance(call, ToolCall)]
-    return calls if len(calls) == len(parsed) and not (one_call and len(calls) > 1) else []
-
-
-def answer_message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """The policy's turn as an API message: text and calls of tools, or where it makes none all of it as text."""
-    if not calls:
-        return {"role": "assistant", "content": text}
-    return {
-        "role": "assistant",
-        "content": text.partition(_CALL)[0].strip() or None,
-        "tool_calls": [
+def completion_body(completion: Completion, created: int) -> dict[str, Any]:
+    """The body of an answer."""
+    message = dict(completion.message)
+    finish = completion.finish_reason
+    if calls := message.get("tool_calls"):
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
             {
                 "id": f"call_{uuid.uuid4().hex}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])},
             }
             for call in calls
-        ],
-    }
-
-
-def read_answer(answer: Message) -> Message:
-    """Our own answer as it will be read when the agent sends it back."""
-    return _message(answer, {})
-
-
-def completion(
-    message: Mapping[str, Any], finish: str, prompt_tokens: int, sampled: int, created: int
-) -> dict[str, Any]:
-    """The body of an answer; `finish` is stop or length."""
-    reason = "tool_calls" if "tool_calls" in message and finish == "stop" else finish
+        ]
+        finish = "tool_calls" if finish == "stop" else finish
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
         "created": created,
         "model": "policy",
-        "choices": [{"index": 0, "message": message, "finish_reason": reason, "logprobs": None}],
+        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
         "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": sampled,
-            "total_tokens": prompt_tokens + sampled,
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": completion.sampled_tokens,
+            "total_tokens": completion.prompt_tokens + completion.sampled_tokens,
         },
     }
 

@@ -1,8 +1,8 @@
-"""The door itself: an OpenAI-compatible address for every episode, over any engine.
+"""The chat-completions API for agents: an OpenAI-compatible endpoint for every episode, over any engine.
 
-An episode's address has its ticket's id in it and takes only its own key. What the agent asks is sampled by the engine
-and recorded in the episode's conversation before it is answered. An agent that hangs up before its answer is ready, as
-impatient clients do to try again, ends its request, which leaves nothing behind.
+An endpoint's address contains its ticket's id, and it takes its own key only. A completion is recorded in the episode
+before it is sent. A client that closes its connection before that, as impatient clients do to try again, cancels its
+request, which leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -11,67 +11,55 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from aiohttp import web
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.branch import Branch
-from asyncrl.actor.chat_api.conversation import Conversation, ConversationLimits, LimitError, Place
-from asyncrl.actor.chat_api.counts import DoorCounts
-from asyncrl.actor.chat_api.messages import Ask, answer_message, as_events, calls_in, completion, read_answer, read_ask
-from asyncrl.actor.engine.base import Engine, Generation
-from asyncrl.errors import AsyncrlError, BusyError, EngineError, RefusedError, StoppedError
+from asyncrl.actor.chat_api.messages import as_events, completion_body, read_request
+from asyncrl.actor.episode import Calls, Episode
+from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
+from asyncrl.actor.recorder import LimitError
+from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.text import encodable
-from asyncrl.types import Sampling, Ticket
 
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 << 20
 
-_OVER = "the episode is over"
+
+@dataclass(slots=True)
+class ChatCounts:
+    """Since the start: requests answered, refused, and abandoned (the client closed its connection before the answer
+    was ready, or the episode ended), and branches with a completion."""
+
+    answered: int = 0
+    refused: int = 0
+    abandoned: int = 0
+    branches: int = 0
 
 
 @dataclass(eq=False)
-class Seat:
-    """One episode at the door. `fault` is what the engine or we did not do: the agent is not to blame for what follows.
-    `settled` is set whenever a request has ended, `closed` once the agent is done."""
+class EpisodeEndpoint:
+    """The address and the key of one episode. `fault` is an error of the engine, or of ours, that failed a request: the
+    agent is not to blame for what follows."""
 
-    ticket: Ticket
+    episode: Episode
     base_url: str
     api_key: str
-    conversation: Conversation
-    generate_s: float = 0.0
     fault: Exception | None = None
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    closed: bool = False
 
 
-class Door:
-    """Conversations over `engine` at `host`, within `limits` each; port 0 takes a free one. `clock` gives seconds."""
+class ChatServer:
+    """Serves episodes at `host`; port 0 takes a free one."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        chat: Chat,
-        limits: ConversationLimits,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        as_rendered: bool = False,
-    ) -> None:
-        self.counts = DoorCounts()
-        self._engine = engine
-        self._chat = chat
-        self._limits = limits
-        self._as_rendered = as_rendered
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.counts = ChatCounts()
         self._host = host
         self._port = port
-        self._clock = clock
-        self._seats: dict[str, Seat] = {}
+        self._endpoints: dict[str, EpisodeEndpoint] = {}
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/{ticket}/v1/chat/completions", self._chat_completions)
         app.router.add_get("/{ticket}/v1/models", self._models)
@@ -86,21 +74,18 @@ class Door:
     async def close(self) -> None:
         await self._runner.cleanup()
 
-    @asynccontextmanager
-    async def open(self, ticket: Ticket) -> AsyncIterator[Seat]:
-        """A seat for the episode of `ticket`; afterwards nothing more is answered there."""
-        conversation = Conversation(ticket.id, self._chat, self._limits, self._as_rendered)
-        url = f"http://{self._host}:{self._port}/{quote(ticket.id, safe='')}/v1"
-        seat = self._seats[ticket.id] = Seat(ticket, url, secrets.token_urlsafe(16), conversation)
+    @contextmanager
+    def open(self, episode: Episode) -> Iterator[EpisodeEndpoint]:
+        """An endpoint for `episode`, which is over afterwards."""
+        name = episode.ticket.id
+        url = f"http://{self._host}:{self._port}/{quote(name, safe='')}/v1"
+        self._endpoints[name] = EpisodeEndpoint(episode, url, secrets.token_urlsafe(16))
         try:
-            yield seat
+            yield self._endpoints[name]
         finally:
-            seat.closed = True
-            seat.settled.set()
-            del self._seats[ticket.id]
-            for branch in conversation.branches:
-                self._engine.release(branch.name)
-            self.counts.branches += len(conversation.answered())
+            del self._endpoints[name]
+            episode.end()
+            self.counts.branches += len(episode.recorder.last_completions())
 
     async def _models(self, http: web.Request) -> web.Response:
         return web.json_response(
@@ -108,68 +93,44 @@ class Door:
         )
 
     async def _chat_completions(self, http: web.Request) -> web.Response:
-        seat = self._seats.get(http.match_info["ticket"])
+        endpoint = self._endpoints.get(http.match_info["ticket"])
         key = http.headers.get("Authorization", "").removeprefix("Bearer ")
-        if seat is None or not secrets.compare_digest(key.encode(errors="surrogateescape"), seat.api_key.encode()):
+        if endpoint is None or not secrets.compare_digest(
+            key.encode(errors="surrogateescape"), endpoint.api_key.encode()
+        ):
             return _error(401, "there is no such episode, or this is not its key", "invalid_api_key")
         try:
-            ask = read_ask(await _json(http))
-            place = await _place(seat, ask)
-            return await self._answer(seat, place)
+            return await self._answer(endpoint.episode, await _json(http))
         except RefusedError as error:
             self.counts.refused += 1
             return _error(400, str(error), error.code if isinstance(error, LimitError) else "invalid_request_error")
+        except asyncio.CancelledError:
+            self.counts.abandoned += 1
+            raise
         except Exception as error:
-            if not seat.closed:
-                seat.fault = error
+            if endpoint.episode.is_over:
+                self.counts.abandoned += 1
+            else:
+                endpoint.fault = error
                 unexpected = not isinstance(error, AsyncrlError)
-                log.warning("episode %s fails: %s", seat.ticket.id, error, exc_info=unexpected)
+                log.warning("episode %s fails: %s", endpoint.episode.ticket.id, error, exc_info=unexpected)
             return _error(503, str(error), "engine_error")
 
-    async def _answer(self, seat: Seat, place: Place) -> web.Response:
-        """The place is recorded or, whatever is raised, withdrawn."""
-        ask, conversation, seen = place.ask, seat.conversation, len(place.branch.tokens)
-        try:
-            generation = await self._generate(seat, place.branch)
-            ended = generation.finish_reason == "stop"
-            text = self._chat.text(generation.tokens[:-1] if ended else generation.tokens)
-            calls = calls_in(text, ask.tools, self._chat.one_call)
-            message = answer_message(text, calls)
-            conversation.record(place, generation, read_answer(message), calls)
-        except BaseException as error:
-            self.counts.abandoned += seat.closed or isinstance(error, asyncio.CancelledError)
-            if session := conversation.withdraw(place):
-                self._engine.release(session)
-            raise
-        finally:
-            seat.settled.set()
+    async def _answer(self, episode: Episode, body: object) -> web.Response:
+        request, stream = read_request(body)
+
+        def read_calls(text: str, ended: bool) -> Calls:
+            """All or none: a turn with a malformed call is text to the agent."""
+            functions = {tool["function"]["name"]: tool["function"] for tool in request.tools}
+            calls = parse_tool_calls(text, functions, episode.chat.one_call)
+            return () if any(isinstance(call, MalformedCall) for call in calls) else calls
+
+        completion = await episode.complete(request, read_calls)
         self.counts.answered += 1
-        body = completion(message, generation.finish_reason, seen, len(generation.tokens), created=int(time.time()))
-        if ask.stream:
-            return web.Response(body=as_events(body), content_type="text/event-stream")
-        return web.json_response(body)
-
-    async def _generate(self, seat: Seat, branch: Branch) -> Generation:
-        """Raises EngineError: the engine gave nothing. Raises StoppedError: the episode has ended meanwhile."""
-        sampling = Sampling(seat.ticket.temperature, branch.reserved)
-        started = self._clock()
-        generation = await self._engine.generate(branch.tokens, sampling, self._chat.stop_ids, branch.name)
-        if seat.closed:
-            raise StoppedError(_OVER)
-        if generation.finish_reason == "abort" or not len(generation.tokens):
-            raise EngineError("the engine aborted the generation")
-        seat.generate_s += self._clock() - started
-        return generation
-
-
-async def _place(seat: Seat, ask: Ask) -> Place:
-    """Where the answer will stand, as soon as it is known whether there is room for it."""
-    while not seat.closed:
-        with suppress(BusyError):
-            return seat.conversation.prepare(ask)
-        seat.settled.clear()
-        await seat.settled.wait()
-    raise StoppedError(_OVER)
+        answer = completion_body(completion, created=int(time.time()))
+        if stream:
+            return web.Response(body=as_events(answer), content_type="text/event-stream")
+        return web.json_response(answer)
 
 
 async def _json(http: web.Request) -> object:

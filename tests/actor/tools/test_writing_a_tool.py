@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.episode import Limits
-from asyncrl.actor.rollout import run_episode
-from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.registry import BUILT_IN, tool_classes
-from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer
+from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer, play_with_tools
 
 PAGE = (Path(__file__).parents[3] / "docs" / "writing_a_tool.md").read_text()
 
@@ -30,8 +27,7 @@ def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     chat = Chat(tokenizer)
     engine = ScriptedEngine(tokenizer, [guess(50), guess(200) + guess('"x"'), guess(42), "It is 42."])
     ticket = make_ticket(tools_kwargs={"guess": {"secret": 42}})
-    toolbox = Toolbox(tool_classes(["my_tools.GuessNumber"]), ToolLimits())
-    trajectory = asyncio.run(run_episode(ticket, lambda: None, engine, chat, toolbox, Limits(8, 500, 4000)))
+    trajectory = asyncio.run(play_with_tools(engine, chat, tool_classes(["my_tools.GuessNumber"]), ticket))
     assert trajectory.rewards == {"guess": 1.0}
     results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", chat.text(trajectory.tokens), re.DOTALL)
     assert results == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.agent import Agent, load_agent
-from asyncrl.actor.chat_api.conversation import ConversationLimits
-from asyncrl.actor.chat_api.episode import run_agent_episode
-from asyncrl.actor.chat_api.server import Door
+from asyncrl.actor.chat_api.agent import Agent, AgentError, AgentPlayer, load_agent
+from asyncrl.actor.chat_api.server import ChatCounts, ChatServer
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.episode import EpisodeFailed
-from asyncrl.errors import ConfigError
+from asyncrl.actor.episode import EpisodeRunner
+from asyncrl.actor.recorder import EpisodeLimits
+from asyncrl.errors import ConfigError, EngineError, InvariantError
 from asyncrl.types import Finish, Role, Task, Trajectory
 from tests.actor.fakes import CHATML, END, QWEN3, Cut, ScriptedEngine, call, ids, make_ticket, make_tokenizer
 from tests.helpers import GENEROUS_S
@@ -29,7 +28,7 @@ from tests.templates.families import tokenizer as family
 
 TOKENIZER = make_tokenizer(CHATML)
 CHAT = Chat(TOKENIZER)
-LIMITS = ConversationLimits(max_turns=8, max_turn_tokens=400, max_tokens=4000, max_total_tokens=40_000)
+LIMITS = EpisodeLimits(max_turns=8, max_turn_tokens=400, max_tokens=4000, max_total_tokens=40_000)
 TOOL = {
     "type": "function",
     "function": {"name": "echo", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
@@ -37,20 +36,6 @@ TOOL = {
 
 Post = Callable[..., Awaitable[tuple[int, Any]]]
 Play = Callable[[Post], Awaitable[dict[str, float] | None]]
-
-
-class OneScript(ScriptedEngine):
-    """Says its turns in order whatever the session."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.answered: list[tuple[Any, Generation]] = []
-
-    async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
-        self._turns[session] = len(self.requests)
-        request = tokens.copy(), sampling, stop, session
-        self.answered.append((request, await super().generate(tokens, sampling, stop, session)))
-        return self.answered[-1][1]
 
 
 def agent_of(play: Play) -> Agent:
@@ -71,34 +56,46 @@ def agent_of(play: Play) -> Agent:
 def run(
     script: list[Any],
     play: Play,
-    limits: ConversationLimits = LIMITS,
+    limits: EpisodeLimits = LIMITS,
     tokenizer: Any = TOKENIZER,
     end: str = END,
     **options: Any,
-) -> tuple[Trajectory, OneScript, Door]:
+) -> tuple[Trajectory, ScriptedEngine, ChatCounts]:
     chat = CHAT if tokenizer is TOKENIZER else Chat(tokenizer)
-    return play_with(OneScript(tokenizer, script, end=end), play, limits, chat, **options)
+    engine = ScriptedEngine(tokenizer, script, end=end)
+    trajectory, counts = play_with(engine, agent_of(play), limits, chat, **options)
+    return trajectory, engine, counts
 
 
 def play_with(
-    engine: OneScript, play: Play, limits: ConversationLimits = LIMITS, chat: Chat = CHAT, **options: Any
-) -> tuple[Trajectory, OneScript, Door]:
-    async def scenario() -> tuple[Trajectory, Door]:
-        door = Door(engine, chat, limits, **options)
-        await door.start()
+    engine: ScriptedEngine,
+    agent: Agent,
+    limits: EpisodeLimits = LIMITS,
+    chat: Chat = CHAT,
+    left: Sequence[asyncio.Task[Any]] = (),
+    **options: Any,
+) -> tuple[Trajectory, ChatCounts]:
+    """The trajectory of an episode that `agent` plays; `left` are tasks of its own that end later."""
+
+    async def scenario() -> tuple[Trajectory, ChatCounts]:
+        server = ChatServer()
+        await server.start()
         try:
-            return await run_agent_episode(make_ticket("t/1"), lambda: None, engine, chat, door, agent_of(play)), door
+            runner = EpisodeRunner(engine, chat, AgentPlayer(agent, server), limits, **options)
+            trajectory = await runner.run(make_ticket("t/1"), lambda: None)
+            await asyncio.gather(*left)
+            return trajectory, server.counts
         finally:
-            await door.close()
+            await server.close()
 
-    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), GENEROUS_S))
+    trajectory, counts = asyncio.run(asyncio.wait_for(scenario(), GENEROUS_S))
     assert_follows_its_requests(trajectory, engine)
-    return trajectory, engine, door
+    return trajectory, counts
 
 
-def assert_follows_its_requests(trajectory: Trajectory, engine: OneScript) -> None:
+def assert_follows_its_requests(trajectory: Trajectory, engine: ScriptedEngine) -> None:
     """What stands before an answer in its branch is what the engine was given, and every session was released."""
-    given = {tuple(sampled.tokens): request[0] for request, sampled in engine.answered}
+    given = {tuple(sampled.tokens): prompt for prompt, sampled in engine.answered}
     for start, end in trajectory.branches:
         for turn in trajectory.turns:
             if turn.role is Role.ASSISTANT and start <= turn.start < end:
@@ -139,7 +136,7 @@ def test_a_conversation_that_only_grows_is_one_trajectory_of_the_templates_own_t
         assert said(await post(messages, tools=[TOOL]))["content"] == "yes"
         return {"polite": 1}
 
-    trajectory, engine, door = run(["hm " + call("15"), "fifteen", "yes"], play)
+    trajectory, engine, counts = run(["hm " + call("15"), "fifteen", "yes"], play)
     assert_as_sampled(trajectory, engine.sampled)
     assert trajectory.id == "t/1"
     assert trajectory.finish is Finish.COMPLETED
@@ -160,7 +157,7 @@ def test_a_conversation_that_only_grows_is_one_trajectory_of_the_templates_own_t
     whole = TOKENIZER.apply_chat_template(conversation, tools=[TOOL], add_generation_prompt=True, tokenize=False)
     text = CHAT.text(trajectory.tokens)
     assert text == whole.replace("hm\n<tool_call>", "hm <tool_call>") + "yes" + END
-    assert door.counts.branches == 1
+    assert counts.branches == 1
     assert len({request[3] for request in engine.requests}) == 1
 
 
@@ -190,8 +187,8 @@ def test_whatever_an_agent_does_to_its_history_each_sampled_token_is_trained_exa
                 messages = [*histories[pick % len(histories)], user("go on")]
             histories.append([*messages, said(await post(messages))])
 
-    trajectory, engine, door = run(script, play)
-    assert len(trajectory.branches) == door.counts.branches
+    trajectory, engine, counts = run(script, play)
+    assert len(trajectory.branches) == counts.branches
     spans = [(turn.start, turn.end) for turn in trajectory.turns if turn.role is Role.ASSISTANT]
     trained = sorted(tuple(trajectory.tokens[start:end]) for start, end in spans)
     assert trained == sorted(tuple(each.tokens) for each in engine.sampled)
@@ -207,13 +204,13 @@ def test_an_agent_that_sums_its_history_up_trains_all_of_it_and_what_it_called_l
         assert said(await post([user(summary), user("go on")]))["content"] == "sold it"
         assert said(await post([*asked, result], tools=[TOOL]))["content"] == "done"
 
-    trajectory, engine, door = run([call("gold"), "there is gold", "sold it", "done"], play)
+    trajectory, engine, counts = run([call("gold"), "there is gold", "sold it", "done"], play)
     one, two, three, four = engine.sampled
     assert_as_sampled(trajectory, [two, three, one, four])
     assert [turn.tool_calls[0].arguments for turn in trajectory.turns if turn.tool_calls] == [{"text": "gold"}]
     assert len(trajectory.steps) == 4
     assert trajectory.finish is Finish.COMPLETED
-    assert door.counts.branches == len(trajectory.branches) == 3
+    assert counts.branches == len(trajectory.branches) == 3
 
 
 def test_all_branches_together_stay_within_their_limit_also_where_they_grow_at_once():
@@ -243,7 +240,7 @@ def test_an_agent_that_makes_room_after_a_refusal_completes_its_episode():
 def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
     begun, hung_up = asyncio.Event(), asyncio.Event()
 
-    class Slow(OneScript):
+    class Slow(ScriptedEngine):
         async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
             if len(self.requests) in (1, 3) and not hung_up.is_set():
                 self.requests.append((tokens, sampling, stop, session))
@@ -273,14 +270,14 @@ def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
         await impatient(post, [user("other")])
         said(await post(messages))
 
-    trajectory, _, door = play_with(engine, play)
+    trajectory, counts = play_with(engine, agent_of(play))
     assert_as_sampled(trajectory, engine.sampled)
     assert len(trajectory.branches) == 1
-    assert (door.counts.answered, door.counts.abandoned) == (3, 2)
+    assert (counts.answered, counts.abandoned) == (3, 2)
 
 
 def test_requests_under_way_at_the_end_of_an_episode_are_no_part_of_it_and_no_fault(caplog: Any):
-    class Hanging(OneScript):
+    class Hanging(ScriptedEngine):
         async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
             if not self.requests:
                 return await super().generate(tokens, sampling, stop, session)
@@ -290,38 +287,33 @@ def test_requests_under_way_at_the_end_of_an_episode_are_no_part_of_it_and_no_fa
             # One was aborted, the other one ended in the same moment.
             none = np.zeros(0, np.int32)
             aborted = Generation(none, none.astype(np.float32), none, "abort")
-            return aborted if session.endswith("2") else self._say("too late", 100)
+            return aborted if session.endswith("2") else self.say("too late", 100)
 
     engine = Hanging(TOKENIZER, ["a"])
     left: list[asyncio.Task[Any]] = []
-    keep: list[aiohttp.ClientSession] = []
 
     async def leaves(task: Task, base_url: str, api_key: str) -> None:
-        keep.append(aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}))
-        body = {"messages": [user("one")]}
-        async with keep[0].post(f"{base_url}/chat/completions", json=body) as answer:
-            first = (await answer.json())["choices"][0]["message"]
-        for messages in ([user("two")], [user("one"), first, user("go on")]):
-            post = keep[0].post(f"{base_url}/chat/completions", json={"messages": messages})
-            left.append(asyncio.create_task(post.__aenter__()))
+        async def post(session: aiohttp.ClientSession, messages: list[Any]) -> tuple[int, Any]:
+            async with session.post(f"{base_url}/chat/completions", json={"messages": messages}) as answer:
+                return answer.status, await answer.json()
+
+        async def stay(messages: list[Any]) -> int:
+            async with aiohttp.ClientSession(headers=headers) as session:
+                return (await post(session, messages))[0]
+
+        headers = {"Authorization": f"Bearer {api_key}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            first = said(await post(session, [user("one")]))
+        requests = ([user("two")], [user("one"), first, user("go on")])
+        left.extend(asyncio.create_task(stay(messages)) for messages in requests)
         while len(engine.requests) < 3:
             await asyncio.sleep(0)
 
-    async def scenario() -> tuple[Trajectory, Door]:
-        door = Door(engine, CHAT, LIMITS)
-        await door.start()
-        try:
-            trajectory = await run_agent_episode(make_ticket("t/1"), lambda: None, engine, CHAT, door, leaves)
-            assert [answer.status for answer in await asyncio.gather(*left)] == [503, 503]
-            return trajectory, door
-        finally:
-            await keep[0].close()
-            await door.close()
-
-    trajectory, door = asyncio.run(asyncio.wait_for(scenario(), GENEROUS_S))
+    trajectory, counts = play_with(engine, leaves, left=left)
+    assert [task.result() for task in left] == [503, 503]
     assert_as_sampled(trajectory, engine.sampled)
     assert trajectory.loss_mask[-1]
-    assert (door.counts.answered, door.counts.abandoned, door.counts.branches) == (1, 2, 1)
+    assert (counts.answered, counts.abandoned, counts.branches) == (1, 2, 1)
     assert "fails" not in caplog.text
 
 
@@ -330,9 +322,9 @@ def test_answers_are_never_more_than_the_turns_however_many_are_asked_for_at_onc
         answers = await asyncio.gather(*(post([user(f"number {index}")]) for index in range(6)))
         assert sorted(status for status, _ in answers) == [200, 200, 400, 400, 400, 400]
 
-    trajectory, _, door = run(["a", "b"], play, replace(LIMITS, max_turns=2))
+    trajectory, _, counts = run(["a", "b"], play, replace(LIMITS, max_turns=2))
     assert trajectory.finish is Finish.TRUNCATED
-    assert door.counts.refused == 4
+    assert counts.refused == 4
 
 
 def test_a_sampled_token_without_a_version_fails_the_episode():
@@ -341,7 +333,7 @@ def test_a_sampled_token_without_a_version_fails_the_episode():
 
     sampled = ids(TOKENIZER, "a" + END)
     bad = Generation(sampled, np.zeros(len(sampled), np.float32), np.full(len(sampled), -1, np.int32), "stop")
-    with pytest.raises(EpisodeFailed, match="versions"):
+    with pytest.raises(InvariantError, match="versions"):
         run([bad], play)
 
 
@@ -350,8 +342,8 @@ def test_answers_asked_for_at_the_same_time_get_branches_and_sessions_of_their_o
         answers = await asyncio.gather(*(post([user("one"), user("two")]) for _ in range(3)))
         assert {said(answer)["content"] for answer in answers} == {"a", "bb", "ccc"}
 
-    trajectory, engine, door = run(["a", "bb", "ccc"], play)
-    assert door.counts.branches == 3
+    trajectory, engine, counts = run(["a", "bb", "ccc"], play)
+    assert counts.branches == 3
     assert len({request[3] for request in engine.requests}) == 3
     assert set(engine.released) == {"t/1"} | {request[3] for request in engine.requests}
     assert trajectory.sampled_tokens == sum(len(each.tokens) for each in engine.sampled)
@@ -363,8 +355,8 @@ def test_behind_a_cut_answer_the_same_branch_goes_on_with_an_end_of_the_turn_tha
         assert body["choices"][0]["finish_reason"] == "length"
         said(await post([user("one"), said((status, body)), user("go on")]))
 
-    trajectory, engine, door = run([Cut("never end"), "done"], play)
-    assert door.counts.branches == 1
+    trajectory, engine, counts = run([Cut("never end"), "done"], play)
+    assert counts.branches == 1
     assert trajectory.finish is Finish.COMPLETED
     assert_as_sampled(trajectory, engine.sampled)
     whole = [user("one"), {"role": "assistant", "content": "never end"}, user("go on")]
@@ -383,8 +375,8 @@ def test_a_benchmark_agent_whose_answers_are_all_cut_has_one_branch():
         for _ in range(6):
             messages += [said(await post(messages, max_tokens=3)), user("go on")]
 
-    trajectory, engine, door = run([f"{number} is a long answer" for number in range(6)], play)
-    assert door.counts.branches == 1
+    trajectory, engine, counts = run([f"{number} is a long answer" for number in range(6)], play)
+    assert counts.branches == 1
     assert [len(each.tokens) for each in engine.sampled] == [3] * 6
     assert trajectory.sampled_tokens == 18
 
@@ -394,8 +386,8 @@ def test_a_cut_answer_that_the_agent_changes_begins_a_new_branch():
         first = said(await post([user("one")]))
         said(await post([user("one"), {**first, "content": first["content"] + "."}, user("go on")]))
 
-    trajectory, _, door = run([Cut("never end"), "done"], play)
-    assert door.counts.branches == 2
+    trajectory, _, counts = run([Cut("never end"), "done"], play)
+    assert counts.branches == 2
     assert CHAT.text(trajectory.tokens[: trajectory.branches[0][1]]).endswith("never end")
 
 
@@ -405,8 +397,8 @@ def test_two_requests_behind_one_cut_answer_both_see_its_end():
         for text in ("go on", "stop it"):
             said(await post([user("one"), first, user(text)]))
 
-    trajectory, engine, door = run([Cut("never end"), "a", "b"], play)
-    assert door.counts.branches == 2
+    trajectory, engine, counts = run([Cut("never end"), "a", "b"], play)
+    assert counts.branches == 2
     assert all(f"never end{END}" in CHAT.text(request[0]) for request in engine.requests[1:])
     assert trajectory.sampled_tokens == sum(len(each.tokens) for each in engine.sampled)
 
@@ -418,8 +410,8 @@ def test_a_cut_answer_that_the_template_changes_begins_a_new_branch():
 
     trimming = make_tokenizer(CHATML.replace("content = message.content", "content = message.content | trim"))
     for text, branches in (("never end", 1), ("never end ", 2)):
-        _, _, door = run([Cut(text), "done"], play, tokenizer=trimming)
-        assert door.counts.branches == branches
+        _, _, counts = run([Cut(text), "done"], play, tokenizer=trimming)
+        assert counts.branches == branches
 
 
 @pytest.mark.parametrize(("as_rendered", "branches"), [(False, 1), (True, 2)])
@@ -457,9 +449,9 @@ def test_what_the_template_refuses_is_a_400_with_its_reason_and_the_episode_goes
         assert "There is no system role" in body["error"]["message"]
         said(await post([user("be brief: one")]))
 
-    trajectory, _, door = run(["done"], play, tokenizer=family("gemma2"), end="<end_of_turn>")
+    trajectory, _, counts = run(["done"], play, tokenizer=family("gemma2"), end="<end_of_turn>")
     assert trajectory.finish is Finish.COMPLETED
-    assert door.counts.refused == 1
+    assert counts.refused == 1
 
 
 def test_two_calls_of_an_agent_in_one_turn_are_a_400_where_the_template_shows_one():
@@ -512,8 +504,8 @@ def test_what_cannot_be_recorded_or_would_bend_the_policy_is_refused_with_the_re
         assert reason in answer["error"]["message"]
         said(await post([user("two")], max_tokens=3))
 
-    _, engine, door = run(["abcdefgh", "abcdefgh"], play)
-    assert door.counts.refused == 1
+    _, engine, counts = run(["abcdefgh", "abcdefgh"], play)
+    assert counts.refused == 1
     assert engine.requests[-1][1].max_new_tokens == 3
 
 
@@ -521,9 +513,9 @@ def test_text_of_an_agent_that_has_no_encoding_is_recorded_with_a_question_mark(
     async def play(post: Post) -> None:
         said(await post([user("half of a pair: \ud800")]))
 
-    trajectory, _, door = run(["a"], play)
+    trajectory, _, counts = run(["a"], play)
     assert "half of a pair: ?" in TOKENIZER.decode(trajectory.tokens)
-    assert door.counts.refused == 0
+    assert counts.refused == 0
 
 
 def test_an_episode_without_room_or_turns_left_is_told_so_and_truncated():
@@ -554,17 +546,8 @@ def test_only_the_episodes_own_key_opens_its_address():
                 assert answer.status == 401
         await agent_of(play)(task, base_url, api_key)
 
-    engine = OneScript(TOKENIZER, ["a"])
-
-    async def scenario() -> Trajectory:
-        door = Door(engine, CHAT, LIMITS)
-        await door.start()
-        try:
-            return await run_agent_episode(make_ticket("t/1"), lambda: None, engine, CHAT, door, nosy)
-        finally:
-            await door.close()
-
-    assert asyncio.run(scenario()).sampled_tokens == len(ids(TOKENIZER, "a" + END))
+    trajectory, _ = play_with(ScriptedEngine(TOKENIZER, ["a"]), nosy)
+    assert trajectory.sampled_tokens == len(ids(TOKENIZER, "a" + END))
 
 
 def test_an_agent_that_fails_or_asks_nothing_and_an_engine_that_fails_make_no_trajectory():
@@ -582,8 +565,12 @@ def test_an_agent_that_fails_or_asks_nothing_and_an_engine_that_fails_make_no_tr
 
     for finish in ("abort", "stop"):
         empty = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), finish)
-        for play, reason in ((raises, "I am lost"), (silent, "asked the policy anything"), (swallows, "aborted")):
-            with pytest.raises(EpisodeFailed, match=reason):
+        for play, error, reason in (
+            (raises, AgentError, "I am lost"),
+            (silent, InvariantError, "before the policy was asked"),
+            (swallows, EngineError, "aborted"),
+        ):
+            with pytest.raises(error, match=reason):
                 run(["a", empty], play)
 
 
@@ -592,7 +579,7 @@ async def my_agent(task: Task, base_url: str, api_key: str) -> None:
 
 
 def test_an_agent_is_found_by_its_path_and_refused_with_the_fix():
-    assert load_agent("tests.actor.chat_api.test_door.my_agent") is my_agent
+    assert load_agent("tests.actor.chat_api.test_server.my_agent") is my_agent
     for path, reason in (
         ("nowhere.agent", "cannot be imported"),
         ("asyncrl.types.Task", "async def"),

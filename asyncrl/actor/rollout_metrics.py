@@ -1,38 +1,29 @@
-"""What an actor measures, told every few seconds: counters from the start, lists and means since the last report."""
+"""What an actor measures, logged every few seconds: counters since the start, lists and means since the last log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 
-from asyncrl.actor.chat_api.counts import DoorCounts
 from asyncrl.actor.engine.base import Engine
-from asyncrl.actor.toolbox import ToolCounts
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import Finish, Role, Trajectory
 
 INTERVAL_S = 5.0
 
+Counters = Callable[[], Mapping[str, float]]
 
-class Report:
-    """Counts what a worker delivers and logs it, with the engine's, the tools' and `others`' counters, at the served
-    version."""
+
+class RolloutMetrics:
+    """Counts what workers deliver, and logs it to `sink` at the served version, with the counters of the engine and
+    those of `others`."""
 
     def __init__(
-        self,
-        engine: Engine,
-        tools: ToolCounts,
-        metrics: Metrics,
-        interval_s: float = INTERVAL_S,
-        door: DoorCounts | None = None,
-        others: Callable[[], Mapping[str, float]] = dict,
+        self, engine: Engine, others: Sequence[Counters], sink: Metrics, interval_s: float = INTERVAL_S
     ) -> None:
         self._engine = engine
-        self._tools = tools
-        self._door = door
-        self._metrics = metrics
         self._others = others
+        self._sink = sink
         self._interval_s = interval_s
         self._last = engine.stats()
         self._new: list[Trajectory] = []
@@ -50,7 +41,7 @@ class Report:
         self._totals["refused"] += 1
 
     async def run(self, running: Callable[[], int]) -> None:
-        """Write now and then, and a last time when cancelled. `running` tells how many episodes are at work."""
+        """Log every `interval_s` seconds, and once more when cancelled. `running` counts running episodes."""
         try:
             while True:
                 await asyncio.sleep(self._interval_s)
@@ -59,14 +50,12 @@ class Report:
             self.write(running())
 
     def write(self, running: int) -> None:
-        """Log what there is. `idle` is the share of time since the last report in which the engine had no request."""
+        """Log once. `idle` is the share of the time since the last log in which the engine had no request."""
         now, last, new = self._engine.stats(), self._last, self._new
         self._last, self._new = now, []
         seconds = now.seconds - last.seconds
         values: dict[str, Value] = {
             **self._totals,
-            **{f"tool_{name}": count for name, count in asdict(self._tools).items()},
-            **self._others(),
             "running": running,
             "version": self._engine.version,
             "tokens": now.tokens,
@@ -74,8 +63,8 @@ class Report:
             "idle_seconds": now.idle_seconds,
             **now.counters,
         }
-        if self._door is not None:
-            values.update({f"door_{name}": count for name, count in asdict(self._door).items()})
+        for counters in self._others:
+            values.update(counters())
         if seconds > 0:
             values["tokens_per_s"] = (now.tokens - last.tokens) / seconds
             values["idle"] = (now.idle_seconds - last.idle_seconds) / seconds
@@ -84,7 +73,7 @@ class Report:
             values["turns"] = [float(_turns(trajectory)) for trajectory in new]
             for phase in sorted({phase for trajectory in new for phase in trajectory.timings}):
                 values[f"{phase}_s"] = sum(trajectory.timings.get(phase, 0.0) for trajectory in new) / len(new)
-        self._metrics.log(max(0, self._engine.version), values)
+        self._sink.log(max(0, self._engine.version), values)
 
 
 def _turns(trajectory: Trajectory) -> int:

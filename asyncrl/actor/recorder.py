@@ -1,0 +1,281 @@
+"""The recorder of an episode: the tokens that the policy saw and sampled, and the trajectory that they become.
+
+Every episode is recorded here, whether our own tools or an agent plays it. Nothing here waits or does I/O.
+
+An episode is one token sequence, or several, which are called branches. A request for a completion continues a branch
+behind its last completion. Otherwise it begins a new branch, which may copy the tokens of an earlier one up to the end
+of a completion. Requests may be reserved, recorded and cancelled in any order. These invariants hold:
+
+* Each completion is in the loss mask of exactly one branch, the one in which it was sampled, with its log-probs and
+  versions. Copies of it are context.
+* In a branch each token follows the tokens before it.
+* The limits hold, including the room that is reserved for completions in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.steps import Split, split_steps
+from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
+from asyncrl.types import NO_VERSION, Finish, Role, Ticket, ToolCall, Trajectory, Turn, runs_of
+
+
+class LimitError(RefusedError):
+    """A limit of the episode leaves no room for a completion. `code` is the name that the chat-completions API has."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Completions of an episode; tokens of one completion, of one branch, and of all branches together. The tokens of
+    branches include prompts and tool results."""
+
+    max_turns: int
+    max_turn_tokens: int
+    max_tokens: int
+    max_total_tokens: int
+
+
+class Branch:
+    """One token sequence of at most `capacity` tokens. `session` names it to the engine; `reserved` is the number of
+    tokens that the completion in flight may have, 0 where none is in flight."""
+
+    def __init__(self, session: str, capacity: int) -> None:
+        self.session = session
+        self.turns: list[Turn] = []
+        self.reserved = 0
+        self._tokens = np.empty(capacity, np.int32)
+        self._logprobs = np.empty(capacity, np.float32)
+        self._versions = np.empty(capacity, np.int32)
+
+    def __len__(self) -> int:
+        return self.turns[-1].end if self.turns else 0
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """The tokens so far, int32[T]: a view."""
+        return self._tokens[: len(self)]
+
+    def arrays(self, length: int) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+        """Tokens, log-probs and versions of the first `length` tokens, as a Trajectory has them: views."""
+        return self._tokens[:length], self._logprobs[:length], self._versions[:length]
+
+    def add_context(self, tokens: NDArray[np.int32], role: Role, calls: Sequence[ToolCall] = ()) -> None:
+        """Add tokens that were not sampled here; `calls` are tool calls in them that the policy made earlier."""
+        self._add(tokens, 0.0, NO_VERSION, role, "", calls)
+
+    def add_completion(self, sampled: Generation, calls: Sequence[ToolCall]) -> None:
+        """Add what the policy sampled, with the tool calls in it. Nothing is in flight any more."""
+        self._add(sampled.tokens, sampled.logprobs, sampled.versions, Role.ASSISTANT, sampled.finish_reason, calls)
+        self.reserved = 0
+
+    def cut(self, length: int) -> None:
+        """Remove the tokens behind the first `length`, and the reservation."""
+        self.turns = self.turns_within(length)
+        self.reserved = 0
+
+    def turns_within(self, length: int) -> list[Turn]:
+        """The turns of the first `length` tokens."""
+        return [turn for turn in self.turns if turn.end <= length]
+
+    def _add(
+        self,
+        tokens: NDArray[np.int32],
+        logprobs: NDArray[np.float32] | float,
+        versions: NDArray[np.int32] | int,
+        role: Role,
+        finish_reason: str,
+        calls: Sequence[ToolCall],
+    ) -> None:
+        start = len(self)
+        end = start + len(tokens)
+        self._tokens[start:end], self._logprobs[start:end], self._versions[start:end] = tokens, logprobs, versions
+        self.turns.append(Turn(start, end, role, finish_reason, tuple(calls)))
+
+
+class Prefix(NamedTuple):
+    """The tokens of `branch` up to the end of one of its completions, which is `turn`."""
+
+    branch: Branch
+    turn: Turn
+
+    @property
+    def length(self) -> int:
+        return self.turn.end
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        return self.branch.tokens[: self.turn.end]
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether more tokens follow in the branch, or will."""
+        return len(self.branch) > self.length or self.branch.reserved > 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reservation:
+    """Room for a completion at the end of `branch`, which had `start` tokens before the request: 0 if it is new.
+    `after_refusal` is true if a limit had refused an earlier request."""
+
+    branch: Branch
+    start: int
+    after_refusal: bool
+
+
+class Recorder:
+    """The branches of one episode; `name` begins the names of their sessions.
+
+    `truncated` is true from a request that a limit refused until a later request is completed: an agent may make room
+    by shortening its history.
+    """
+
+    def __init__(self, name: str, limits: EpisodeLimits) -> None:
+        self.branches: list[Branch] = []
+        self.completions: list[Prefix] = []
+        self.truncated = False
+        self._limits = limits
+        self._sessions = (f"{name}/{number}" for number in count(1))
+
+    @property
+    def turns_left(self) -> int:
+        return self._limits.max_turns - len(self.completions)
+
+    def reserve(
+        self, added: NDArray[np.int32], prefix: Prefix | None = None, max_tokens: int | None = None
+    ) -> Reservation:
+        """Room for a completion behind `prefix`, if any, and the tokens `added`. Give it to `record` or to `cancel`.
+
+        A prefix that is continued already is copied into a new branch. `max_tokens` limits the completion further.
+
+        Raises LimitError: there is no room. Raises BusyError: completions in flight may leave room when they end.
+        """
+        extends = prefix is not None and not prefix.is_continued
+        seen = len(added) + (prefix.length if prefix else 0)
+        new = len(added) if extends else seen
+        in_flight = [branch for branch in self.branches if branch.reserved]
+        room = self._room(seen, new, in_flight)
+        if room < 1:
+            if self._room(seen, new, []) > 0:
+                raise BusyError("completions in flight may take the rest of the episode's room")
+            self.truncated = True
+            raise self._refusal(seen, new)
+        branch = prefix.branch if prefix and extends else self._begin(prefix)
+        start = len(branch) if extends else 0
+        branch.add_context(added, Role.TOOL if prefix else Role.PROMPT)
+        branch.reserved = min(room, max_tokens or room)
+        return Reservation(branch, start, self.truncated)
+
+    def record(self, reservation: Reservation, sampled: Generation, calls: Sequence[ToolCall]) -> Prefix:
+        """Add a completion with the tool calls in it. Returns the branch up to its end.
+
+        Raises EngineError, and records nothing: the engine aborted the completion, or gave more than it was asked for.
+        """
+        branch, tokens = reservation.branch, len(sampled.tokens)
+        if sampled.finish_reason == "abort" or tokens == 0:
+            raise EngineError("the engine aborted the generation")
+        if tokens > branch.reserved or sampled.finish_reason not in ("stop", "length"):
+            raise EngineError(
+                f"the engine gave {tokens} tokens of at most {branch.reserved}, finish {sampled.finish_reason!r}"
+            )
+        branch.add_completion(sampled, calls)
+        self.truncated = self.truncated and not reservation.after_refusal
+        self.completions.append(Prefix(branch, branch.turns[-1]))
+        return self.completions[-1]
+
+    def cancel(self, reservation: Reservation) -> str | None:
+        """There will be no completion: all is as before the request. Returns the session that ends with it, if any."""
+        if reservation.start:
+            reservation.branch.cut(reservation.start)
+            return None
+        self.branches.remove(reservation.branch)
+        return reservation.branch.session
+
+    def last_completions(self) -> list[Prefix]:
+        """The last completion of each branch that has one, oldest first."""
+        last = {completion.branch: completion for completion in self.completions}
+        return [completion for completion in self.completions if completion is last[completion.branch]]
+
+    def trajectory(
+        self,
+        ticket: Ticket,
+        rewards: Mapping[str, float],
+        timings: Mapping[str, float],
+        split: Split,
+        piece: Callable[[int], str],
+    ) -> Trajectory:
+        """The branches one behind the other, each up to its last completion, in the order of these completions. `split`
+        and `piece` as for `split_steps`.
+
+        Raises InvariantError: there is no completion, or the engine's log-probs or versions are bad.
+        """
+        ends = self.last_completions()
+        if not ends:
+            raise InvariantError(f"{ticket.id}: the episode ended before the policy was asked for anything")
+        parts = [branch.arrays(turn.end) for branch, turn in ends]
+        tokens, logprobs, versions = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        turns: list[Turn] = []
+        start = 0
+        for branch, last in ends:
+            shifted = (
+                turn._replace(start=start + turn.start, end=start + turn.end) for turn in branch.turns_within(last.end)
+            )
+            turns += shifted
+            start += last.end
+        completed = turns[-1].finish_reason == "stop" and not self.truncated
+        return Trajectory(
+            id=ticket.id,
+            task_id=ticket.task.id,
+            group_id=ticket.group_id,
+            member=ticket.member,
+            tokens=tokens,
+            logprobs=logprobs,
+            version_runs=runs_of(versions),
+            turns=tuple(turns),
+            steps=split_steps(split, tokens, turns, piece),
+            finish=Finish.COMPLETED if completed else Finish.TRUNCATED,
+            rewards=rewards,
+            timings=timings,
+        )
+
+    def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
+        """Tokens that a completion behind `seen` tokens may have, `new` of which the episode does not have yet, while
+        the completions of `in_flight` keep their reservations."""
+        limits = self._limits
+        if self.turns_left <= len(in_flight):
+            return 0
+        taken = sum(map(len, self.branches)) + sum(branch.reserved for branch in in_flight)
+        return min(limits.max_turn_tokens, limits.max_tokens - seen, limits.max_total_tokens - taken - new)
+
+    def _refusal(self, seen: int, new: int) -> LimitError:
+        limits = self._limits
+        if self.turns_left < 1:
+            return LimitError("turn_limit", f"the episode has all of its actor.max_turns={limits.max_turns} turns")
+        if seen >= limits.max_tokens:
+            reason = f"the conversation has {seen} tokens, which leaves no room in actor.max_tokens={limits.max_tokens}"
+        else:
+            total = sum(map(len, self.branches)) + new
+            reason = (
+                f"the episode has {total} tokens, no room is left in actor.max_total_tokens={limits.max_total_tokens}"
+            )
+        return LimitError("context_length_exceeded", reason)
+
+    def _begin(self, prefix: Prefix | None) -> Branch:
+        """A new branch, with a copy of `prefix`."""
+        branch = Branch(next(self._sessions), self._limits.max_tokens)
+        self.branches.append(branch)
+        if prefix:
+            calls = [call for turn in prefix.branch.turns_within(prefix.length) for call in turn.tool_calls]
+            branch.add_context(prefix.tokens, Role.PROMPT, calls)
+        return branch

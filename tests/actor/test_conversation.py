@@ -1,0 +1,161 @@
+"""Whatever is requested, recorded and cancelled in whatever order: limits hold, and branches are what was requested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.actor.chat import Chat
+from asyncrl.actor.conversation import CompletionRequest, Conversation
+from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.recorder import EpisodeLimits, LimitError, Recorder, Reservation
+from asyncrl.actor.template import QUESTION
+from asyncrl.actor.template import answer as answer_message
+from asyncrl.errors import BusyError, EngineError, InvariantError
+from asyncrl.types import Finish, Role, Trajectory
+from tests.actor.fakes import CHATML, END, ids, make_ticket, make_tokenizer
+
+TOKENIZER = make_tokenizer(CHATML)
+CHAT = Chat(TOKENIZER)
+LIMITS = EpisodeLimits(max_turns=6, max_turn_tokens=100, max_tokens=150, max_total_tokens=400)
+
+ACTS = st.lists(st.tuples(st.sampled_from(["ask", "ask", "answer", "cancel"]), st.integers(0, 20)), max_size=30)
+
+
+class Recorded:
+    """A conversation and its recorder."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder("t", LIMITS)
+        self.conversation = Conversation(self.recorder, CHAT)
+
+    def reserve(self, messages: list[Any], max_tokens: int | None = None) -> tuple[CompletionRequest, Reservation]:
+        request = CompletionRequest(tuple(messages), (), max_tokens)
+        return request, self.conversation.reserve(request)
+
+    def answer(self, request: CompletionRequest, reservation: Reservation, text: str) -> tuple[list[int], list[int]]:
+        """Record an answer; returns what stood before it, and the answer."""
+        before = reservation.branch.tokens.tolist()
+        sampled = ids(TOKENIZER, text + END)[: reservation.branch.reserved]
+        finish = "stop" if text + END == CHAT.text(sampled) else "length"
+        self.conversation.record(request, reservation, generation(sampled, finish), answer_message(text), [])
+        return before, sampled.tolist()
+
+    def trajectory(self) -> Trajectory:
+        return self.recorder.trajectory(make_ticket("t"), {}, {}, "turn", CHAT.piece)
+
+    def state(self) -> Any:
+        branches = [
+            (each.session, each.tokens.tolist(), list(each.turns), each.reserved) for each in self.recorder.branches
+        ]
+        return branches, list(self.recorder.completions), self.recorder.truncated
+
+
+def generation(tokens: Any, finish: str = "stop") -> Generation:
+    count = len(tokens)
+    return Generation(np.asarray(tokens, np.int32), np.full(count, -0.5, np.float32), np.zeros(count, np.int32), finish)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@settings(max_examples=200)
+@given(ACTS)
+def test_limits_hold_and_every_answer_stands_once_behind_what_was_asked(acts: list[tuple[str, int]]) -> None:
+    recorded = Recorded()
+    recorder = recorded.recorder
+    histories: list[list[Any]] = [[]]
+    in_flight: list[tuple[CompletionRequest, Reservation]] = []
+    answered: list[tuple[list[int], list[int]]] = []
+    sessions: list[str] = []
+    for number, (act, pick) in enumerate(acts):
+        if act == "ask":
+            known = {branch.session for branch in recorder.branches}
+            try:
+                in_flight.append(recorded.reserve([*histories[pick % len(histories)], user(f"question {pick % 3}")]))
+            except BusyError:
+                assert in_flight
+            except LimitError:
+                assert recorder.truncated
+            sessions += [branch.session for branch in recorder.branches if branch.session not in known]
+        elif in_flight:
+            request, reservation = in_flight.pop(pick % len(in_flight))
+            if act == "answer":
+                text = f"answer {number}"
+                answered.append(recorded.answer(request, reservation, text))
+                histories.append([*request.messages, answer_message(text)])
+            else:
+                recorder.cancel(reservation)
+        taken = [len(branch) + branch.reserved for branch in recorder.branches]
+        assert sum(taken) <= LIMITS.max_total_tokens
+        assert max(taken, default=0) <= LIMITS.max_tokens
+        assert len(recorder.completions) + len(in_flight) <= LIMITS.max_turns
+        assert {each for each in recorder.branches if each.reserved} == {each.branch for _, each in in_flight}
+    assert len(set(sessions)) == len(sessions)
+    if not answered:
+        with pytest.raises(InvariantError, match="before the policy was asked"):
+            recorded.trajectory()
+        return
+    trajectory = recorded.trajectory()
+    found = [
+        (trajectory.tokens[start : turn.start].tolist(), trajectory.tokens[turn.start : turn.end].tolist())
+        for start, end in trajectory.branches
+        for turn in trajectory.turns
+        if turn.role is Role.ASSISTANT and start <= turn.start < end
+    ]
+    assert sorted(found) == sorted(answered)
+    assert trajectory.sampled_tokens == sum(len(sampled) for _, sampled in answered)
+    assert trajectory.tokens[-len(answered[-1][1]) :].tolist() == answered[-1][1]
+
+
+@given(st.integers(0, 3))
+def test_a_request_that_is_cancelled_changes_nothing(rounds: int) -> None:
+    recorded = Recorded()
+    messages: list[Any] = []
+    for number in range(rounds):
+        messages.append(user("go on"))
+        recorded.answer(*recorded.reserve(messages), f"{number}")
+        messages.append(answer_message(f"{number}"))
+    before = recorded.state()
+    again = [*messages, user("once more")]
+    for wanted in (again, again, [user("new")]):
+        _, reservation = recorded.reserve(wanted)
+        ended = recorded.recorder.cancel(reservation)
+        assert (ended is None) == (reservation.branch in recorded.recorder.branches)
+        assert recorded.state() == before
+    if rounds:
+        assert recorded.reserve(again)[1].branch.session == "t/1"
+
+
+def test_a_refusal_is_forgiven_by_an_answer_to_a_later_request_only() -> None:
+    recorded = Recorded()
+    early = recorded.reserve([user("one")], max_tokens=5)
+    with pytest.raises(LimitError, match=r"actor\.max_tokens"):
+        recorded.reserve([user("word " * 60)])
+    recorded.answer(*early, "a")
+    assert recorded.trajectory().finish is Finish.TRUNCATED
+    recorded.answer(*recorded.reserve([user("two")]), "b")
+    assert recorded.trajectory().finish is Finish.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("sampled", "reason"),
+    [
+        (generation([]), "aborted"),
+        (generation([1], "abort"), "aborted"),
+        (generation(range(6)), "gave 6 tokens of at most 5"),
+        (generation([1], "tired"), "finish 'tired'"),
+    ],
+)
+def test_a_completion_that_the_engine_did_not_finish_as_promised_is_not_recorded(sampled: Generation, reason: str):
+    recorded = Recorded()
+    request, reservation = recorded.reserve([QUESTION], max_tokens=5)
+    before = recorded.state()
+    with pytest.raises(EngineError, match=reason):
+        recorded.conversation.record(request, reservation, sampled, answer_message(""), [])
+    assert recorded.state() == before
