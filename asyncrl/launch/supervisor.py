@@ -22,12 +22,10 @@ from asyncrl.config.load import EXIT_USAGE
 from asyncrl.errors import AsyncrlError
 from asyncrl.machine.child import kill_group, last_lines, start_child
 from asyncrl.machine.files import write_whole
-from asyncrl.machine.process import WORKER_VARIABLE
+from asyncrl.machine.process import STOP_S, WORKER_VARIABLE
 
 log = logging.getLogger(__name__)
 
-STOP_S = 12.0
-"""More than an actor needs to leave servers that do not answer; a clean stop takes a second or two."""
 FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
 """The pause is at its bound long before, and 2 to the power of a thousand failures would overflow a float."""

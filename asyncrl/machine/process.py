@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_MMAP_THRESHOLD = 32 << 20
 """From glibc's malloc.h: the names of two settings, and the largest value of the second."""
+STOP_S = 12.0
+"""A supervised process that has not ended so long after a SIGTERM is killed. A clean stop takes a second or two."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"
 """The environment variable in which the supervisor passes a process its name."""
 

@@ -16,6 +16,7 @@ from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import InferenceServer
 from asyncrl.actor.engine.fleet.switch import Switcher, salted
+from asyncrl.actor.engine.sglang.launch import STOP_S as SERVER_STOP_S
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
@@ -28,6 +29,8 @@ from asyncrl.modelling.shapes import model_shapes
 from asyncrl.weights.channels.opening import weights_dir
 from asyncrl.weights.nccl import agree_with_servers
 
+CLOSE_S = process.STOP_S - SERVER_STOP_S - 3.0
+"""Leaves the actor time to end its own servers and to write its last metrics."""
 SERVERS: Mapping[str, Callable[[TrainConfig, str], InferenceServer]] = {
     "sglang": SglangServer.of,
     "vllm": VllmServer.of,
@@ -68,7 +71,7 @@ def _open_fleet(config: TrainConfig) -> OpenedEngine:
     agree_with_servers(config)
     folders = _folders(config)
     settings = FleetSettings(
-        engine.attempts, engine.wait_s, engine.check_s, salted(weights.mode), engine.segment_tokens
+        engine.attempts, engine.wait_s, engine.check_s, salted(weights.mode), engine.segment_tokens, close_s=CLOSE_S
     )
     fleet = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(config),

@@ -1,4 +1,4 @@
-"""Which servers there are: named in the configuration, in a file that may change, or known to an SGLang router."""
+"""The urls of the servers: from the configuration, from a file that may change, or from an SGLang router."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ logger = logging.getLogger(__name__)
 ROUTER_S = 10.0
 
 Discovery = Callable[[], Awaitable[Sequence[str] | None]]
-"""The urls of the servers now, or None where that cannot be told just now."""
+"""The urls of the servers now, or None where they are unknown at the moment."""
 
 
 def listed(urls: Sequence[str]) -> Discovery:
     """Always `urls`."""
 
-    async def discover() -> Sequence[str] | None:
+    async def discover() -> Sequence[str]:
         return urls
 
     return discover
 
 
 def settled(look: Discovery) -> Discovery:
-    """What two looks in a row have found."""
-    found: Sequence[str] | None = None
+    """The urls that two looks in a row have found."""
+    last: Sequence[str] | None = None
 
     async def discover() -> Sequence[str] | None:
-        nonlocal found
-        before, found = found, await look()
-        return found if found == before else None
+        nonlocal last
+        before, last = last, await look()
+        return last if last == before else None
 
     return discover
 
 
 def in_file(path: Path) -> Discovery:
-    """The lines of a file; empty ones and those that begin with # do not count. They must be settled: a file that is
-    just being written may look empty, or end in half a url."""
+    """The lines of a file without empty ones and comments, which begin with #.
+
+    Two looks must agree: a file that is just being written may look empty, or end in half a url.
+    """
 
     async def look() -> Sequence[str] | None:
         try:
             lines = [line.strip() for line in path.read_text().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            logger.warning("the list of servers cannot be read, so it stays as it was: %s", error)
+            logger.warning("cannot read the list of servers, which stays as it was: %s", error)
             return None
         return [line for line in lines if line and not line.startswith("#")]
 
@@ -57,8 +59,8 @@ def in_file(path: Path) -> Discovery:
 def behind_router(url: str) -> Discovery:
     """The workers that an SGLang router names. Requests go to them directly, since versions belong to a server.
 
-    They must be settled: a router that has just started adds its workers one after another, once it has seen that they
-    are there. So one that names none is not believed at all.
+    Two looks must agree, and an empty list does not count: a router that has just started adds its workers one after
+    another, once it has reached them.
     """
 
     async def look() -> Sequence[str] | None:
@@ -66,12 +68,12 @@ def behind_router(url: str) -> Discovery:
         try:
             urls = _urls(await _workers(http))
         except (EngineError, ValueError, LookupError, TypeError) as error:
-            logger.warning("the router does not tell its servers, so they stay as they were: %s", error)
+            logger.warning("the router does not name its servers, which stay as they were: %s", error)
             return None
         finally:
             await http.close()
         if not urls:
-            logger.warning("the router at %s names no servers, so they stay as they were", url)
+            logger.warning("the router at %s names no servers; they stay as they were", url)
         return sorted(urls) or None
 
     return settled(look)
@@ -91,4 +93,4 @@ def _urls(answer: Any) -> list[str]:
             return [str(worker["url"]) for worker in workers]
         case {"urls": list(urls)}:
             return [str(url) for url in urls]
-    raise ValueError(f"a router names its workers, not {str(answer)[:200]}")
+    raise ValueError(f"it answered {str(answer)[:200]} instead of a list of workers")

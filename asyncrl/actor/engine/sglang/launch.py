@@ -1,4 +1,4 @@
-"""An SGLang server of our own: started, restarted when it dies, and gone with this process."""
+"""An SGLang server of our own: started, restarted when it dies, and ended with this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
 STOP_S = 1.0
-"""Less than the supervisor gives an actor."""
+"""A server that has not ended by itself so long after a SIGTERM is killed."""
 
 
 def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
@@ -42,7 +42,7 @@ def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
 class LaunchedServer:
     """The server at `url` that `command` starts, with its output in `log`.
 
-    It may take `start_s` to answer, and once it has run, `max_failures` starts in a row may fail.
+    It may take `start_s` to answer. Once it has run, `max_failures` starts in a row may fail.
     """
 
     def __init__(
@@ -65,28 +65,28 @@ class LaunchedServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     async def keep(self) -> None:
-        """Keep it running; returns only by cancellation, after which it has ended.
+        """Keep the server running; returns only by cancellation, and ends the server then.
 
-        Raises ConfigError: it does not start at all. EngineError: it ran, and does not start any more.
+        Raises ConfigError: the server never started. EngineError: it ran before, and does not start any more.
         """
         has_run, failures = False, 0
         try:
             while True:
-                if await self._live():
+                if await self._run_once():
                     has_run, failures = True, 0
                     logger.warning("the server at %s ended; starting it again", self.url)
                     continue
                 failures += 1
-                reason = f"the server at {self.url} does not start:\n{last_lines(self._log)}"
+                reason = f"the server at {self.url} does not start; the end of its log:\n{last_lines(self._log)}"
                 if not has_run:
-                    raise ConfigError(f"{reason}\nSee engine.python and engine.server")
+                    raise ConfigError(f"{reason}\nCheck engine.python and engine.server")
                 if failures > self._max_failures:
                     raise EngineError(reason)
         finally:
             await self._stop()
 
-    async def _live(self) -> bool:
-        """One life of the process, to its end. Whether it ever answered."""
+    async def _run_once(self) -> bool:
+        """Run one process until it ends. Whether it ever answered."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         if shutil.which(self._command[0]) is None:
             raise ConfigError(f"engine.python={self._command[0]}: there is no such program")
@@ -121,7 +121,8 @@ class LaunchedServer:
         if process is None:
             return
         process.terminate()
-        deadline = asyncio.get_running_loop().time() + STOP_S
-        while process.poll() is None and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while process.poll() is None:
+                    await asyncio.sleep(0.02)
         kill_group(process)

@@ -1,7 +1,7 @@
 """One vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. Weights reach it as a folder.
 
-Started with `--enable-scale-out` it tells which version sampled which token, and requests may live on through an
-update; otherwise none may. A restart, which loses the weights that it was given, is known by the time of the start.
+A server started with `--enable-scale-out` tells which version sampled which token, so that requests may go on through
+an update; otherwise none may. A restart loses the weights that the server was given; its start time shows it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MU
 class VllmServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`, which must take `context` tokens.
 
-    `tied` is whether the policy's output layer is its embedding. A check waits `silence_s`, an update `load_s`.
+    `tied` is whether the policy's output layer is its embedding. A check may take `silence_s`, an update `load_s`.
     """
 
     def __init__(self, url: str, *, context: int, tied: bool, silence_s: float = 60.0, load_s: float = 300.0) -> None:
@@ -45,7 +45,7 @@ class VllmServer:
         self._model = ""
         self._label = ""
         self._started = ""
-        self._asked = False
+        self._tried_spans = False
 
     @classmethod
     def of(cls, config: TrainConfig, url: str) -> VllmServer:
@@ -61,7 +61,7 @@ class VllmServer:
         )
 
     async def join(self) -> None:
-        """As in the protocol; also refuses a server whose log-probs, weights or context would not be right."""
+        """As in the protocol; also refuses a server whose log-probs, weights or context would be wrong."""
         try:
             [model, *_] = (await self._get("/v1/models"))["data"]
             settings = (await self._get("/server_info?config_format=json"))["vllm_config"]
@@ -72,7 +72,7 @@ class VllmServer:
             await self.abort()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
             raise ServerFaultError(f"this is no vLLM server with VLLM_SERVER_DEV_MODE=1: {error!r}") from error
-        self.spans = self._asked = False
+        self.spans = self._tried_spans = False
 
     def _check_settings(self, longest: int, mode: str, device: str) -> None:
         if longest < self._context:
@@ -82,13 +82,13 @@ class VllmServer:
             )
         if mode != "processed_logprobs":
             raise ServerFaultError(
-                f"{self.url} tells {mode}, which leave out the temperature; start it with "
+                f"{self.url} gives {mode}, which leave out the temperature; start it with "
                 "--logprobs-mode processed_logprobs"
             )
         if self._tied and device == "cpu":
             raise ServerFaultError(
                 f"{self.url} runs on a CPU, where vLLM keeps the old output layer of a model with tied embeddings "
-                "when it is given new weights; use a model without tie_word_embeddings, or a GPU"
+                "through an update of its weights; use a model without tie_word_embeddings, or a GPU"
             )
 
     async def check(self) -> None:
@@ -97,7 +97,7 @@ class VllmServer:
 
     async def _check_start(self) -> None:
         if (started := await self._start_time()) != self._started:
-            raise ServerFaultError(f"{self.url} was started anew at {started}, and has lost the weights it was given")
+            raise ServerFaultError(f"{self.url} was restarted at {started}, and has lost the weights it was given")
 
     async def generate(
         self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
@@ -109,18 +109,18 @@ class VllmServer:
         label = self._label
         body = completion_body(self._model, rid, tokens, sampling, stop, salt)
         answer = await self._http.call("POST", "/v1/completions", msgspec.json.encode(body))
-        # Its answers do not tell that it has been started anew, with the weights of its folder.
+        # The answer does not tell whether the server was restarted, with the weights of its folder.
         await self._check_start()
         return read_segment(answer, sampling.max_new_tokens, stop, label)
 
     async def abort(self, rid: str | None = None) -> None:
-        """As in the protocol; a single request ends with its connection, which its caller has closed."""
+        """As in the protocol. A single request ends with its connection, which its caller has closed."""
         if rid is None:
             await self._post("/pause?mode=abort&clear_cache=false")
             await self.resume()
 
     async def pause(self, mode: str) -> None:
-        """As in the protocol; vLLM does not tell them apart: it is the flush that takes keys and values away."""
+        """As in the protocol. vLLM has one mode: it is the flush that removes keys and values."""
         await self._post("/pause?mode=keep&clear_cache=false")
 
     async def resume(self) -> None:
@@ -131,13 +131,15 @@ class VllmServer:
             pass
 
     async def load(self, update: Update) -> None:
-        """As in the protocol. The first one behind a join finds out about spans. That takes a request, and of one a
-        server would die that was left in the middle of an update."""
+        """As in the protocol. The first load after a join also finds out whether the server tells versions.
+
+        That takes a request, which would kill a server in the middle of an update; so `join` cannot do it.
+        """
         async with update.folder() as folder:
             body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             await self._http.post("/collective_rpc", body, self._load_s)
-        if not self._asked:
-            self.spans, self._asked = await self._tells_versions(), True
+        if not self._tried_spans:
+            self.spans, self._tried_spans = await self._tells_versions(), True
         if self.spans:
             await self._post("/update_weight_version", {"new_version": update.label})
         self._label = update.label
@@ -151,7 +153,7 @@ class VllmServer:
         return bool(answer["choices"][0].get("weight_versions"))
 
     async def flush(self) -> None:
-        """As in the protocol; requests that are paused or just leaving lose their keys and values as well."""
+        """As in the protocol. Requests that are paused or just ending lose their keys and values as well."""
         answer = await self._post("/reset_prefix_cache?reset_running_requests=true")
         if answer == {"success": False}:
             raise ServerFaultError(f"{self.url} keeps the prefixes of older weights")
@@ -165,7 +167,7 @@ class VllmServer:
     async def _start_time(self) -> str:
         found = _STARTED.search(str(await self._get("/metrics")))
         if found is None:
-            raise ServerFaultError(f"{self.url}/metrics does not tell when the server was started")
+            raise ServerFaultError(f"{self.url}/metrics has no process_start_time_seconds")
         return found.group(1)
 
     async def _get(self, path: str) -> Any:
