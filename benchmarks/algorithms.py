@@ -35,8 +35,7 @@ from asyncrl.algorithms.advantages.base import Advantage, Rollouts, TokenAdvanta
 from asyncrl.algorithms.batch import Episodes, Tokens, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.corrections.base import Ages
-from asyncrl.algorithms.ratios import clamp_log
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.view import View, clamp_log
 from asyncrl.config.schema import AlgorithmConfig, Choice
 from benchmarks.record import write_result
 

@@ -1,14 +1,19 @@
-"""docs/algorithms.md, generated from the parts themselves: `python -m asyncrl.algorithms.docs FILE`."""
+"""Every part by kind and name: `asyncrl algorithms [KIND ...] [--json]` lists them, and
+`python -m asyncrl.algorithms.docs docs/algorithms.md` writes the page, both from the parts themselves."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncrl.algorithms import registry
-from asyncrl.algorithms.listing import shown, table
+from asyncrl.algorithms.parts import Part, card
+from asyncrl.config.option import Option, options
 
 HEAD = """# Algorithms
 
@@ -112,6 +117,65 @@ that the preset does not have). The base classes are
 `advantages.base.SequenceAdvantage` (one number a sequence) and `Advantage` (one a token), `losses.base.Loss`,
 `corrections.base.Correction`, `kl.Kl`, `aggregation.Aggregation`, `rewards.base.Reward` and `losses.value.Value`.
 """
+
+
+def table(kinds: Sequence[str] = tuple(registry.HOMES)) -> list[dict[str, Any]]:
+    """One entry a part: kind, name, summary, formula, use, source, caveat (where there is one) and parameters."""
+    return [_entry(part) for kind in kinds for part in registry.parts(kind).values()]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the list; with --json as one JSON array."""
+    parser = argparse.ArgumentParser(
+        prog="asyncrl algorithms", description="List every part with its formula and parameters."
+    )
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"only these kinds: {', '.join(registry.HOMES)}")
+    parser.add_argument("--json", action="store_true", help="one JSON array instead of text")
+    options = parser.parse_args(argv)
+    unknown = [kind for kind in options.kinds if kind not in registry.HOMES]
+    if unknown:
+        parser.error(f"there is no kind {unknown[0]!r}; use {', '.join(registry.HOMES)}")
+    entries = table(options.kinds or tuple(registry.HOMES))
+    sys.stdout.write(json.dumps(entries, indent=2) + "\n" if options.json else _text(entries))
+    return 0
+
+
+def shown(value: Any) -> str:
+    """A default as YAML writes it."""
+    if isinstance(value, float) and math.isinf(value):
+        return ".inf" if value > 0 else "-.inf"
+    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
+
+
+def _entry(part: type[Part]) -> dict[str, Any]:
+    described = [_parameter(parameter) for parameter in options(part)]
+    return {"kind": part.kind, "name": part.name, **card(part), "parameters": described}
+
+
+def _parameter(parameter: Option) -> dict[str, Any]:
+    default = {} if parameter.required else {"default": _plain(parameter.default)}
+    return {"name": parameter.name, **default, "allowed": parameter.allowed, "meaning": parameter.meaning}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity, so it is written as text."""
+    return shown(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+def _text(entries: Sequence[dict[str, Any]]) -> str:
+    lines = []
+    for kind in dict.fromkeys(entry["kind"] for entry in entries):
+        lines.append(f"algorithm.{kind}")
+        for entry in (entry for entry in entries if entry["kind"] == kind):
+            lines.append(f"  {entry['name']:<24} {entry['formula']}")
+            lines += [f"  {'':<24}   {_parameter_text(parameter)}" for parameter in entry["parameters"]]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _parameter_text(parameter: dict[str, Any]) -> str:
+    default = f"={shown(parameter['default'])}" if "default" in parameter else " (must be given)"
+    return f"{parameter['name']}{default}: {parameter['meaning']}; {parameter['allowed']}"
 
 
 def page() -> str:

@@ -12,8 +12,7 @@ from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.losses.base import Updates
 from asyncrl.algorithms.metrics import age_sums, return_sums, update_sums
-from asyncrl.algorithms.ratios import clamp_log, interpolated
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.view import View, clamp_log
 from asyncrl.errors import InvariantError
 
 
@@ -106,3 +105,15 @@ def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
         if parts.is_live(rule):
             ages = ages.after(bit, rule)
     return ages
+
+
+def interpolated(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
+    """log pi_prox without a forward pass: log mu + alpha (log pi_theta - log mu), detached; all float[M], lag int64[M].
+
+    With v the learner's version and v_b the token's: alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1), the share of the
+    way from behaviour to policy that the version before this one had gone; 0 at lag 0. Source: the log-linear
+    approximation of proximal log-probs in AReaL: A Large-Scale Asynchronous Reinforcement Learning System for Language
+    Reasoning, 2025.
+    """
+    alpha = ((lag - 1) / lag.clamp(min=1)).clamp(0, 1).to(behaviour.dtype)
+    return behaviour + alpha * (policy.detach() - behaviour)

@@ -12,9 +12,8 @@ from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.losses.base import Candidates
-from asyncrl.algorithms.ratios import clamp_log
 from asyncrl.algorithms.selection import draw
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.view import View, clamp_log
 from asyncrl.errors import InvariantError
 
 

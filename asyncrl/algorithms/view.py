@@ -1,6 +1,6 @@
-"""The policy tokens of a packed batch, picked out, and which of them belong together.
+"""The policy tokens of a packed batch: which of them belong together, and the operations on them that formulas share.
 
-Everything that is computed runs on [M] policy tokens; `scatter` puts results back among zeros.
+Everything that is computed runs on [M] policy tokens; `View.scatter` puts results back among zeros.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from asyncrl.algorithms.batch import Tokens
 from asyncrl.errors import InvariantError
+
+LOG_LIMIT = 20.0
+BLOCK = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,3 +112,32 @@ class View:
     def decay(self, rate: float, like: Tensor) -> Tensor:
         """[M] filled with `rate`, 0 at each sequence's last token: a recursion ends where its sequence does."""
         return torch.full_like(like, rate).index_fill_(0, self.sequences.last, 0.0)
+
+
+def clamp_log(log_ratio: Tensor) -> Tensor:
+    """The log-ratio within +-20, so that its exp and the square of that are finite in float32; no gradient beyond."""
+    return log_ratio.clamp(-LOG_LIMIT, LOG_LIMIT)
+
+
+def linear_scan(decay: Tensor, value: Tensor) -> Tensor:
+    """x float[M] with x_t = value_t + decay_t x_{t+1} and x_M = 0; decay float[M], value float[M]. No gradient.
+
+    A sequence ends where its decay is 0, so packed sequences of any lengths are scanned at once. Blocks of `BLOCK`
+    tokens are solved side by side, then the carries of the blocks by the same recursion: O(M) work in BLOCK
+    log_BLOCK(M) vector operations, with no loop over tokens.
+    """
+    size = value.numel()
+    if size == 0:
+        return value.clone()
+    rows = -(-size // BLOCK)
+    spare = rows * BLOCK - size
+    # pad copies even where there is nothing to add, so the caller's tensors stay as they are
+    product = pad(decay.detach(), (0, spare)).view(rows, BLOCK)
+    result = pad(value.detach(), (0, spare)).view(rows, BLOCK)
+    for column in range(BLOCK - 2, -1, -1):
+        result[:, column].addcmul_(product[:, column], result[:, column + 1])
+        product[:, column].mul_(product[:, column + 1])
+    if rows > 1:
+        carry = pad(linear_scan(product[:, 0], result[:, 0])[1:], (0, 1))
+        result.addcmul_(product, carry.unsqueeze(1))
+    return result.view(-1)[:size]

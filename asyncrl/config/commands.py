@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, Command] = {
     "data": Command(
         "asyncrl.data.command", "make task files: `asyncrl data gsm8k --source DIR --out FILE`", False, ("gsm8k",)
     ),
-    "algorithms": Command("asyncrl.algorithms.listing", "list every advantage, loss, correction, KL and aggregation"),
+    "algorithms": Command("asyncrl.algorithms.docs", "list every advantage, loss, correction, KL and aggregation"),
     "completion": Command(
         "asyncrl.config.completion", "print the completion script of a shell: bash or zsh", False, ("bash", "zsh")
     ),

@@ -11,6 +11,7 @@ from torch.autograd import gradcheck
 
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.batch import Totals
+from asyncrl.algorithms.forward import interpolated
 from asyncrl.algorithms.losses.base import Candidates, Updates
 from asyncrl.algorithms.losses.cispo import Cispo
 from asyncrl.algorithms.losses.clip_cov import ClipCov
@@ -25,7 +26,6 @@ from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.losses.reinforce import Reinforce
 from asyncrl.algorithms.losses.sapo import Sapo
 from asyncrl.algorithms.losses.value import ClippedValue, value_loss
-from asyncrl.algorithms.ratios import interpolated
 from asyncrl.errors import InvariantError
 from tests.algorithms.support import alone, make_tokens, make_updates
 

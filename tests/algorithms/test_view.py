@@ -5,10 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.algorithms.advantages.base import step_lengths, step_places
 from asyncrl.algorithms.groups import Groups
-from asyncrl.algorithms.scan import linear_scan
-from asyncrl.algorithms.steps import step_lengths, step_places
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.view import View, linear_scan
 from asyncrl.errors import InvariantError
 from tests.algorithms.support import make_episodes, make_tokens
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from asyncrl.algorithms.advantages.base import Estimate, Rollouts, TokenAdvantage
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.scan import linear_scan
+from asyncrl.algorithms.view import linear_scan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts
 from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.scan import linear_scan
+from asyncrl.algorithms.view import linear_scan
 
 
 @dataclass(frozen=True, kw_only=True)

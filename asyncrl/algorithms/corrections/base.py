@@ -15,8 +15,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.ratios import clamp_log
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.view import View, clamp_log
 
 LEVELS = ("token", "turn", "sequence", "geometric")
 

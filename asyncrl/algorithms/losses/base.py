@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.ratios import clamp_log
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.view import View, clamp_log
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +61,15 @@ class Candidates:
     advantages: Tensor
     draw: Tensor
     reduce: Callable[[Tensor], Tensor]
+
+    def covariance(self) -> tuple[Tensor, int]:
+        """(log pi - mean)(A - mean) float64[M] at the start of the step, with means over the global batch, and the
+        policy tokens of that batch. Updates of tokens with a high covariance spend the entropy."""
+        logprobs, advantages = self.proximal.double(), self.advantages.double()
+        sums = torch.stack([logprobs.sum(), advantages.sum(), logprobs.new_tensor(logprobs.numel())])
+        logprob_sum, advantage_sum, count = self.reduce(sums)
+        total = count.clamp(min=1)
+        return (logprobs - logprob_sum / total) * (advantages - advantage_sum / total), int(count)
 
 
 @dataclass(frozen=True, kw_only=True)

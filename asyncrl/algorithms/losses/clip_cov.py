@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses.base import Candidates, TokenLosses, Updates
-from asyncrl.algorithms.losses.covariance import covariance
 from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.selection import top
@@ -40,7 +39,7 @@ class ClipCov(Ppo):
             raise ConfigError(f"{self.told('cov_low')}: it must be below cov_high={self.cov_high}")
 
     def select(self, candidates: Candidates) -> Tensor:
-        cov, count = covariance(candidates)
+        cov, count = candidates.covariance()
         high = (cov > self.cov_low) & (cov < self.cov_high)
         drawn = top(torch.where(high, candidates.draw, -1.0), max(1, int(self.share * count)), candidates.reduce)
         return high & drawn

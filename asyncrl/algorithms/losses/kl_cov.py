@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses.base import Candidates, Loss, TokenLosses, Updates
-from asyncrl.algorithms.losses.covariance import covariance
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.selection import top
 
@@ -32,7 +31,7 @@ class KlCov(Loss):
     weight: float = param(1.0, "weight of the penalty", "[0, inf)")
 
     def select(self, candidates: Candidates) -> Tensor:
-        cov, count = covariance(candidates)
+        cov, count = candidates.covariance()
         return top(cov, max(1, int(self.share * count)), candidates.reduce)
 
     def __call__(self, updates: Updates) -> TokenLosses:

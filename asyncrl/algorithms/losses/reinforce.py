@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.ratios import clamp_log
+from asyncrl.algorithms.view import clamp_log
 
 
 @dataclass(frozen=True, kw_only=True)

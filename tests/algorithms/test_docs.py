@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.algorithms import registry
-from asyncrl.algorithms.docs import page
-from asyncrl.algorithms.listing import main, table
+from asyncrl.algorithms.docs import main, page, table
 from asyncrl.algorithms.parts import card
 from tests.algorithms.my_parts import Squared
 
