@@ -43,7 +43,7 @@ ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",)
 
 HEAVY = ("torch", "transformers")
 DOUBLES = {
-    *("Role", "Step", "Part", "Choice", "Limits", "Progress", "Episodes", "State"),
+    *("Role", "Step", "Part", "Limits", "Progress", "Episodes", "State"),
     *("Rules", "Publisher", "Snapshot", "Group", "Algorithm", "Groups"),
 }
 """Names that two public classes share today. Shrink this to nothing."""

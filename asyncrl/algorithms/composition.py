@@ -15,7 +15,7 @@ from asyncrl.algorithms.losses.base import Loss
 from asyncrl.algorithms.losses.value import Value
 from asyncrl.algorithms.parts import Part
 from asyncrl.algorithms.rewards.base import Reward
-from asyncrl.config.schema import AlgorithmConfig, Choice
+from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from asyncrl.errors import ConfigError
 
 PROXIMALS = ("recompute", "interpolate", "behaviour")
@@ -150,7 +150,7 @@ def check(config: AlgorithmConfig, *, critic: bool, step_scores: bool, group_siz
     _refuse(found)
 
 
-def _build(kind: str, choice: Choice) -> Part:
+def _build(kind: str, choice: PartConfig) -> Part:
     return registry.build(kind, choice.name, choice.params)
 
 

@@ -16,7 +16,7 @@ from asyncrl.algorithms.batch import Episodes, Tokens, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.losses.base import Updates
 from asyncrl.algorithms.view import View
-from asyncrl.config.schema import AlgorithmConfig, Choice
+from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from tests.helpers import GENEROUS_S
 
 Result = TypeVar("Result")
@@ -30,8 +30,8 @@ def alone(values: Tensor) -> Tensor:
 def make_config(**changes: Any) -> AlgorithmConfig:
     """A config in which a part may be given as its name, or as (name, params)."""
 
-    def choice(value: Any) -> Choice:
-        return Choice(value) if isinstance(value, str) else Choice(value[0], dict(value[1]))
+    def choice(value: Any) -> PartConfig:
+        return PartConfig(value) if isinstance(value, str) else PartConfig(value[0], dict(value[1]))
 
     for name, value in changes.items():
         if name in ("advantage", "loss", "kl", "aggregation", "value"):

@@ -17,7 +17,7 @@ from msgspec import structs
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.config.schema import AlgorithmConfig, Choice, DataConfig, ModelConfig, RunConfig, TrainConfig
+from asyncrl.config.schema import AlgorithmConfig, DataConfig, ModelConfig, PartConfig, RunConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource
@@ -47,7 +47,7 @@ def make_config(model: Path, folder: Path, **learner: Any) -> TrainConfig:
         run=RunConfig(name="run", dir=str(folder), seed=3),
         model=ModelConfig(path=str(model)),
         data=DataConfig(train="unused"),
-        algorithm=AlgorithmConfig(advantage=Choice("grpo"), loss=Choice("ppo")),
+        algorithm=AlgorithmConfig(advantage=PartConfig("grpo"), loss=PartConfig("ppo")),
     )
     defaults = {"steps": 4, "batch_size": 8, "group_size": 4, "lr": 1e-3, "micro_tokens": 64, "checkpoint_every": 2}
     for name, value in {**defaults, **learner}.items():
@@ -76,8 +76,8 @@ def random_trajectory(name: str, group: str, version: int, rng: np.random.Genera
 
 def with_critic(config: TrainConfig) -> TrainConfig:
     """The same run with everything that an algorithm may ask for: critic, reference, entropy."""
-    config.algorithm.advantage = Choice("gae", {"lam": 1.0})
-    config.algorithm.kl = Choice("k3", {"weight": 0.1, "target": 0.01})
+    config.algorithm.advantage = PartConfig("gae", {"lam": 1.0})
+    config.algorithm.kl = PartConfig("k3", {"weight": 0.1, "target": 0.01})
     config.algorithm.entropy_weight = 0.01
     config.critic.lr = 1e-2
     return config

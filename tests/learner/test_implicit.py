@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from asyncrl.config.schema import Choice, TrainConfig
+from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.ranks import Ranks
 from asyncrl.types import Labels, Trajectory
@@ -28,7 +28,7 @@ class RepeatingReplay(FakeReplay):
 
 def prime(model: Path, folder: Path, **learner: Any) -> TrainConfig:
     config = make_config(model, folder, **{"lr": 1e-5, "batch_size": 16, **learner})
-    config.algorithm.advantage = Choice("prime", {"beta": 0.1})
+    config.algorithm.advantage = PartConfig("prime", {"beta": 0.1})
     config.implicit.train, config.implicit.lr = True, 5e-3
     return config
 
@@ -64,6 +64,6 @@ def test_any_split_into_passes_trains_it_the_same(model: Path, ranks: Ranks, tmp
 
 def test_an_advantage_that_does_not_read_it_is_refused(model: Path, ranks: Ranks, tmp_path: Path) -> None:
     config = prime(model, tmp_path)
-    config.algorithm.advantage = Choice("grpo")
+    config.algorithm.advantage = PartConfig("grpo")
     with pytest.raises(ConfigError, match="advantage=prime only"):
         run(config).train(ranks)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from asyncrl.config.schema import Choice
+from asyncrl.config.schema import PartConfig
 from asyncrl.errors import InvariantError, StoppedError
 from asyncrl.learner.failures import StepFailedError, StepFailures
 from asyncrl.learner.ranks import Ranks
@@ -120,7 +120,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_counted(
     model: Path, ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     config = make_config(model, tmp_path)
-    config.algorithm.advantage = Choice("reinforce_pp_baseline")
+    config.algorithm.advantage = PartConfig("reinforce_pp_baseline")
     rewards = iter([3e38, -3e38] * 4)
     run = Run(config, reward=lambda step: next(rewards) if step == 1 else step % 7).train(ranks)
     assert run.metrics.of("updates_skipped") == {0: 0, 1: 1, 2: 1, 3: 1}

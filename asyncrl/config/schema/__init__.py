@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from asyncrl.config.schema.generation import ActorConfig, EngineConfig, ServerConfig, WeightsConfig
-from asyncrl.config.schema.learner import AlgorithmConfig, Choice, CriticConfig, ImplicitConfig, LearnerConfig
+from asyncrl.config.schema.learner import AlgorithmConfig, CriticConfig, ImplicitConfig, LearnerConfig, PartConfig
 from asyncrl.config.schema.replay import FilterConfig, ReplayConfig, SamplerConfig
 from asyncrl.config.schema.run import ClusterConfig, DataConfig, ModelConfig, NetworkConfig, ObserveConfig, RunConfig
 from asyncrl.config.schema.scoring import (
@@ -23,7 +23,6 @@ from asyncrl.config.schema.scoring import (
 __all__ = [
     "ActorConfig",
     "AlgorithmConfig",
-    "Choice",
     "ClusterConfig",
     "CriticConfig",
     "DataConfig",
@@ -36,6 +35,7 @@ __all__ = [
     "NetworkConfig",
     "ObserveConfig",
     "OutcomeModelConfig",
+    "PartConfig",
     "ReplayConfig",
     "RunConfig",
     "SamplerConfig",

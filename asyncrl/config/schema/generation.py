@@ -15,57 +15,43 @@ class ActorConfig:
     concurrency: int = option(64, "episodes that one actor runs at once", "[1, inf)")
     temperature: float = option(1.0, "sampling temperature of training episodes", "(0, inf)")
     episode_timeout_s: float = option(
-        3600.0,
-        "seconds after which an episode is given up and tried anew; waiting for a version is not counted",
-        "(0, inf)",
+        3600.0, "seconds after which an episode is tried again; waiting for a version does not count", "(0, inf)"
     )
-    max_turns: int = option(8, "assistant turns an episode may have", "[1, inf)")
-    max_turn_tokens: int = option(512, "tokens that one assistant turn may have", "[1, inf)")
-    max_tokens: int = option(
-        4096, "tokens that an episode's sequence may have, prompt and tool results included", "[1, inf)"
-    )
-    tools: list[str] = option(["calculator"], "tools on offer: built-in names or dotted paths of Tool classes")
+    max_turns: int = option(8, "assistant turns of an episode", "[1, inf)")
+    max_turn_tokens: int = option(512, "tokens of one assistant turn", "[1, inf)")
+    max_tokens: int = option(4096, "tokens of an episode's sequence, with prompt and tool results", "[1, inf)")
+    tools: list[str] = option(["calculator"], "tools of the policy: built-in names or dotted paths of Tool classes")
     tool_timeout_s: float = option(10.0, "seconds that one tool call may take", "(0, inf)")
-    tool_retries: int = option(2, "times that a failing tool is tried again before the episode fails", "[0, inf)")
-    max_tool_chars: int = option(
-        4096, "characters of a tool's result that the policy sees; the middle of more is cut", "[1, inf)"
-    )
-    template_kwargs: dict[str, Any] = option({}, "what the chat template takes, such as {enable_thinking: false}")
+    tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
+    max_tool_chars: int = option(4096, "characters of a tool's result; the middle of a longer one is cut", "[1, inf)")
+    template_kwargs: dict[str, Any] = option({}, "arguments of the chat template, such as {enable_thinking: false}")
     history: str = option(
-        "sampled",
-        "what episodes go on from where the template rewrites it (docs/agents.md)",
-        choices=("sampled", "template"),
+        "sampled", "what a turn goes on from, if the template rewrites the past", choices=("sampled", "template")
     )
     agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/agents.md)")
     max_total_tokens: int = option(
-        16384,
-        "tokens of an episode that may have several sequences: an agent's, or one with history=template",
-        "[1, inf)",
+        16384, "tokens of all sequences of an episode, with an agent or with history=template", "[1, inf)"
     )
     chat_api_host: str = option("127.0.0.1", "address at which agents reach the policy (docs/agents.md)")
-    chat_api_port: int = option(0, "port of that address; 0 takes a free one", "[0, 65535]")
-    step_split: str = option(
-        "turn", "what a process-reward step is: turn | paragraph | line | the dotted path of a function"
-    )
+    chat_api_port: int = option(0, "port of that address; 0: any free", "[0, 65535]")
+    step_split: str = option("turn", "what one step is: turn, paragraph, line, or the dotted path of a function")
 
 
 @dataclass
 class ServerConfig:
-    """The SGLang servers that an actor starts on its own machine where engine.launch is set."""
+    """The SGLang servers that an actor starts on its machine with engine.launch."""
 
     count: int = option(1, "servers that an actor starts and supervises", "[1, inf)")
-    port: int = option(0, "port of the first server, the others follow; 0 takes free ones", "[0, 65535]")
-    tp_size: int = option(1, "GPUs that one server is spread over", "[1, inf)")
-    first_gpu: int = option(0, "GPU of the first server; the others follow", "[0, inf)")
+    port: int = option(0, "port of the first server; the others take those that follow; 0: any free", "[0, 65535]")
+    tp_size: int = option(1, "GPUs of one server (tensor parallelism)", "[1, inf)")
+    first_gpu: int = option(0, "GPU of the first server; the others take those that follow", "[0, inf)")
     memory: float | None = option(
-        None, "share of a GPU's memory for weights and cache; none lets SGLang choose", "(0, 1)"
+        None, "share of a GPU's memory for weights and cache; null: SGLang's choice", "(0, 1)"
     )
     arguments: list[str] = option([], "further arguments of the server")
     environment: dict[str, str] = option({}, "environment variables of the server")
     start_s: float = option(900.0, "seconds that a server may take to start", "(0, inf)")
-    max_failures: int = option(
-        3, "starts in a row that may fail, once it has run, before the actor gives up", "[0, inf)"
-    )
+    max_failures: int = option(3, "failed starts in a row, of a server that once ran, that end the actor", "[0, inf)")
 
 
 @dataclass
@@ -73,26 +59,20 @@ class EngineConfig:
     """What samples tokens."""
 
     kind: str = option(
-        "embedded",
-        "engine: embedded (in-process torch) | sglang | vllm (servers: docs/sglang.md, docs/vllm.md)",
-        choices=("embedded", "sglang", "vllm"),
+        "embedded", "in-process torch (embedded), or servers of a kind", choices=("embedded", "sglang", "vllm")
     )
     slots: int = option(64, "requests that the embedded engine decodes at once", "[1, inf)")
     max_length: int = option(4096, "tokens that one slot of the embedded engine holds", "[1, inf)")
-    urls: list[str] = option([], "urls of servers; each belongs to one actor")
-    urls_file: str | None = option(None, "file with one url a line, read again and again: servers may come and go")
-    router: str | None = option(None, "url of an SGLang router that names the servers")
-    segment_tokens: int = option(
-        2048,
-        "tokens that one request to a server asks for, the most that its death loses; 0 is the whole turn",
-        "[0, inf)",
-    )
-    attempts: int = option(4, "server faults in a row after which a turn fails", "[1, inf)")
+    urls: list[str] = option([], "urls of servers; a server belongs to one actor")
+    urls_file: str | None = option(None, "file with one url a line, which is read again regularly")
+    router: str | None = option(None, "url of an SGLang router that lists the servers")
+    segment_tokens: int = option(2048, "largest request to a server, in tokens; 0: the whole turn", "[0, inf)")
+    attempts: int = option(4, "faults of servers in a row after which a turn fails", "[1, inf)")
     wait_s: float = option(600.0, "seconds that a turn waits for a server", "(0, inf)")
-    check_s: float = option(5.0, "seconds between two looks at a server, and for servers", "(0, inf)")
+    check_s: float = option(5.0, "seconds between two checks of a server, and of the list of servers", "(0, inf)")
     silence_s: float = option(60.0, "seconds without an answer after which a server counts as lost", "(0, inf)")
     launch: bool = option(False, "start SGLang servers on this machine, as engine.server says, and supervise them")
-    python: str = option("python3", "Python that has sglang, whose pins differ from ours; for engine.launch")
+    python: str = option("python3", "Python that has sglang, for engine.launch")
     server: ServerConfig = field(default_factory=ServerConfig)
 
 

@@ -14,7 +14,7 @@ class LearnerConfig:
 
     steps: int = option(100, "learner steps of the whole run", "[1, inf)")
     batch_size: int = option(64, "trajectories a step; a multiple of group_size", "[1, inf)")
-    group_size: int = option(8, "trajectories of one task that are baselined together", "[1, inf)")
+    group_size: int = option(8, "trajectories of one task that share a baseline", "[1, inf)")
     minibatches: int = option(1, "optimiser updates a step; each takes an equal share of the batch", "[1, inf)")
     micro_tokens: int = option(16384, "packed tokens of one forward and backward pass on one rank", "[1, inf)")
     lr: float = option(1e-6, "learning rate of AdamW", "(0, inf)")
@@ -25,55 +25,51 @@ class LearnerConfig:
     publish_every: int = option(1, "steps between two weight publishes", "[1, inf)")
     checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)")
     keep_checkpoints: int = option(2, "checkpoints that are kept", "[1, inf)")
-    eval_every: int = option(
-        0, "steps between two evaluations on data.eval, the first at step 0; 0 is never", "[0, inf)"
-    )
+    eval_every: int = option(0, "steps between two evaluations on data.eval, the first at step 0; 0: none", "[0, inf)")
     export: bool = option(True, "write a Hugging Face folder at the end")
 
 
 @dataclass
 class CriticConfig:
-    """The value model, which some advantages need (see `asyncrl algorithms`). It shares learner.* but for this."""
+    """The value model, which some advantages need (`asyncrl algorithms`). It uses learner.* but for these keys."""
 
-    path: str | None = option(None, "Hugging Face folder or hub name of its backbone; none is model.path")
+    path: str | None = option(None, "Hugging Face folder or hub name of its backbone; null: model.path")
     lr: float = option(1e-5, "learning rate of its AdamW", "(0, inf)")
 
 
 @dataclass
 class ImplicitConfig:
-    """The implicit process model of algorithm=prime, trained on outcomes beside the policy. It shares learner.*."""
+    """The implicit reward model of algorithm=prime, trained on outcomes. It uses learner.* but for these keys."""
 
-    train: bool = option(False, "train it in the learner; else algorithm=prime reads the step scores of scoring.prm")
-    path: str | None = option(None, "Hugging Face folder or hub name of its first weights; none is model.path")
+    train: bool = option(False, "train it in the learner; otherwise algorithm=prime reads the scores of scoring.prm")
+    path: str | None = option(None, "Hugging Face folder or hub name of its first weights; null: model.path")
     lr: float = option(1e-6, "learning rate of its AdamW", "(0, inf)")
 
 
 @dataclass
-class Choice:
-    """An algorithm's part: its name and the parameters that differ from its defaults."""
+class PartConfig:
+    """A part of the algorithm: its name and the parameters that differ from its defaults."""
 
-    name: str = option(REQUIRED, "name in `asyncrl algorithms`")
+    name: str = option(REQUIRED, "name of the part, as `asyncrl algorithms` lists it")
     params: dict[str, Any] = option({}, "parameters that differ from the defaults")
 
 
 @dataclass
 class AlgorithmConfig:
-    """The composition of the algorithm: see `asyncrl algorithms`."""
+    """The parts of the algorithm, which `asyncrl algorithms` lists."""
 
-    reward: list[Choice] = option([], "changes of the reward before advantages, applied in order")
-    advantage: Choice = option(Choice("grpo"), "how rewards become advantages")
+    reward: list[PartConfig] = option([], "changes of the reward before advantages, in this order")
+    advantage: PartConfig = option(PartConfig("grpo"), "how rewards become advantages")
     greedy_sibling: bool = option(False, "sample one member of every group greedily, as a baseline (advantage remax)")
-    loss: Choice = option(Choice("ppo"), "the policy's loss")
-    correction: list[Choice] = option(
-        [Choice("truncate", {"level": "token", "cap": 2.0})],
-        "importance corrections of behaviour to proximal, applied in order; empty is none",
+    loss: PartConfig = option(PartConfig("ppo"), "loss of the policy")
+    correction: list[PartConfig] = option(
+        [PartConfig("truncate", {"level": "token", "cap": 2.0})],
+        "importance corrections from the behaviour to the proximal policy, in this order",
     )
     proximal: str = option(
-        "recompute",
-        "proximal log-probs (docs/algorithms.md)",
-        choices=("recompute", "interpolate", "behaviour"),
+        "recompute", "log-probs of the proximal policy", choices=("recompute", "interpolate", "behaviour")
     )
-    kl: Choice = option(Choice("none"), "the KL to the reference policy")
-    aggregation: Choice = option(Choice("token-mean"), "how the losses of tokens become one number")
+    kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")
+    aggregation: PartConfig = option(PartConfig("token-mean"), "how the losses of tokens become one number")
     entropy_weight: float = option(0.0, "weight of the entropy bonus")
-    value: Choice = option(Choice("clipped"), "the critic's loss")
+    value: PartConfig = option(PartConfig("clipped"), "loss of the critic")

@@ -9,10 +9,10 @@ from asyncrl.config.option import REQUIRED, option
 
 @dataclass
 class RunConfig:
-    """Who this run is."""
+    """The run's name and folder."""
 
-    name: str = option("train", "the run's name; a second run with the same name resumes it")
-    dir: str = option("runs", "folder under which every run has a folder of its name")
+    name: str = option("train", "name of the run; a second run with the same name resumes it")
+    dir: str = option("runs", "folder that has a folder for each run, by its name")
     seed: int = option(0, "seed of everything that is random")
 
 
@@ -23,9 +23,7 @@ class ModelConfig:
     path: str = option(REQUIRED, "Hugging Face folder or hub name of the policy, with its tokenizer")
     dtype: str = option("float32", "compute dtype of learner and embedded engine", choices=("float32", "bfloat16"))
     attention: str = option(
-        "sdpa",
-        "attention kernel of the learner",
-        choices=("sdpa", "flash_attention_2", "flex_attention"),
+        "sdpa", "attention kernel of the learner", choices=("sdpa", "flash_attention_2", "flex_attention")
     )
     recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
     trust_remote_code: bool = option(False, "run code that comes with the model")
@@ -38,12 +36,8 @@ class DataConfig:
     train: str = option(REQUIRED, "Parquet file of training tasks")
     eval: str | None = option(None, "Parquet file of held-out tasks")
     shuffle: bool = option(True, "shuffle every epoch by the run's seed")
-    weights: dict[str, float] = option(
-        {}, "chance of each data source in a draw; empty draws from all rows alike", "(0, inf)"
-    )
-    band: list[float] = option(
-        [], "running success rates [low, high] of the tasks that are drawn; empty is any", "[0, 1]"
-    )
+    weights: dict[str, float] = option({}, "chance of each data source in a draw; empty draws any row", "(0, inf)")
+    band: list[float] = option([], "draw only tasks whose success rate is in [low, high]; empty draws any", "[0, 1]")
     band_revisit: int = option(4, "epochs after which a task outside the band is tried again", "[1, inf)")
 
 
@@ -57,33 +51,29 @@ class ClusterConfig:
     actor_threads: int = option(1, "torch threads of one actor", "[1, inf)")
     scorer_threads: int = option(1, "torch threads of one scorer", "[1, inf)")
     learner_threads: int = option(1, "torch threads of one learner rank", "[1, inf)")
-    max_restarts: int = option(
-        20, "failures of one role after which a run ends; forgotten once it ran for 5 minutes", "[0, inf)"
-    )
-    restart_pause_s: float = option(
-        60.0, "longest pause before a role is started again; it doubles from 0.25 s", "[0, inf)"
-    )
+    max_restarts: int = option(20, "failures of a role that end the run; 5 good minutes reset the count", "[0, inf)")
+    restart_pause_s: float = option(60.0, "longest pause before a restart; the pause doubles from 0.25 s", "[0, inf)")
 
 
 @dataclass
 class NetworkConfig:
-    """Where the roles meet."""
+    """Where the roles reach each other."""
 
-    host: str = option("127.0.0.1", "address that replay and publisher bind, and that others connect to")
+    host: str = option("127.0.0.1", "address that replay and learner bind, and that others connect to")
     replay_port: int = option(
-        5755, "port of the replay, its shards on those that follow; 0 chooses free ones", "[0, 65535]"
+        5755, "port of the replay; shards take those that follow; 0: `asyncrl train` chooses", "[0, 65535]"
     )
-    weights_port: int = option(5756, "port of the weight publisher; 0 lets `asyncrl train` choose one", "[0, 65535]")
+    weights_port: int = option(
+        5756, "port on which the learner serves weights; 0: `asyncrl train` chooses", "[0, 65535]"
+    )
     keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md")
-    insecure: bool = option(False, "allow an address that others can reach without keys, open to everyone there")
-    max_message_mb: int = option(
-        256, "largest frame of a message that is taken; more ends its sender's connection", "[1, 4095]"
-    )
+    insecure: bool = option(False, "allow an address that other machines can reach without keys")
+    max_message_mb: int = option(256, "largest frame of a message; a larger one ends its connection", "[1, 4095]")
 
 
 @dataclass
 class ObserveConfig:
-    """Where metrics go; each role always writes JSON lines under the run's folder."""
+    """Where metrics go. Each role also writes JSON lines into the run's folder."""
 
     console: bool = option(True, "log one line a step")
     wandb: bool = option(False, "log to Weights & Biases (needs the extra asyncrl[wandb]; offline without a key)")

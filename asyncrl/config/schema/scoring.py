@@ -15,7 +15,7 @@ KINDS = ("rules", "outcome_model", "prm")
 class ShapingConfig:
     """How scores become the reward that baselines compare, and the step scores that algorithms read.
 
-    docs/scoring.md says in which order; `scoring=NAME` chooses a preset.
+    docs/scoring.md has the order of these steps; `scoring=NAME` chooses a preset.
     """
 
     outcome_weight: float = option(1.0, "weight of the rules' weighted sum in the reward")
@@ -24,70 +24,63 @@ class ShapingConfig:
     environment_weight: float = option(0.0, "weight of the sum of the tools' own rewards in the reward")
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
     use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau); before the sigmoid")
-    tanh_tau: float = option(2.0, "logit at which tanh bends; with 2 and tanh_rmax 1 it is 2 * sigmoid - 1", "(0, inf)")
+    tanh_tau: float = option(
+        2.0, "scale of the logit in tanh; with 2 and tanh_rmax 1 it is 2 * sigmoid - 1", "(0, inf)"
+    )
     tanh_rmax: float = option(1.0, "largest score that tanh gives", "(0, inf)")
     prm_aggregation: str = option(
         "mean_response",
-        "step scores to one number: mean_response | pooled_last | min | product | per_step (none: the algorithm reads "
-        "the steps) | best_of_n (mean_response; needs the part best_of_n in algorithm.reward)",
+        "how step scores become one number (docs/scoring.md); per_step: the algorithm reads the steps instead",
         choices=("mean_response", "pooled_last", "min", "product", "per_step", "best_of_n"),
     )
-    step_transforms: list[str] = option(
-        [], "what algorithms read of a step score r_k, in order", choices=("clip", "delta")
-    )
-    clip_eta: float = option(0.5, "clip makes it min(r_k - clip_eta, 0); delta makes it r_k - r_{k+1}")
+    step_transforms: list[str] = option([], "transforms of the step scores, in this order", choices=("clip", "delta"))
+    clip_eta: float = option(0.5, "clip makes a score r_k min(r_k - clip_eta, 0); delta makes it r_k - r_{k+1}")
     enable_anti_hack: bool = option(True, "turns on the five keys below, and leaves out repeated steps")
-    stop_at_answer: bool = option(True, "steps behind the first final answer count only where they cost")
+    stop_at_answer: bool = option(True, "steps after the first final answer count only if their score is negative")
     answer_pattern: str = option(
         r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression that a step with a final answer matches"
     )
-    incorrect_answer_penalty: float = option(
-        0.0, "added to the reward of a wrong answer; a negative number", "(-inf, 0]"
-    )
+    incorrect_answer_penalty: float = option(0.0, "added to the reward of a wrong answer", "(-inf, 0]")
     max_step_tokens: int = option(512, "policy tokens over which a step earns nothing", "[1, inf)")
     max_resp_len: int = option(1024, "policy tokens over which an episode earns no process score", "[1, inf)")
     prm_acc_bonus_weight: float = option(0.0, "added to the reward of a right answer", "[0, inf)")
-    length_bonus_weight: float = option(0.0, "the most that a right answer of the right length gets on top", "[0, inf)")
-    target_response_length: int = option(
-        400, "policy tokens of the right length; 0 or twice as many get no bonus", "[1, inf)"
-    )
-    overlong_penalty: float = option(
-        0.0, "taken from the reward at overlong_max_length policy tokens or more", "[0, inf)"
-    )
-    overlong_max_length: int = option(0, "policy tokens at which the whole penalty is due", "[0, inf)")
-    overlong_buffer: int = option(512, "policy tokens before that at which it begins, growing linearly", "[1, inf)")
+    length_bonus_weight: float = option(0.0, "largest bonus of a right answer for its length", "[0, inf)")
+    target_response_length: int = option(400, "policy tokens with the largest bonus; at 0 or twice none", "[1, inf)")
+    overlong_penalty: float = option(0.0, "taken from the reward of an answer of overlong_max_length", "[0, inf)")
+    overlong_max_length: int = option(0, "policy tokens from which the whole penalty is taken", "[0, inf)")
+    overlong_buffer: int = option(512, "policy tokens before that over which the penalty grows linearly", "[1, inf)")
 
 
 @dataclass
 class ScoringModelConfig:
-    """A process reward model: docs/scoring.md says what each family expects."""
+    """A process reward model; docs/scoring.md lists the families."""
 
     family: str = option("value_head", "how it reads and scores: a built-in family, or the dotted path of a class")
-    path: str | None = option(None, "local folder or hub name of the model, the URL of a remote one, or none")
+    path: str | None = option(None, "folder or hub name of the model, or the URL of a remote one; null: no model")
     dtype: str = option("float32", "compute dtype", choices=("float32", "bfloat16", "float16"))
-    device: str = option("cpu", "where it runs: cpu | cuda | cuda:N | auto (a GPU where there is one)")
+    device: str = option("cpu", "where it runs: cpu, cuda, cuda:N, or auto (a GPU if there is one)")
     micro_tokens: int = option(16384, "tokens of one forward pass, padding included", "[1, inf)")
     long_inputs: str = option(
         "refuse",
-        "inputs that are too long: refuse | drop_oldest (tool results, never steps)",
+        "too long inputs: refuse them, or drop their oldest tool results",
         choices=("refuse", "drop_oldest"),
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
-    params: dict[str, Any] = option({}, "what this family alone takes, where it differs from its defaults")
+    params: dict[str, Any] = option({}, "parameters of the family that differ from its defaults")
 
 
 @dataclass
 class OutcomeModelConfig(ScoringModelConfig):
-    """A model that scores whole episodes: docs/scoring.md says what each family expects."""
+    """A model that scores whole episodes; docs/scoring.md lists the families."""
 
     family: str = option("sequence_classifier", "how it reads and scores: a built-in family, or a class's dotted path")
 
 
 @dataclass
 class GuardConfig:
-    """When a scorer warns that rewards rise while its process model and the outcomes disagree more and more."""
+    """Warns of reward hacking: rewards rise while the process reward model agrees less and less with the outcomes."""
 
-    window_s: float = option(900.0, "seconds over which both trends are taken", "(0, inf)")
+    window_s: float = option(900.0, "seconds over which both trends are measured", "(0, inf)")
     reward_rise: float = option(0.05, "rise of the mean reward over the window", "(0, inf)")
     agreement_fall: float = option(0.05, "fall of the agreement over the window", "(0, inf)")
 
@@ -97,25 +90,19 @@ class ScoringConfig:
     """The pool of scorers."""
 
     rule: str = option("exact_number", "verifier: a built-in name, or the dotted path of a function or verl manager")
-    rules: dict[str, Any] = option(
-        {}, "verifier by data source, where it differs from `rule`: a name, or a list of {name, weight, params}"
-    )
-    strip_thoughts: bool = option(
-        True, "rules judge what follows the answer's last closed thought; nothing if one is open"
-    )
-    rule_processes: int = option(1, "processes in which the rules of one scorer run at once", "[1, inf)")
-    rule_memory_mb: int = option(4096, "memory that a verification may take", "[1, inf)")
+    rules: dict[str, Any] = option({}, "verifier of a data source: a name, or a list of {name, weight, params}")
+    strip_thoughts: bool = option(True, "rules see only the text after the last closed thought; none if one is open")
+    rule_processes: int = option(1, "processes in which one scorer runs rules", "[1, inf)")
+    rule_memory_mb: int = option(4096, "memory that one verification may take", "[1, inf)")
     timeout_s: float = option(10.0, "seconds that one verification may take", "(0, inf)")
-    needs: dict[str, list[str]] = option(
-        {}, "kinds of scoring by data source; without an entry all that are configured", choices=KINDS
-    )
-    serve: list[str] = option([], "kinds that a scoring process does; empty is all configured", choices=KINDS)
-    batch_trajectories: int = option(32, "trajectories that one lease holds at most", "[1, inf)")
-    batch_tokens: int = option(65536, "tokens that one lease holds at most", "[1, inf)")
+    needs: dict[str, list[str]] = option({}, "kinds of scoring of a data source; others get all kinds", choices=KINDS)
+    serve: list[str] = option([], "kinds that a scoring process does; empty: all that are configured", choices=KINDS)
+    batch_trajectories: int = option(32, "largest number of trajectories in one lease", "[1, inf)")
+    batch_tokens: int = option(65536, "largest number of tokens in one lease", "[1, inf)")
     stall_s: float = option(
         600.0, "seconds without any result after which a scorer counts as hung and ends", "(0, inf)"
     )
-    shadow: bool = option(False, "record what the models say, and train without it")
+    shadow: bool = option(False, "record the scores of the models, but train without them")
     prm: ScoringModelConfig = field(default_factory=ScoringModelConfig)
     outcome_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
