@@ -61,4 +61,4 @@ class CheckpointError(AsyncrlError):
 
 
 class StoreError(AsyncrlError):
-    """The replay store cannot be opened, or holds what it must not hold."""
+    """The replay store cannot be opened, or its content is not valid."""

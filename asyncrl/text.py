@@ -1,4 +1,4 @@
-"""Text of tools, agents, exceptions and strangers, made fit to be sent, stored and logged."""
+"""Text from tools, agents, exceptions and the network, made safe to send, store and log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def encodable(value: Any) -> Any:
-    """A plain value whose texts all have an encoding: half of a surrogate pair becomes a question mark.
+    """The plain value with text that UTF-8 can encode: half of a surrogate pair becomes a question mark.
 
     Raises RecursionError: it is nested deeper than Python's stack.
     """
@@ -21,7 +21,7 @@ def encodable(value: Any) -> Any:
 
 
 def cut(text: str, max_chars: int) -> str:
-    """At most `max_chars` of the text's own characters: its head and its tail, where errors tend to stand."""
+    """At most `max_chars` characters of the text: its head and its tail, where errors usually are."""
     text = encodable(text)
     if len(text) <= max_chars:
         return text
@@ -30,8 +30,8 @@ def cut(text: str, max_chars: int) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The type and the message of an exception, also of one that cannot tell its message."""
+    """The type and the message of an exception, also where reading the message fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as second:  # noqa: BLE001 - it is part of the reason
-        return f"{type(error).__name__}, whose message cannot be had ({type(second).__name__})"
+        return f"{type(error).__name__}, whose message cannot be read ({type(second).__name__})"

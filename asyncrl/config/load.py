@@ -15,7 +15,7 @@ from asyncrl.config.commands import command_name, role_help
 from asyncrl.config.compose import composed, read
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
-from asyncrl.machine.disk import LossyText
+from asyncrl.machine.files import LossyText
 from asyncrl.text import cut
 
 EXIT_USAGE = 2

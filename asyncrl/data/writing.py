@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncrl.machine.files import beside, sync
+from asyncrl.machine.files import partial_name, sync
 from asyncrl.types import Task
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
     """Write tasks aside, then in place; returns how many. A task without an `index` gets its row's number."""
     rows = [_row(number, task) for number, task in enumerate(tasks)]
-    aside = beside(path)
+    aside = partial_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), aside, compression="zstd")
     sync(aside)

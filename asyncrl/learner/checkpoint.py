@@ -23,8 +23,7 @@ from xxhash import xxh3_64
 from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import Models, read_state, write_state
-from asyncrl.machine.disk import when_there_is_room
-from asyncrl.machine.files import sync, write_whole
+from asyncrl.machine.files import sync, when_there_is_room, write_whole
 from asyncrl.types import BatchPlan
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from asyncrl.errors import StoppedError
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
-from asyncrl.machine.disk import as_os_errors, when_there_is_room
-from asyncrl.machine.files import sync
+from asyncrl.machine.files import as_os_errors, sync, when_there_is_room
 from asyncrl.weights.manifest import DTYPES
 
 

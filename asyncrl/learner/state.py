@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.ranks import Ranks, shard_of
 from asyncrl.learner.trainer import Trainable
-from asyncrl.machine.disk import save_tensors
+from asyncrl.machine.files import save_tensors
 
 Models = Mapping[str, Trainable[Any]]
 

@@ -1,4 +1,4 @@
-"""A process of ours: its output in a log, and it does not outlive us."""
+"""Child processes whose output goes to a log and that do not outlive their parent."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 _GUARDED = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -s KILL 0; } & exec 3<&-; exec "$@"'
-"""A shell that becomes its arguments, and leaves a guard behind which kills the group once its input has ended."""
+"""A shell that becomes its arguments. It leaves a guard behind, which kills the group when its input ends."""
 
 
 def start_child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own, with `environment` added to ours and its output appended to `log`.
 
-    It is asked to stop when the thread that calls this ends, however that comes about (Linux only).
+    On Linux the kernel sends it SIGTERM when the thread that called this ends, for whatever reason.
     """
     ending = ending_with_parent(signal.SIGTERM)
     return _start(command, log, environment, stdin=subprocess.DEVNULL, preexec_fn=ending)
 
 
 def start_guarded(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """As `start_child`, for a program that would not take its own processes with it: all of its group is killed as soon
-    as this process, or what is returned here, is gone."""
+    """Start a program that does not end its own children. Its whole group is killed as soon as this process or the
+    program itself is gone."""
     return _start(["/bin/sh", "-c", _GUARDED, "sh", *command], log, environment, stdin=subprocess.PIPE)
 
 
@@ -50,16 +50,17 @@ def _start(
 
 
 def _opened(log: Path) -> BinaryIO:
-    """The log, to append to; nowhere where it cannot be opened, as on a full disk: a log is no reason not to start."""
+    """The log, to append to. Where it cannot be opened, as on a full disk, the output is discarded: the process starts
+    without its log."""
     try:
         return log.open("ab")
     except OSError as error:
-        logger.warning("%s cannot be written, what its process prints is lost: %s", log, error)
+        logger.warning("%s cannot be written, so the output of its process is lost: %s", log, error)
         return Path(os.devnull).open("ab")
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child with its own children, also those that it left behind, and wait for it."""
+    """Kill a child and its own children, orphans too, and wait for it."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -75,15 +76,15 @@ def last_lines(log: Path, count: int = 15) -> str:
 
 
 def ending_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """What a child runs before its program so that the kernel sends it `number` when the thread that started it ends,
-    however that comes about; None where the kernel is not Linux."""
+    """A function that a child runs before its program: the kernel then sends it `number` when the thread that started
+    it ends. None where the kernel is not Linux."""
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def prepare() -> None:
         libc.prctl(PR_SET_PDEATHSIG, number)
-        # A parent that ended before the kernel knew of this is not noticed any more.
+        # The kernel does not notice a parent that ended before the call.
         if os.getppid() != parent:
             os.kill(os.getpid(), number)
 

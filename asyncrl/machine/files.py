@@ -1,21 +1,43 @@
-"""Files and folders that are there whole or not at all, whoever is killed meanwhile: written beside, then renamed."""
+"""Writing files: whole or not at all, on a disk that may be full. A log never fails its process."""
 
 from __future__ import annotations
 
+import errno
+import io
+import logging
 import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from safetensors import SafetensorError
+
+from asyncrl.errors import StoppedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+RETRY_S = 2.0
+
+logger = logging.getLogger(__name__)
 
 
-def beside(path: Path) -> Path:
+def partial_name(path: Path) -> Path:
     """The name under which `path` is written before it takes its own: hidden, and the same at every try."""
     return path.with_name(f".{path.name}.partial")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, and its folder where there is none: a reader sees the old text or the new one, also after a power
-    loss. Raises OSError."""
+    """Write a file, and its folder where there is none. A reader sees the old text or the new one, also after a kill or
+    a power loss. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = beside(path)
+    partial = partial_name(path)
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -25,9 +47,81 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, survive a power loss. Raises OSError."""
+    """Make a file, or the names in a folder, survive a power loss. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def when_there_is_room(write: Callable[[], T], stop: threading.Event, what: str, retry_s: float = RETRY_S) -> T:
+    """Call `write`, again every `retry_s` seconds for as long as the disk is full, and return its result.
+
+    Raises StoppedError: `stop` was set meanwhile; and whatever else `write` raises.
+    """
+    waited = False
+    while True:
+        try:
+            written = write()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            if not waited:
+                logger.error("the disk is full: %s waits for room (%s)", what, error)
+            waited = True
+        else:
+            if waited:
+                logger.warning("%s is written: there is room again", what)
+            return written
+        if stop.wait(retry_s):
+            raise StoppedError(f"stopped while {what} waited for room on the disk")
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file. Raises OSError."""
+    from safetensors.torch import save_file
+
+    with as_os_errors():
+        save_file(dict(tensors), path, dict(metadata) if metadata else None)
+
+
+@contextmanager
+def as_os_errors() -> Iterator[None]:
+    """Turn safetensors' own error for a failure of the operating system into the OSError behind it."""
+    try:
+        yield
+    except SafetensorError as error:
+        if found := re.search(r"os error (\d+)", str(error)):
+            number = int(found[1])
+            raise OSError(number, os.strerror(number)) from error
+        raise
+
+
+class LossyText(io.TextIOBase):
+    """An unbuffered text stream to the open file `descriptor`. Text that cannot be written is lost; the next text that
+    can be written says how many writes were."""
+
+    encoding = "utf-8"
+
+    def __init__(self, descriptor: int) -> None:
+        self._raw = io.FileIO(descriptor, "w", closefd=False)
+        self.lost = 0
+
+    def write(self, text: str) -> int:
+        note = f"({self.lost} writes to this log were lost)\n" if self.lost else ""
+        try:
+            self._raw.write((note + text).encode(errors="backslashreplace"))
+            self.lost = 0
+        except OSError:
+            self.lost += 1
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
+    def isatty(self) -> bool:
+        return self._raw.isatty()
+
+    def writable(self) -> bool:
+        return True

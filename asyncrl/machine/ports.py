@@ -1,4 +1,4 @@
-"""Ports of this machine for servers that are about to start."""
+"""Free ports of this machine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from asyncrl.errors import UnavailableError
 
 LOOPBACK = "127.0.0.1"
 PORTS = range(10000, 32768)
-"""Above those that services are known for, and below those that Linux gives to connections by default."""
+"""Above the well-known ports, and below those that Linux gives to connections by default."""
 TRIES = 1000
 
 
 def free_ports(count: int, ports: range = PORTS) -> int:
-    """The first of `count` ports in a row, within `ports`, on which nobody listens now.
+    """The first of `count` consecutive ports within `ports` that are free now. Raises UnavailableError: there are none.
 
-    None of them is one that the kernel may give to a connection before a server that takes long to start listens there,
-    as long as net.ipv4.ip_local_port_range is Linux's default: another range is not avoided. Raises UnavailableError.
+    The kernel gives none of the default `ports` to an outgoing connection while a slow server starts, as long as
+    net.ipv4.ip_local_port_range is Linux's default.
     """
     for _ in range(TRIES):
         first = ports.start + secrets.randbelow(len(ports) - count + 1)
@@ -28,12 +28,12 @@ def free_ports(count: int, ports: range = PORTS) -> int:
             return first
     raise UnavailableError(
         f"no {count} free ports in a row were found from {ports.start} to {ports.stop - 1}; "
-        "end what listens there, or name the ports in the configuration"
+        "stop the processes that listen there, or name the ports in the configuration"
     )
 
 
 def try_port(host: str, port: int) -> None:
-    """Raises OSError: somebody listens there, or it cannot be listened on."""
+    """Raises OSError: the port is taken, or this process may not listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))

@@ -1,11 +1,11 @@
 """Runs a Python program in a process of its own, under limits, for tools and verifiers.
 
-Where Linux grants namespaces the program is alone: it sees Python and the system's programs, read-only, a private
-folder of bounded size, and nothing else of files, processes and networks. Elsewhere it is only kept in check;
-docs/security.md says what then holds. What it has started ends with the call, however the call ends.
+Where Linux grants namespaces, the program is alone: it sees Python and the system's programs, read-only, and a private
+folder of bounded size. It sees no other files, no other processes and no network. Elsewhere only the limits hold;
+docs/security.md describes them. Every process that the program starts ends with the call, however the call ends.
 
-The namespaces are made here and not by bubblewrap, which needs the same consent of the kernel, and would replace only
-the mounts: users, limits, watching and reporting would stay, and so would the mounts, for machines without it.
+asyncrl makes the namespaces itself. bubblewrap needs the same permission of the kernel and would replace only the
+mounts; users, limits, watching and reporting would stay, and the mounts too, for machines without bubblewrap.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _OF_PYTHON = ("bin", "lib", "lib64", "pyvenv.cfg")
 
 
 class SandboxError(AsyncrlError):
-    """The program could not be run, for a reason that is not its own."""
+    """The program could not be run. The reason lies in this machine, not in the program."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """Seconds on the wall and of CPU time (rounded up), megabytes of memory (of a process and of all together),
     processes and threads at once, and megabytes in each of the private folders /tmp and /dev/shm."""
 
@@ -59,22 +59,22 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What became of a program: what it printed and its exit status, None where the time was over."""
+class ProgramResult:
+    """The output of a program and its exit status, which is None where the time ran out."""
 
     printed: str
     status: int | None
 
     @property
     def killed(self) -> bool:
-        """It was stopped for CPU time, memory or the number of its processes."""
+        """Whether it was stopped because of CPU time, memory or the number of its processes."""
         return self.status == _KILLED
 
 
 @cache
-def lacking() -> str:
-    """Why programs cannot have namespaces here; empty where they can. Warns in the log if they cannot."""
-    limits = Limits(wall_s=_CHECK_S, cpu_s=_CHECK_S)
+def why_no_namespaces() -> str:
+    """Why programs cannot have namespaces here; empty where they can. Logs a warning where they cannot."""
+    limits = SandboxLimits(wall_s=_CHECK_S, cpu_s=_CHECK_S)
     try:
         # In a thread, for this one may have an event loop already.
         with ThreadPoolExecutor(1) as thread:
@@ -93,20 +93,20 @@ def lacking() -> str:
 
 async def run(
     program: str,
-    limits: Limits,
+    limits: SandboxLimits,
     *,
     stdin: bytes = b"",
     fds: Sequence[int] = (),
     errors: bool = True,
     namespaces: bool | None = None,
-) -> Ran:
-    """Run `program`, which reads `stdin` and has the open files `fds`, in an empty folder that goes away with it.
+) -> ProgramResult:
+    """Run `program` in an empty folder that is deleted afterwards. It reads `stdin` and has the open files `fds`.
 
-    `errors`: whether what it prints on standard error is kept. `namespaces`: whether it gets its own; None: where this
-    machine has them. Raises SandboxError.
+    `errors`: whether its standard error is part of the output. `namespaces`: whether it gets its own; None means where
+    this machine grants them. Raises SandboxError.
     """
     if namespaces is None:
-        namespaces = not await asyncio.to_thread(lacking)
+        namespaces = not await asyncio.to_thread(why_no_namespaces)
     with ExitStack() as stack:
         source, given, output = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         folder = "/tmp"
@@ -133,11 +133,11 @@ async def run(
         theirs.close()
         report = await _report(process, ours, limits.wall_s)
         output.seek(0)
-        return Ran(output.read(_MAX_FILE_BYTES).decode(errors="replace"), _status(report, namespaces))
+        return ProgramResult(output.read(_MAX_FILE_BYTES).decode(errors="replace"), _status(report, namespaces))
 
 
 async def _report(process: asyncio.subprocess.Process, control: socket.socket, wall_s: float) -> str | None:
-    """What the watcher reports, within `wall_s`; whatever it is, all that the call has started has ended by then."""
+    """The watcher's report, or None after `wall_s`. In both cases all processes of the call have ended by then."""
     control.setblocking(False)
     try:
         async with asyncio.timeout(wall_s):
@@ -161,21 +161,22 @@ def _status(report: str | None, namespaces: bool) -> int | None:
     if not report and not namespaces:
         # It runs as the same user as the program, which alone had cause to kill it.
         return _KILLED
-    kind, _, said = report.partition(" ")
+    kind, _, detail = report.partition(" ")
     if kind != "status":
-        raise SandboxError(f"a program could not be run: {said or 'its watcher was killed'}")
-    return int(said)
+        raise SandboxError(f"a program could not be run: {detail or 'its watcher was killed'}")
+    return int(detail)
 
 
 def _visible() -> list[str]:
-    """What Python and the system's programs need, asyncrl's own code, and nothing of a run, of keys or of homes."""
+    """The paths that Python and the system's programs need, and asyncrl's code. No run, no keys, no home folder."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parents[1])}
     python = [f"{prefix}/{name}" for prefix in sorted(prefixes) for name in _OF_PYTHON]
     return [each for each in (*_SYSTEM, *python, str(_CHILD.parents[1])) if Path(each).exists()]
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """Nothing of the caller's own environment: it may hold keys. Thread pools would count against the memory limit."""
+    """An environment without the caller's variables, which may hold keys. Libraries use one thread each, since thread
+    pools count against the memory limit."""
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": folder,

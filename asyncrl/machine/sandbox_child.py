@@ -1,13 +1,13 @@
-"""The script that `sandbox.run` starts: it confines a program, runs it, and ends all that it has started.
+"""The script that `sandbox.run` starts: it confines a program, runs it, and ends every process that it started.
 
-Three processes, each a fork of the one before. The launcher enters the namespaces. The watcher, their first process,
-builds the root folder and waits for the program or the caller, whichever ends first; with it the kernel ends whatever
-is left in the namespaces. The program has no rights over either. Without namespaces the launcher watches: whatever the
-program leaves behind becomes the launcher's child, and is killed.
+There are three processes, each a fork of the one before. The launcher enters the namespaces. The watcher is their
+first process: it builds the root folder and waits until the program or the caller ends. When the watcher ends, the
+kernel ends all processes of the namespaces. The program has no rights over the other two. Without namespaces the
+launcher watches: orphans of the program become the launcher's children, and it kills them.
 
-The arguments are those of `Settings`; on the control socket the watcher reports `status N` or `failed REASON`, and
-reads nothing but the caller's end. Every call reads this file, so it imports little: the standard library alone, and of
-that neither pathlib nor typing.
+`Options` describes the arguments. On the control socket the watcher reports `status N` or `failed REASON`, and reads
+only that the caller has closed it. Every call starts this file, so it imports little: the standard library alone, and
+neither pathlib nor typing of that.
 """
 
 import ctypes
@@ -30,10 +30,10 @@ MNT_DETACH = 2
 CAPABILITY_VERSION = 0x20080522
 
 LOOK_S = 0.1
-"""Between two looks at what the kernel does not limit: the memory of all processes together, and in places how many
-there are."""
+"""Between two checks of what the kernel does not limit: the memory of all processes together, and on some machines
+their number."""
 FIRST_SPARE_ID, FEW_IDS, SPARE_IDS = 0x60000000, 50_000, 10_000
-"""Where users that nobody is begin: usually, and in a container that has but 65,536 of them; and how many are used."""
+"""The first user id that nobody has: usually, and in a container with only 65,536 ids; and how many ids are used."""
 
 SCRATCH = ("/jail/tmp", "/jail/dev/shm")
 
@@ -41,18 +41,18 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x50000 | errno.EPERM
 CALLS = {"x86_64": (0xC000003E, 41, 29), "aarch64": (0xC00000B7, 198, 194)}
-"""By machine: its number in a filter of system calls, and those of `socket` and `shmget`."""
+"""By machine: its number in a filter of system calls, and the numbers of `socket` and `shmget`."""
 IO_URING_SETUP, X32_CALLS = 425, 0x40000000
 FAMILIES = (1, 2, 10, 16)
-"""Of sockets that namespaces keep apart: Unix, IPv4, IPv6, netlink."""
+"""The families of sockets that namespaces separate: Unix, IPv4, IPv6, netlink."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Settings:
+class Options:
     """The arguments: the control socket, the file of the program, 1 for namespaces or 0, CPU seconds, bytes of memory,
-    of a file and of the private folders, processes, and the paths that stay visible. `proc` is where the watcher finds
-    the processes."""
+    of a file and of the private folders, processes, and the visible paths. `proc` is the folder in which the watcher
+    finds the processes."""
 
     def __init__(self, arguments: list[str]) -> None:
         numbers = map(int, arguments[:8])
@@ -69,20 +69,20 @@ class Settings:
 
 
 def main() -> None:
-    settings = Settings(sys.argv[1:])
+    options = Options(sys.argv[1:])
     try:
-        if settings.namespaces:
-            enter_namespaces(settings.user)
+        if options.namespaces:
+            enter_namespaces(options.user)
             watcher = os.fork()
             if watcher:
                 os.waitpid(watcher, 0)
                 os._exit(0)
-            build_root(settings)
+            build_root(options)
         else:
             become_subreaper()
-        program = watch(settings)
+        program = watch(options)
     except Exception as error:  # noqa: BLE001 - the caller raises it
-        os.write(settings.control, f"failed {type(error).__name__}: {error}".encode())
+        os.write(options.control, f"failed {type(error).__name__}: {error}".encode())
         os._exit(1)
     run(program)
 
@@ -91,8 +91,8 @@ def main() -> None:
 
 
 def spare_user() -> "int | None":
-    """The id of a user that nobody is, where this process is root and may become it. A number of its own for each call
-    has a count of processes of its own."""
+    """A user id that nobody has, where this process is root and may take it. Each call takes another id, so that the
+    kernel counts its processes apart."""
     if os.geteuid() != 0:
         return None
     for first in (FIRST_SPARE_ID, FEW_IDS):
@@ -111,7 +111,7 @@ def is_mapped(number: int, kind: str) -> bool:
 
 
 def readable_by(user: int) -> bool:
-    """Whether `user` could go on with this Python."""
+    """Whether `user` can run this Python."""
     try:
         os.seteuid(user)
     except OSError:
@@ -134,21 +134,21 @@ def enter_namespaces(user: "int | None") -> None:
         return
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", flags | CLONE_NEWUSER)
-    # Not as 0: a program that is root in its namespace would get its rights back when it starts another.
+    # Not as user 0: root of a namespace would get its rights back whenever it starts a program.
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"1000 {uid} 1")
     write("/proc/self/gid_map", f"1000 {gid} 1")
 
 
-def build_root(settings: Settings) -> None:
-    """/jail of a new root: the visible paths, read-only, and private, bounded folders. All else is gone.
+def build_root(options: Options) -> None:
+    """Build /jail in a new root: the visible paths, read-only, and private, bounded folders. Nothing else is there.
 
-    The program's root will be the jail, not the root of the mount namespace: the kernel refuses user namespaces, in
-    which the program could mount what it likes, to whoever has another root.
+    The jail becomes the program's root, and it is not the root of the mount namespace. The kernel refuses such a
+    process a user namespace, in which it could mount anything.
     """
     os.umask(0o022)
-    real = {path: os.path.realpath(path) for path in settings.visible if not os.path.islink(path)}
-    links = {path: os.readlink(path) for path in settings.visible if os.path.islink(path)}
+    real = {path: os.path.realpath(path) for path in options.visible if not os.path.islink(path)}
+    links = {path: os.readlink(path) for path in options.visible if os.path.islink(path)}
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=4m,mode=755")
     os.mkdir("/tmp/old")
@@ -157,7 +157,7 @@ def build_root(settings: Settings) -> None:
     os.chdir("/")
     for folder in SCRATCH:
         os.makedirs(folder)
-        size = f"size={settings.disk},nr_inodes={max(64, settings.disk >> 12)},mode=1777"
+        size = f"size={options.disk},nr_inodes={max(64, options.disk >> 12)},mode=1777"
         mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, size)
     for path, target in links.items():
         os.makedirs(os.path.dirname("/jail" + path), exist_ok=True)
@@ -184,7 +184,7 @@ def bind(source: str, target: str) -> None:
 
 
 def make_read_only(mounts: str) -> None:
-    """Every mount within the jail, for a flag holds for one mount only; flags that it has already must stay."""
+    """Make every mount in the jail read-only: a flag holds for one mount only. The other flags of a mount must stay."""
     with open(mounts, "rb") as lines:
         escaped = [line.split()[4] for line in lines]
     for target in map(unescape, escaped):
@@ -195,13 +195,13 @@ def make_read_only(mounts: str) -> None:
 
 
 def unescape(path: bytes) -> str:
-    r"""Of /proc: a space is written as \040."""
+    r"""A path as /proc writes it, with \040 for a space."""
     first, *others = path.split(b"\\")
     return os.fsdecode(first + b"".join(bytes([int(each[:3], 8)]) + each[3:] for each in others))
 
 
 def mount_proc(folder: str) -> None:
-    """The processes of the namespace, and without the settings of the machine where the kernel can leave them out."""
+    """Mount the processes of the namespace, without the machine's settings where the kernel can leave them out."""
     try:
         mount("proc", folder, "proc", MS_NOSUID | MS_NODEV, "subset=pid")
     except OSError:
@@ -230,14 +230,15 @@ def write(path: str, text: str) -> None:
 # Watching
 
 
-def watch(settings: Settings) -> str:
-    """Start the program, and end with it and all its children. Returns in the program's process alone: its source."""
-    source = os.pread(settings.source, os.fstat(settings.source).st_size, 0).decode()
-    os.close(settings.source)
+def watch(options: Options) -> str:
+    """Start the program, wait for it, and end with all its children. Returns only in the program's process: the source
+    of the program."""
+    source = os.pread(options.source, os.fstat(options.source).st_size, 0).decode()
+    os.close(options.source)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # The kernel keeps from the first process of a namespace only those signals that it has no handler for.
+    # The kernel protects the first process of a namespace only from signals for which it has no handler.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(wake)
     problem, tell = os.pipe()
@@ -246,47 +247,47 @@ def watch(settings: Settings) -> str:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for fd in (settings.control, woken, wake, problem):
+        for fd in (options.control, woken, wake, problem):
             os.close(fd)
-        confine(settings, tell)
+        confine(options, tell)
         return source
     os.close(tell)
-    status = wait(program, woken, settings)
-    if not settings.namespaces:
+    status = wait(program, woken, options)
+    if not options.namespaces:
         kill_descendants()
     failed = read_all(problem)
     # The caller may have gone.
     with suppress(OSError):
-        os.write(settings.control, b"failed " + failed if failed else b"status %d" % status)
+        os.write(options.control, b"failed " + failed if failed else b"status %d" % status)
     os._exit(0)
 
 
-def wait(program: int, woken: int, settings: Settings) -> int:
-    """The status of `program`, as a shell would give it: that of a kill where the caller has gone, or where its
-    processes are too many or take too much memory together."""
+def wait(program: int, woken: int, options: Options) -> int:
+    """The status of `program`, as a shell gives it; that of a kill where the caller has gone, or where the processes
+    are too many or take too much memory together."""
     poll = select.poll()
-    poll.register(settings.control, select.POLLIN)
+    poll.register(options.control, select.POLLIN)
     poll.register(woken, select.POLLIN)
     while True:
         status = reap(program)
         if status is not None:
             return status
         ready = [fd for fd, _ in poll.poll(LOOK_S * 1000)]
-        if settings.control in ready or takes_too_much(settings):
+        if options.control in ready or takes_too_much(options):
             return 128 + signal.SIGKILL
         if woken in ready:
             os.read(woken, 4096)
 
 
-def takes_too_much(settings: Settings) -> bool:
-    found = descendants(settings.proc)
-    if not settings.kernel_counts and len(found) > settings.processes:
+def takes_too_much(options: Options) -> bool:
+    found = descendants(options.proc)
+    if not options.kernel_counts and len(found) > options.processes:
         return True
-    return sum(memory(f"{settings.proc}/{pid}") for pid in found) > settings.memory
+    return sum(memory(f"{options.proc}/{pid}") for pid in found) > options.memory
 
 
 def memory(process: str) -> int:
-    """Bytes; what processes share is divided among them where the process lets itself be looked at."""
+    """Bytes of memory. Where the kernel allows a look, shared memory is divided among the processes that share it."""
     with suppress(OSError, ValueError):
         with suppress(PermissionError), open(f"{process}/smaps_rollup", "rb") as rollup:
             return int(rollup.read().partition(b"\nPss:")[2].split()[0]) << 10
@@ -296,7 +297,7 @@ def memory(process: str) -> int:
 
 
 def reap(program: int) -> "int | None":
-    """Reap whatever has ended; the status of `program` if it is among it."""
+    """Reap all children that have ended; the status of `program` if it is one of them."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -314,7 +315,7 @@ def become_subreaper() -> None:
 
 
 def kill_descendants() -> None:
-    """Until there is none: some may start others meanwhile."""
+    """Kill until none is left: some may start others meanwhile."""
     while True:
         for pid in descendants("/proc"):
             with suppress(ProcessLookupError, PermissionError):
@@ -340,7 +341,7 @@ def descendants(proc: str) -> "set[int]":
 
 
 def read_all(fd: int) -> bytes:
-    # The program's process has ended, and what it has started had closed this.
+    # The program's process has ended, and its children have this closed.
     os.set_blocking(fd, False)
     with suppress(BlockingIOError):
         return os.read(fd, 4096)
@@ -350,22 +351,22 @@ def read_all(fd: int) -> bytes:
 # The program
 
 
-def confine(settings: Settings, tell: int) -> None:
-    """Give up what the program must not have. A failure ends the process, and `tell` says why."""
+def confine(options: Options, tell: int) -> None:
+    """Give up all rights that the program must not have. A failure ends the process, with the reason in `tell`."""
     try:
-        if settings.namespaces:
+        if options.namespaces:
             os.chroot("/jail")
             os.chdir("/tmp")
         os.setsid()
-        if settings.user is not None:
-            if not settings.namespaces:
-                os.chown(".", settings.user, settings.user)
+        if options.user is not None:
+            if not options.namespaces:
+                os.chown(".", options.user, options.user)
             os.setgroups([])
-            os.setresgid(settings.user, settings.user, settings.user)
-            os.setresuid(settings.user, settings.user, settings.user)
+            os.setresgid(options.user, options.user, options.user)
+            os.setresuid(options.user, options.user, options.user)
         with suppress(AttributeError):
             drop_rights()
-        set_limits(settings)
+        set_limits(options)
     except Exception as error:  # noqa: BLE001 - the caller raises it
         os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
         os._exit(1)
@@ -379,8 +380,8 @@ def drop_rights() -> None:
 
 
 def refuse_calls() -> None:
-    """Refuse what neither namespaces nor limits hold: sockets to the machine below this one (vsock), io_uring, which
-    makes sockets that no filter sees, and System V shared memory, which no process need hold and which outlives all."""
+    """Refuse calls that neither namespaces nor limits hold: sockets to the host of a virtual machine (vsock), io_uring,
+    which makes sockets that no filter sees, and System V shared memory, which outlives all processes."""
     known = CALLS.get(os.uname().machine)
     if known is None or sys.maxsize < 1 << 32:
         return
@@ -409,16 +410,16 @@ def refuse_calls() -> None:
             raise
 
 
-def set_limits(settings: Settings) -> None:
+def set_limits(options: Options) -> None:
     limits = [
-        (resource.RLIMIT_CPU, settings.cpu_s),
-        (resource.RLIMIT_AS, settings.memory),
-        (resource.RLIMIT_FSIZE, settings.file),
+        (resource.RLIMIT_CPU, options.cpu_s),
+        (resource.RLIMIT_AS, options.memory),
+        (resource.RLIMIT_FSIZE, options.file),
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_CORE, 0),
     ]
-    if settings.kernel_counts:
-        limits.append((resource.RLIMIT_NPROC, settings.processes))
+    if options.kernel_counts:
+        limits.append((resource.RLIMIT_NPROC, options.processes))
     for kind, value in limits:
         _, hard = resource.getrlimit(kind)
         most = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -428,7 +429,7 @@ def set_limits(settings: Settings) -> None:
 
 
 def run(source: str) -> None:
-    """As `python -I -` would: a failure is printed without the frames of this script."""
+    """Run as `python -I -` does: a failure is printed without the frames of this script."""
     import site
 
     site.main()

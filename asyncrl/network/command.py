@@ -1,4 +1,4 @@
-"""`asyncrl keys`: make the keys that close a run to strangers."""
+"""`asyncrl keys`: make the keys with which a run accepts only known clients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from asyncrl.network.keys import add_client, make_keys
 MADE = """made the keys of a server, and of the clients on its own machine, in {folder}
   this machine, which runs replay and learner:  network.keys={folder}
   every other machine:  asyncrl keys --out {folder} --client NAME
-Keep server.secret and client.secret to yourself: who has one is let in.
+Keep server.secret and client.secret to yourself: everybody who has one is accepted.
 """
-ADDED = """made the keys of client {name}, and let it in
+ADDED = """made the keys of client {name}, and allowed it
   copy {theirs} to its machine over a channel that you trust, and set network.keys to the copy there
-  to shut it out again: delete its line in {folder}/allowed
+  to refuse it again: delete its line in {folder}/allowed
 """
 
 
@@ -30,11 +30,11 @@ def main() -> None:
     try:
         if arguments.client is None:
             make_keys(folder)
-            told = MADE.format(folder=folder)
+            message = MADE.format(folder=folder)
         else:
             theirs = add_client(folder, arguments.client)
-            told = ADDED.format(folder=folder, name=arguments.client, theirs=theirs)
+            message = ADDED.format(folder=folder, name=arguments.client, theirs=theirs)
     except AsyncrlError as error:
         sys.stderr.write(f"asyncrl keys: {error}\n")
         sys.exit(2)
-    sys.stdout.write(told)
+    sys.stdout.write(message)

@@ -1,11 +1,11 @@
-"""CURVE keys as files: who this side is, which server it trusts, and which clients a server lets in.
+"""CURVE keys as files: the identity of this side, the server that it trusts, and the clients that a server accepts.
 
 A folder of keys, `network.keys`, holds
 
-- `server.secret` and `server.public`: of the machine that runs replay and learner;
-- `client.secret`: of the roles on this machine;
-- `allowed`: the clients that are let in, a line `KEY NAME` each. It is read at every handshake, so that a line that is
-  deleted keeps its client from coming again.
+- `server.secret` and `server.public`: for the machine that runs replay and learner;
+- `client.secret`: for the roles on this machine;
+- `allowed`: the accepted clients, a line `KEY NAME` each. Every handshake reads it, so a client whose line was deleted
+  cannot connect again.
 
 A machine that runs only clients needs `client.secret` and `server.public`. A key is 40 characters of Z85; a secret is
 readable by its owner only.
@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """What a listening socket needs: its secret, and the list of those whom it lets in."""
+    """The keys of a listening socket: its secret, and the file with the list of accepted clients."""
 
     secret: bytes = field(repr=False)
     allowed: Path
@@ -43,7 +43,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What a connecting socket needs: its secret, and the server that it trusts."""
+    """The keys of a connecting socket: its secret, and the server that it trusts."""
 
     secret: bytes = field(repr=False)
     server: bytes
@@ -69,7 +69,7 @@ def client_keys(network: NetworkConfig) -> ClientKeys | None:
 def allowed_keys(path: Path) -> set[bytes]:
     """The public keys in a list of clients. Raises ConfigError: it cannot be read, or a line is no key."""
     lines = [line.split() for line in _read(path).splitlines()]
-    # A key may begin with "#", but it has no space: a remark is "#" and a space.
+    # A key may begin with "#" but has no space, so a comment is "#" and a space.
     return {_key(path, line[0]) for line in lines if line and line[0] != "#"}
 
 
@@ -79,17 +79,17 @@ def make_keys(folder: Path) -> None:
     public, secret = zmq.curve_keypair()
     _write(folder / "server.secret", secret, 0o600)
     _write(folder / "server.public", public, 0o644)
-    _write(folder / "allowed", b"# the clients that are let in: KEY NAME; deleting a line shuts its client out", 0o644)
+    _write(folder / "allowed", b"# the accepted clients: KEY NAME; without its line a client is refused", 0o644)
     _make_client(folder, folder, OWN_CLIENT)
 
 
 def add_client(folder: Path, name: str) -> Path:
-    """Make the keys of one more client and let it in; returns the folder for its machine.
+    """Make the keys of one more client and allow it; returns the folder for its machine.
 
-    Raises ConfigError: `folder` has no server's keys, or the name is taken or no name.
+    Raises ConfigError: `folder` has no server's keys, or the name is taken or not valid.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name for a client: use letters, digits, '.', '_' and '-'")
+        raise ConfigError(f"{name!r} cannot be the name of a client: use letters, digits, '.', '_' and '-'")
     server = _read_key(folder / "server.public")
     theirs = folder / "clients" / name
     theirs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def _make_client(folder: Path, theirs: Path, name: str) -> None:
     public, secret = zmq.curve_keypair()
     _write(theirs / "client.secret", secret, 0o600)
     allowed = folder / "allowed"
-    start = "" if _read(allowed).endswith("\n") else "\n"  # a person may have left the last line open
+    start = "" if _read(allowed).endswith("\n") else "\n"  # an editor may have left the last line without its end
     with allowed.open("a", encoding="ascii") as clients:
         clients.write(f"{start}{public.decode()} {name}\n")
 
@@ -128,7 +128,7 @@ def _read(path: Path) -> str:
 def _read_secret(path: Path) -> bytes:
     key = _read_key(path)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ConfigError(f"network.keys: others than its owner can read {path}; run `chmod 600 {path}`")
+        raise ConfigError(f"network.keys: users other than its owner can read {path}; run `chmod 600 {path}`")
     return key
 
 
@@ -143,6 +143,4 @@ def _key(path: Path, text: str) -> bytes:
             return key
     except (ValueError, KeyError, struct.error):
         pass
-    raise ConfigError(
-        f"network.keys: {path} holds what is no key; a key is 40 characters as `asyncrl keys` writes them"
-    )
+    raise ConfigError(f"network.keys: {path} holds no key; a key is 40 characters as `asyncrl keys` writes them")

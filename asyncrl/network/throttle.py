@@ -1,4 +1,4 @@
-"""Log lines about what strangers do, at a bounded rate, so that they cannot fill the disk."""
+"""Log lines about events that others cause, at a bounded rate, so that they cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MAX_REASON = 500
 
 
 class Throttled:
-    """Lines of one kind: the first `burst` at once, then one every `every_s` seconds that counts the unsaid ones.
+    """Lines of one kind: the first `burst` at once, then one every `every_s` seconds with the number of lines left out.
 
-    Not for several threads. `clock` gives monotonic seconds.
+    For one thread only. `clock` gives monotonic seconds.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Throttled:
         self._clock = clock
         self._credit = float(burst)
         self._refilled = clock()
-        self._unsaid = 0
+        self._left_out = 0
 
     def say(self, reason: object) -> None:
         """Log `reason`, cut short and on one line, or count it."""
@@ -40,10 +40,10 @@ class Throttled:
         self._credit = min(self._burst, self._credit + (now - self._refilled) / self._every_s)
         self._refilled = now
         if self._credit < 1:
-            self._unsaid += 1
+            self._left_out += 1
             return
         self._credit -= 1
-        more = f" (and {self._unsaid} times more since the last line)" if self._unsaid else ""
-        told = str(reason)[:MAX_REASON].encode("unicode_escape").decode()
-        self._logger.log(self._level, "%s%s: %s", self._what, more, told)
-        self._unsaid = 0
+        more = f" (and {self._left_out} times more since the last line)" if self._left_out else ""
+        text = str(reason)[:MAX_REASON].encode("unicode_escape").decode()
+        self._logger.log(self._level, "%s%s: %s", self._what, more, text)
+        self._left_out = 0

@@ -44,7 +44,9 @@ def run(config: TrainConfig) -> None:
         quiet = replace(config.observe, console=False)
         with closing(listener), closing(open_metrics(quiet, locations.run_dir(config.run), name)) as metrics:
             run = locations.run_identity(config.run, make=True)
-            service = Service(rules(config), config.replay.lease_s, time.monotonic, lambda: listener.strangers, run)
+            service = Service(
+                rules(config), config.replay.lease_s, time.monotonic, lambda: listener.failed_handshakes, run
+            )
             Server(listener.socket, store, service, metrics=metrics).run(stop)
     finally:
         store.close()

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from asyncrl.errors import UnavailableError, WeightsError
-from asyncrl.machine.disk import save_tensors
+from asyncrl.machine.files import save_tensors
 from asyncrl.types import RunIdentity
 from asyncrl.weights.manifest import Manifest, bytes_of, checksum, read_manifest, take_snapshot
 

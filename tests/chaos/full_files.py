@@ -20,7 +20,7 @@ from asyncrl.learner.export import export
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.trainer import Trainable
-from asyncrl.machine.disk import LossyText
+from asyncrl.machine.files import LossyText
 from asyncrl.observe.sinks import open_metrics, read_lines
 from asyncrl.weights.folders import FolderWriter
 from tests.chaos.full_disk import fill

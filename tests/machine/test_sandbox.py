@@ -19,30 +19,30 @@ import pytest
 from asyncrl.machine import sandbox
 from tests.helpers import GENEROUS_S, until
 
-LIMITS = sandbox.Limits(wall_s=GENEROUS_S, cpu_s=GENEROUS_S)
+LIMITS = sandbox.SandboxLimits(wall_s=GENEROUS_S, cpu_s=GENEROUS_S)
 RUNNER = """
 import asyncio, json, sys
 from asyncrl.machine import sandbox
-ran = asyncio.run(sandbox.run(sys.stdin.read(), sandbox.Limits(wall_s=120, cpu_s=60), namespaces=True))
+ran = asyncio.run(sandbox.run(sys.stdin.read(), sandbox.SandboxLimits(wall_s=120, cpu_s=60), namespaces=True))
 print(json.dumps([ran.printed, ran.status]))
 """
 ORDINARY = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps"]
 """A user who is not root of this machine, whoever runs the tests."""
 
-Run = Callable[[str], sandbox.Ran]
+Run = Callable[[str], sandbox.ProgramResult]
 
-needs_namespaces = pytest.mark.skipif(bool(sandbox.lacking()), reason="this system grants no namespaces")
+needs_namespaces = pytest.mark.skipif(bool(sandbox.why_no_namespaces()), reason="this system grants no namespaces")
 
 
-def run(program: str, **options: bool) -> sandbox.Ran:
+def run(program: str, **options: bool) -> sandbox.ProgramResult:
     return asyncio.run(sandbox.run(program, LIMITS, **options))
 
 
-def run_as_ordinary_user(program: str) -> sandbox.Ran:
+def run_as_ordinary_user(program: str) -> sandbox.ProgramResult:
     command = [*ORDINARY, sys.executable, "-c", RUNNER]
     done = subprocess.run(command, input=program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return sandbox.Ran(*json.loads(done.stdout))
+    return sandbox.ProgramResult(*json.loads(done.stdout))
 
 
 def ordinary_users_can() -> bool:
@@ -127,7 +127,7 @@ def test_nothing_outlives_a_caller_that_is_killed(either: bool):
     program = ESCAPES.format(mark=mark, end="time.sleep(600)")
     code = (
         "import asyncio, sys; from asyncrl.machine import sandbox\n"
-        f"asyncio.run(sandbox.run(sys.stdin.read(), sandbox.Limits(600, 60), namespaces={either}))"
+        f"asyncio.run(sandbox.run(sys.stdin.read(), sandbox.SandboxLimits(600, 60), namespaces={either}))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) as caller:
         assert caller.stdin is not None
@@ -166,7 +166,7 @@ for _ in range(6):
 while True:
     time.sleep(1)
 """
-    limits = sandbox.Limits(wall_s=GENEROUS_S, cpu_s=GENEROUS_S, memory_mb=300)
+    limits = sandbox.SandboxLimits(wall_s=GENEROUS_S, cpu_s=GENEROUS_S, memory_mb=300)
     assert asyncio.run(sandbox.run(program, limits, namespaces=either)).killed
 
 
@@ -249,7 +249,7 @@ for number in signal.valid_signals():
 time.sleep(0.1)
 print("still here")
 """
-    assert confined(program) == sandbox.Ran("still here\n", 0)
+    assert confined(program) == sandbox.ProgramResult("still here\n", 0)
 
 
 @needs_namespaces
@@ -267,7 +267,7 @@ assert len(os.urandom(3)) == 3 and open("/dev/null").read() == ""
 assert os.listdir("/proc/self/fd")
 print(numpy.ones((3, 3)).sum(), os.getcwd(), __name__)
 """
-    assert confined(program) == sandbox.Ran("9.0 /tmp __main__\n", 0)
+    assert confined(program) == sandbox.ProgramResult("9.0 /tmp __main__\n", 0)
 
 
 def test_input_and_open_files_reach_the_program(either: bool):
@@ -275,7 +275,7 @@ def test_input_and_open_files_reach_the_program(either: bool):
     try:
         program = f"import os; print(input(), input()); os.write({write}, b'there')"
         ran = asyncio.run(sandbox.run(program, LIMITS, stdin="one\nzwö".encode(), fds=[write], namespaces=either))
-        assert ran == sandbox.Ran("one zwö\n", 0)
+        assert ran == sandbox.ProgramResult("one zwö\n", 0)
         assert os.read(read, 99) == b"there"
     finally:
         os.close(read)
@@ -294,8 +294,8 @@ import asyncio, logging
 logging.basicConfig(format="%(message)s")
 from asyncrl.machine import sandbox
 for _ in range(2):
-    assert sandbox.lacking()
-    print(asyncio.run(sandbox.run("print(5)", sandbox.Limits(wall_s=120))).printed)
+    assert sandbox.why_no_namespaces()
+    print(asyncio.run(sandbox.run("print(5)", sandbox.SandboxLimits(wall_s=120))).printed)
 """
     refusing = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all "$@"'
     command = [*ORDINARY, "sh", "-c", refusing, "sh", sys.executable, "-c", code]

@@ -75,7 +75,7 @@ def test_keys_are_never_overwritten(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "a b", "a\n", "x" * 65])
 def test_a_client_needs_a_name_that_is_a_file_name(folder: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="no name for a client"):
+    with pytest.raises(ConfigError, match="cannot be the name of a client"):
         add_client(folder, name)
 
 

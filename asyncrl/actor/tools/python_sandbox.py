@@ -28,18 +28,18 @@ class PythonSandbox(Tool):
 
     @classmethod
     def prepare(cls) -> None:
-        sandbox.lacking()
+        sandbox.why_no_namespaces()
 
     async def create(self, wall_s: float = 8.0, cpu_s: float = 4.0, memory_mb: int = 1024, **kwargs: Any) -> None:
         """`wall_s` must stay below `actor.tool_timeout_s`, else slow programs count as failures of the tool."""
-        self._limits = sandbox.Limits(wall_s, cpu_s, memory_mb)
+        self._limits = sandbox.SandboxLimits(wall_s, cpu_s, memory_mb)
 
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         ran = await sandbox.run(arguments["code"], self._limits)
         printed = ran.printed.strip()
         return "\n".join(part for part in (printed, self._remark(ran, printed)) if part)
 
-    def _remark(self, ran: sandbox.Ran, printed: str) -> str:
+    def _remark(self, ran: sandbox.ProgramResult, printed: str) -> str:
         if ran.status is None:
             return f"Error: stopped after {self._limits.wall_s:g} s."
         if ran.killed:

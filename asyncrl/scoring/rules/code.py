@@ -31,7 +31,7 @@ _START_S = 0.05
 
 _ROOT = Path(__file__).parents[3]
 
-Test = Callable[[sandbox.Limits], Awaitable[str]]
+Test = Callable[[sandbox.SandboxLimits], Awaitable[str]]
 """PASSED, FAILED or UNCLEAR, for the program run within the limits."""
 
 
@@ -63,7 +63,7 @@ def code(
             f"task {task.id} has {len(tests)} tests: raise scoring.timeout_s, for there is no time for them"
         )
     end = time.monotonic() + left
-    verdicts = asyncio.run(_verdicts(tests, sandbox.Limits(wall_s, cpu_s, memory_mb), end, partial))
+    verdicts = asyncio.run(_verdicts(tests, sandbox.SandboxLimits(wall_s, cpu_s, memory_mb), end, partial))
     share = verdicts.count(PASSED) / len(tests)
     return {
         "score": share if partial else float(share == 1),
@@ -75,10 +75,10 @@ def code(
 
 def prepare() -> None:
     """Warn where programs run without namespaces."""
-    sandbox.lacking()
+    sandbox.why_no_namespaces()
 
 
-async def _verdicts(tests: Sequence[Test], limits: sandbox.Limits, end: float, go_on: bool) -> list[str]:
+async def _verdicts(tests: Sequence[Test], limits: sandbox.SandboxLimits, end: float, go_on: bool) -> list[str]:
     """The verdicts of the tests until `end`, or until one does not pass, unless `go_on`."""
     verdicts: list[str] = []
     for test in tests:
@@ -121,12 +121,12 @@ def _script(side: str, *arguments: object) -> str:
     return f"import sys; {path}; from asyncrl.scoring.asserts.{side} import main; del sys.path[0]; main(*{arguments!r})"
 
 
-async def _prints(program: str, given: str, wanted: str, limits: sandbox.Limits) -> str:
+async def _prints(program: str, given: str, wanted: str, limits: sandbox.SandboxLimits) -> str:
     ran = await sandbox.run(program, limits, stdin=given.encode(errors="replace"), errors=False)
     return PASSED if ran.status == 0 and _lines(wanted) == _lines(ran.printed) else FAILED
 
 
-async def _holds(task: Task, program: str, limits: sandbox.Limits) -> str:
+async def _holds(task: Task, program: str, limits: sandbox.SandboxLimits) -> str:
     """Whether the task's asserts hold for the program; they run in one sandbox and the program in another."""
     ours, theirs = socket.socketpair()
     with ours, theirs:

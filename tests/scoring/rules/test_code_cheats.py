@@ -6,7 +6,8 @@ from asyncrl.machine import sandbox
 from tests.scoring.rules.test_code import judge
 
 pytestmark = pytest.mark.skipif(
-    bool(sandbox.lacking()), reason="without namespaces these programs would harm the machine that runs the tests"
+    bool(sandbox.why_no_namespaces()),
+    reason="without namespaces these programs would harm the machine that runs the tests",
 )
 
 STYLES = """
