@@ -27,7 +27,7 @@ from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.engine.sglang.ways import Settings
+from asyncrl.actor.engine.sglang.ways import WaySettings
 from asyncrl.types import RunIdentity
 
 DRAIN_S = 60.0
@@ -103,7 +103,7 @@ async def fleet_over(
 
     Raises TimeoutError: no server took the first weights within `patience_s`; the log says why.
     """
-    settings = Settings(push.into_servers)
+    settings = WaySettings(push.into_servers)
 
     def open_server(url: str) -> SglangServer:
         server = TimedServer(url, context=context, settings=settings)

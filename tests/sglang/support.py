@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl.actor.engine.fleet.discovery import Discovery
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.engine.sglang.ways import Settings
+from asyncrl.actor.engine.sglang.ways import WaySettings
 from tests.actor.engine.real import ServerProcess, fleet_over, policy
 
 ARGUMENTS = ["--device", "cpu", "--disable-overlap-schedule", "--max-total-tokens", "32768", "--sleep-on-idle"]
@@ -35,7 +35,7 @@ def fleet_of(
     servers: Sequence[str] | Discovery, mode: str = "retract", into_servers: str = "auto", **options: Any
 ) -> AbstractAsyncContextManager[Fleet]:
     """A fleet over `servers`, kept until the end."""
-    settings = Settings(into_servers, bucket_bytes=64 << 10)
+    settings = WaySettings(into_servers, bucket_bytes=64 << 10)
 
     def open_server(url: str) -> SglangServer:
         return SglangServer(url, context=512, settings=settings, silence_s=30)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.engine.sglang.ways import Settings
+from asyncrl.actor.engine.sglang.ways import WaySettings
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.export import folder_writer
 from asyncrl.types import Sampling
@@ -71,7 +71,7 @@ def serve(server: RealServer, folder: Path, model: Any, version: int, way: str, 
         weights = read_folder(write_folder(space / "pushed", version, weights, write_config, OWN_RUN), version)
 
     def open_server(url: str) -> SglangServer:
-        return SglangServer(url, context=512, settings=Settings(into, bucket_bytes=64 << 10), silence_s=300)
+        return SglangServer(url, context=512, settings=WaySettings(into, bucket_bytes=64 << 10), silence_s=300)
 
     async def scenario() -> list[Generation]:
         await server.ready()

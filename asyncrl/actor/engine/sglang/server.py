@@ -1,7 +1,7 @@
 """One SGLang server, of two generations.
 
-From 0.5.22 on, updates stand between begin and end, and answers tell which version sampled which token. Earlier ones
-know neither, and die of a flush under requests: no request may live on there through an update.
+From 0.5.22 on, an update has a begin and an end call, and answers tell which version sampled which token. Earlier
+servers have neither, and die of a flush under requests: no request may go on there through an update.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.requests import generate_body, read_segment
 from asyncrl.actor.engine.sglang.transports.base import CONTROL_S, ServerEnd, Transport
-from asyncrl.actor.engine.sglang.ways import Facts, Settings, choose, facts_of
+from asyncrl.actor.engine.sglang.ways import ServerFacts, WaySettings, choose, facts_of
 from asyncrl.types import Sampling
 from asyncrl.weights.threads import in_own_thread
 
@@ -33,16 +33,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPANS_SINCE = (0, 5, 22)
-FLUSH_S = 5.0
+FLUSHES = 100
 FLUSH_RETRY_S = 0.05
 
 
 class SglangServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
-    `context` is the number of tokens that it must take. A check waits `silence_s` for it, a process group `timeout_s`,
-    any other call of an update `load_s`. `settings` say how weights get into it, `taken_gpus` have
-    servers, and `look` finds out what is possible here.
+    The server must take `context` tokens. A check may take `silence_s`, a call of an update `load_s`. `settings` say
+    how weights get into it, the actor's own servers run on `taken_gpus`, and `look` finds out which ways are possible.
     """
 
     def __init__(
@@ -50,18 +49,18 @@ class SglangServer:
         url: str,
         *,
         context: int,
-        settings: Settings | None = None,
+        settings: WaySettings | None = None,
         taken_gpus: Sequence[int] = (),
         silence_s: float = 60.0,
         load_s: float = 300.0,
-        look: Callable[[str, int, Mapping[str, Any], Sequence[int]], Facts] = facts_of,
+        look: Callable[[str, int, Mapping[str, Any], Sequence[int]], ServerFacts] = facts_of,
     ) -> None:
         self.url = url
         self._http = Http(url)
         self._context = context
         self._silence_s = silence_s
         self._end = ServerEnd(url, self._http, load_s)
-        self._settings = settings or Settings()
+        self._settings = settings or WaySettings()
         self._taken_gpus = taken_gpus
         self._look = look
         self._transports: dict[str, Transport] = {}
@@ -76,7 +75,7 @@ class SglangServer:
         return cls(
             url,
             context=config.actor.max_tokens,
-            settings=Settings(
+            settings=WaySettings(
                 weights.into_servers, weights.bucket_mb << 20, weights.timeout_s, config.network.insecure
             ),
             taken_gpus=gpus if config.engine.launch else (),
@@ -90,7 +89,7 @@ class SglangServer:
 
     @property
     def way(self) -> str:
-        """How weights go into it; "" where it has not joined or takes none."""
+        """How weights go into the server; "" where it has not joined or takes none."""
         return next(iter(self._transports), "")
 
     async def join(self) -> None:
@@ -112,13 +111,12 @@ class SglangServer:
         if self.spans:
             with suppress(ServerRefusedError):
                 await self._post("/end_weight_update")
-        # A flush collects garbage: 0.4 s where the objects of the start are among it, since no warm-up froze them.
+        # A flush collects garbage. That takes 0.4 s unless the objects of the start are frozen, as a warm-up does.
         with suppress(ServerRefusedError, ServerFaultError):
             await self._post("/freeze_gc")
 
     async def check(self) -> None:
-        """As in the protocol. `/health` will not do: it answers 503 while a pause lasts. `/server_info` is answered by
-        the scheduler itself."""
+        """As in the protocol. `/health` answers 503 while a pause lasts; the scheduler answers `/server_info`."""
         await self._get("server_info")
         model = await self._get("model_info")
         if self._label is not None and model.get("weight_version") != self._label:
@@ -156,7 +154,7 @@ class SglangServer:
             logger.info("weights go into %s by %s%s", self.url, names, self._left_out and f" ({self._left_out})")
 
     async def _by_a_way(self, act: Callable[[Transport], Awaitable[None]]) -> None:
-        """Act by the best way that is left. One that the server refuses is left out until the server joins again."""
+        """Act by the best way that is left. A way that the server refuses is left out until the server joins again."""
         while self._transports:
             name, transport = next(iter(self._transports.items()))
             try:
@@ -169,13 +167,12 @@ class SglangServer:
         raise ServerFaultError(f"{self.url} takes no weights, {self._left_out}; see weights.into_servers")
 
     async def flush(self) -> None:
-        """As in the protocol; a request that has just answered may still be leaving the server."""
-        deadline = asyncio.get_running_loop().time() + FLUSH_S
-        while True:
+        """As in the protocol. The server refuses while a request that has just answered is still in its queues."""
+        for left in reversed(range(FLUSHES)):
             try:
                 return await self._post("/flush_cache")
             except ServerRefusedError as error:
-                if asyncio.get_running_loop().time() > deadline:
+                if not left:
                     raise ServerFaultError(f"{self.url} keeps the prefixes of older weights: {error}") from error
             await asyncio.sleep(FLUSH_RETRY_S)
 
@@ -187,14 +184,14 @@ class SglangServer:
             await transport.reset()
 
     async def _get(self, path: str) -> Any:
-        """The answer to `path`, under which older servers knew /get_`path`."""
+        """The answer to /`path`, or to /get_`path`, its name in older servers."""
         try:
             try:
                 return await self._http.get(f"/{path}", self._silence_s)
             except ServerRefusedError:
                 return await self._http.get(f"/get_{path}", self._silence_s)
         except ServerRefusedError as error:
-            raise ServerFaultError(f"this is no SGLang server that we know: {error}") from error
+            raise ServerFaultError(f"this is no SGLang server of a known kind: {error}") from error
 
     async def _post(self, path: str, body: Any = None) -> None:
         await self._http.post(path, body, CONTROL_S)
@@ -203,5 +200,5 @@ class SglangServer:
 def _version(info: Any) -> tuple[int, ...]:
     numbers = re.match(r"\d+(\.\d+)*", str(info.get("version", "")))
     if numbers is None:
-        raise ServerFaultError(f"the server does not tell its version: {str(info)[:200]}")
+        raise ServerFaultError(f"/server_info has no version: {str(info)[:200]}")
     return tuple(int(number) for number in numbers.group().split("."))

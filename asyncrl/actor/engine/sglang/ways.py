@@ -34,7 +34,7 @@ GPU_CHOICE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORD
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerFacts:
     """What is known of a server and of this machine before the first update.
 
     `here`: a process that this one can see, in the same container, serves at the url. `gpus`: the numbers of the
@@ -62,7 +62,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WaySettings:
     """What the configuration says of transports: `wanted` is `weights.into_servers`."""
 
     wanted: str = AUTO
@@ -81,27 +81,27 @@ class Way:
     name: str
     runs: str
     waits: str
-    obstacle: Callable[[Facts], str]
-    risk: Callable[[Facts], str]
-    make: Callable[[ServerEnd, Facts, Settings], Transport]
+    obstacle: Callable[[ServerFacts], str]
+    risk: Callable[[ServerFacts], str]
+    make: Callable[[ServerEnd, ServerFacts, WaySettings], Transport]
 
 
-def _ipc(end: ServerEnd, facts: Facts, settings: Settings) -> Transport:
+def _ipc(end: ServerEnd, facts: ServerFacts, settings: WaySettings) -> Transport:
     assert facts.shared_gpu is not None
     reserve = GPU_RESERVE_BYTES if settings.wanted == AUTO else 0
     return IpcTransport(end, facts.shared_gpu, GPU_BUCKET_BYTES, reserve)
 
 
-def _nccl(end: ServerEnd, facts: Facts, settings: Settings) -> Transport:
+def _nccl(end: ServerEnd, facts: ServerFacts, settings: WaySettings) -> Transport:
     assert facts.spare_gpu is not None
     return DistributedTransport(end, facts.spare_gpu, GPU_BUCKET_BYTES, settings.timeout_s, settings.insecure)
 
 
-def _gloo(end: ServerEnd, facts: Facts, settings: Settings) -> Transport:
+def _gloo(end: ServerEnd, facts: ServerFacts, settings: WaySettings) -> Transport:
     return DistributedTransport(end, CPU, settings.bucket_bytes, settings.timeout_s, settings.insecure)
 
 
-def _no_shared_gpu(facts: Facts) -> str:
+def _no_shared_gpu(facts: ServerFacts) -> str:
     if not facts.gpus:
         return "the server runs on the CPU"
     if not facts.here:
@@ -109,7 +109,7 @@ def _no_shared_gpu(facts: Facts) -> str:
     return "" if facts.shared_gpu else "this process and the server do not see the same GPUs"
 
 
-def _no_nccl(facts: Facts) -> str:
+def _no_nccl(facts: ServerFacts) -> str:
     if not facts.gpus:
         return "the server runs on the CPU"
     return "" if facts.spare_gpu else "every GPU that this process sees has a server"
@@ -151,7 +151,7 @@ WAYS: Sequence[Way] = (
 )
 
 
-def choose(wanted: str, facts: Facts) -> tuple[list[Way], str]:
+def choose(wanted: str, facts: ServerFacts) -> tuple[list[Way], str]:
     """The ways to try, best first, and in words why not the others. `wanted` is `weights.into_servers`."""
     ways, reasons = [], []
     for way in WAYS:
@@ -165,13 +165,13 @@ def choose(wanted: str, facts: Facts) -> tuple[list[Way], str]:
     return ways, "; ".join(reasons)
 
 
-def facts_of(host: str, port: int, info: Mapping[str, Any], taken: Sequence[int] = ()) -> Facts:
+def facts_of(host: str, port: int, info: Mapping[str, Any], taken: Sequence[int] = ()) -> ServerFacts:
     """What a server's `/server_info` says, compared with the process that listens at its address if that is ours."""
     first, count = int(info.get("base_gpu_id") or 0), int(info.get("tp_size") or 1)
     gpus = range(first, first + count) if str(info.get("device")).startswith("cuda") else ()
     server = _listener(port) if _is_ours(host, port) else None
     same = server is not None and all(server.get(name) == os.environ.get(name) for name in GPU_CHOICE)
-    return Facts(server is not None, gpus, same, torch.cuda.device_count(), taken)
+    return ServerFacts(server is not None, gpus, same, torch.cuda.device_count(), taken)
 
 
 def _is_ours(host: str, port: int) -> bool:

@@ -25,7 +25,7 @@ from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.actor.engine.sglang.server import SglangServer
-from asyncrl.actor.engine.sglang.ways import Facts, Settings
+from asyncrl.actor.engine.sglang.ways import ServerFacts, WaySettings
 from asyncrl.types import Sampling
 from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
@@ -270,9 +270,9 @@ async def fleet_over(
 
     def open_server(url: str) -> SglangServer:
         limit_s = (limits_s or {}).get(url, 60.0)
-        ways = Settings(into_servers, bucket_bytes=8)
+        ways = WaySettings(into_servers, bucket_bytes=8)
         limits = {"silence_s": limit_s, "load_s": limit_s}
-        return kind(url, context=64, settings=ways, look=lambda *_: Facts(here), **limits)
+        return kind(url, context=64, settings=ways, look=lambda *_: ServerFacts(here), **limits)
 
     space = tempfile.TemporaryDirectory()
     usual = {"wait_s": 60.0, "check_s": 0.02, "retry_s": 0.02, "salted": salted(mode)}

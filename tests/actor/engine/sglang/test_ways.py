@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.actor.engine.sglang.ways import Facts, choose, facts_of
+from asyncrl.actor.engine.sglang.ways import ServerFacts, choose, facts_of
 
-ON_GPU = Facts(here=True, gpus=(0, 1), same_gpus=True, visible=4)
+ON_GPU = ServerFacts(here=True, gpus=(0, 1), same_gpus=True, visible=4)
 LISTENING = """
 import socket, sys
 with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -43,14 +43,14 @@ def listening(*arguments: str, **environment: str) -> Iterator[int]:
     ("facts", "names"),
     [
         (ON_GPU, ["ipc", "disk", "gloo"]),
-        (Facts(here=True, gpus=(0,), same_gpus=False, visible=4), ["disk", "gloo"]),
-        (Facts(here=True, gpus=(7,), same_gpus=True, visible=4), ["disk", "gloo"]),
-        (Facts(here=False, gpus=(0,), same_gpus=True, visible=4), ["disk"]),
-        (Facts(here=True), ["disk", "gloo"]),
-        (Facts(here=False), ["disk"]),
+        (ServerFacts(here=True, gpus=(0,), same_gpus=False, visible=4), ["disk", "gloo"]),
+        (ServerFacts(here=True, gpus=(7,), same_gpus=True, visible=4), ["disk", "gloo"]),
+        (ServerFacts(here=False, gpus=(0,), same_gpus=True, visible=4), ["disk"]),
+        (ServerFacts(here=True), ["disk", "gloo"]),
+        (ServerFacts(here=False), ["disk"]),
     ],
 )
-def test_auto_takes_the_fastest_way_that_is_possible_and_cannot_hang(facts: Facts, names: list[str]) -> None:
+def test_auto_takes_the_fastest_way_that_is_possible_and_cannot_hang(facts: ServerFacts, names: list[str]) -> None:
     ways, reasons = choose("auto", facts)
     assert [way.name for way in ways] == names
     left_out = {"ipc", "nccl", "disk", "gloo"} - set(names)
@@ -66,14 +66,16 @@ def test_a_way_that_is_named_is_the_only_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "facts", "reason"),
     [
-        ("ipc", Facts(here=True), "runs on the CPU"),
-        ("ipc", Facts(gpus=(0,), visible=1), "cannot see the server's process"),
-        ("ipc", Facts(here=True, gpus=(0,), visible=1), "do not see the same GPUs"),
-        ("nccl", Facts(here=True, visible=1), "runs on the CPU"),
-        ("nccl", Facts(here=True, gpus=(0, 1), visible=2), "has a server"),
+        ("ipc", ServerFacts(here=True), "runs on the CPU"),
+        ("ipc", ServerFacts(gpus=(0,), visible=1), "cannot see the server's process"),
+        ("ipc", ServerFacts(here=True, gpus=(0,), visible=1), "do not see the same GPUs"),
+        ("nccl", ServerFacts(here=True, visible=1), "runs on the CPU"),
+        ("nccl", ServerFacts(here=True, gpus=(0, 1), visible=2), "has a server"),
     ],
 )
-def test_a_way_that_is_named_and_impossible_is_refused_with_the_reason(name: str, facts: Facts, reason: str) -> None:
+def test_a_way_that_is_named_and_impossible_is_refused_with_the_reason(
+    name: str, facts: ServerFacts, reason: str
+) -> None:
     ways, reasons = choose(name, facts)
     assert not ways
     assert reason in reasons
@@ -81,8 +83,8 @@ def test_a_way_that_is_named_and_impossible_is_refused_with_the_reason(name: str
 
 def test_nccl_sends_from_the_last_gpu_without_a_server() -> None:
     assert ON_GPU.spare_gpu == torch.device("cuda", 3)
-    assert Facts(here=True, gpus=(0,), visible=4, taken=(2, 3)).spare_gpu == torch.device("cuda", 1)
-    assert Facts(here=False, gpus=(0,), visible=1).spare_gpu == torch.device("cuda", 0)
+    assert ServerFacts(here=True, gpus=(0,), visible=4, taken=(2, 3)).spare_gpu == torch.device("cuda", 1)
+    assert ServerFacts(here=False, gpus=(0,), visible=1).spare_gpu == torch.device("cuda", 0)
 
 
 def test_a_server_of_this_machine_is_known_by_the_process_that_listens() -> None:
