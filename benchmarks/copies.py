@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from asyncrl.weights.group import Group
+from asyncrl.weights.group import WeightGroup
 
 CHUNK = 4 << 20
 ROUNDS = 6
@@ -41,7 +41,7 @@ def socket_seconds(port: int, nbytes: int) -> float:
     return time.perf_counter() - begun
 
 
-def broadcast_seconds(group: Group, data: torch.Tensor, piece: int) -> float:
+def broadcast_seconds(group: WeightGroup, data: torch.Tensor, piece: int) -> float:
     """Seconds of broadcasts of `data`, or into it, in pieces of so many bytes."""
     begun = time.perf_counter()
     works = [group.begin(part) for part in data.split(piece)]

@@ -18,13 +18,13 @@ import zmq.asyncio
 
 from asyncrl.types import RunIdentity
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.buckets import Bucket, Entry, Filled, plan_buckets
+from asyncrl.weights.buckets import Bucket, Entry, GatheredBucket, plan_buckets
 from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.group import Group, open_store
+from asyncrl.weights.group import WeightGroup, open_store
 from asyncrl.weights.manifest import dtype_name, new_bytes
 from asyncrl.weights.publisher import Publisher
-from asyncrl.weights.push import Push
 from asyncrl.weights.receiver import Channel
+from asyncrl.weights.server import WeightServer
 from benchmarks.copies import broadcast_seconds, pour
 from benchmarks.shapes import make_model
 
@@ -32,7 +32,7 @@ TIMEOUT_S = 60.0
 OWN_RUN = RunIdentity("benchmark")
 
 
-def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[Filled]:
+def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[GatheredBucket]:
     """As the learner gathers a model that is not sharded."""
     device = next(iter(weights.values())).device
     shared = new_bytes(max(each.nbytes for each in plan), device)
@@ -40,7 +40,7 @@ def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Itera
         part = shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes)
         for name, view in bucket.views(part).items():
             view.copy_(weights[name])
-        yield Filled(bucket, part)
+        yield GatheredBucket(bucket, part)
 
 
 class Learner:
@@ -78,19 +78,19 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
     shapes = {name: tuple(each.shape) for name, each in weights.items()}
     entries = [Entry(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in weights.items()]
     plan = plan_buckets(entries, bucket_bytes)
-    publisher = Publisher("127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1))
+    publisher = WeightServer("127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1))
     broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device(device), TIMEOUT_S)
     folders = FolderWriter(folder, lambda aside: None, OWN_RUN)
-    cast = Push(shapes, publisher, broadcaster)
+    cast = Publisher(shapes, publisher, broadcaster)
     ways = {
-        "zmq": Push(shapes, publisher),
+        "zmq": Publisher(shapes, publisher),
         "distributed": cast,
         "gathered": cast,
-        "disk": Push(shapes, publisher, None, folders),
+        "disk": Publisher(shapes, publisher, None, folders),
     }
     nbytes = sum(each.nbytes for each in weights.values())
     store, store_port = open_store("127.0.0.1", TIMEOUT_S)
-    bare: Group | None = None
+    bare: WeightGroup | None = None
     resident = torch.ones(nbytes, dtype=torch.uint8)
     with socket.socket() as plain:
         plain.bind(("127.0.0.1", 0))
@@ -122,8 +122,8 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
     publisher.close()
 
 
-def bare_gloo(store: torch.distributed.Store, rank: int) -> Group:
-    return Group(store, "bare", rank, 2, torch.device("cpu"), "127.0.0.1", TIMEOUT_S)
+def bare_gloo(store: torch.distributed.Store, rank: int) -> WeightGroup:
+    return WeightGroup(store, "bare", rank, 2, torch.device("cpu"), "127.0.0.1", TIMEOUT_S)
 
 
 async def until_called(link: Channel, holds: int) -> Any:

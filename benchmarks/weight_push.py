@@ -144,11 +144,11 @@ def delta_after_a_step(shape: str, lr: float) -> dict[str, Any]:
     return {
         "lr": lr,
         "parameters": elements,
-        "density": round(delta.step.changed / elements, 5),
+        "density": round(delta.header.changed / elements, 5),
         "full_bytes": full,
         "delta_bytes": len(delta.payload),
         "times_fewer": round(full / len(delta.payload), 1),
-        "bytes_per_change": round(len(delta.payload) / max(1, delta.step.changed), 2),
+        "bytes_per_change": round(len(delta.payload) / max(1, delta.header.changed), 2),
         "diff_s": round(seconds, 3),
         "diff_bytes_per_element": round(peak / elements, 2),
     }

@@ -44,7 +44,7 @@ ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",)
 HEAVY = ("torch", "transformers")
 DOUBLES = {
     *("Role", "Step", "Part", "Limits", "Progress", "Episodes", "State"),
-    *("Rules", "Publisher", "Snapshot", "Group", "Algorithm", "Groups"),
+    *("Rules", "Algorithm", "Groups"),
 }
 """Names that two public classes share today. Shrink this to nothing."""
 

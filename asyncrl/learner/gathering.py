@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks, shard_of
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat, model_tensors
-from asyncrl.weights.buckets import Bucket, Entry, Filled, on_host
+from asyncrl.weights.buckets import Bucket, Entry, GatheredBucket, on_host
 from asyncrl.weights.manifest import DTYPES, dtype_name, new_bytes
 
 BUCKET_BYTES = 256 << 20
@@ -54,7 +54,9 @@ def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = B
     return steps
 
 
-def gather(model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks) -> Iterator[Filled]:
+def gather(
+    model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks
+) -> Iterator[GatheredBucket]:
     """The published tensors of `model` in the buckets of a plan, on the device of rank 0; nothing on other ranks.
 
     Every rank must iterate to the end. On a GPU a bucket's buffer is used again once the next one is asked for.
@@ -63,7 +65,7 @@ def gather(model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat,
     reuse = ranks.rank == 0 and ranks.device.type != "cpu"
     largest = max((step.bucket.nbytes for step in steps), default=0) if reuse else 0
     shared = torch.empty(largest, dtype=torch.uint8, device=ranks.device)
-    last: Filled | None = None
+    last: GatheredBucket | None = None
     for step in steps:
         gathering = _Gathering(step, tensors, weights, ranks)
         if last is not None:
@@ -109,14 +111,14 @@ class _Gathering:
         )
         return work
 
-    def finish(self, shared: Tensor) -> Filled | None:
+    def finish(self, shared: Tensor) -> GatheredBucket | None:
         """The bucket on rank 0, at the start of `shared` on a GPU; None elsewhere."""
         if self._work is not None:
             self._work.wait()
         if self._ranks.rank != 0:
             return None
         bucket = self._step.bucket
-        filled = Filled(bucket, shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes))
+        filled = GatheredBucket(bucket, shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes))
         views = bucket.views(filled.flat)
         for part in self._step.parts:
             self._publish(part, views)

@@ -30,9 +30,9 @@ from asyncrl.learner.step_metrics import Phases, lag_counts, step_values
 from asyncrl.learner.trainer import Minibatch, StepResult, Trainer
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import BatchPlan
-from asyncrl.weights.buckets import Bucket, Filled
+from asyncrl.weights.buckets import Bucket, GatheredBucket
 from asyncrl.weights.manifest import DTYPES
-from asyncrl.weights.push import Push
+from asyncrl.weights.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Learner:
         trainer: Trainer,
         checkpoints: Checkpoints,
         replay: BatchSource,
-        publisher: Push | None,
+        publisher: Publisher | None,
         metrics: Metrics,
         stop: threading.Event,
         failures: StepFailures,
@@ -166,7 +166,7 @@ class Learner:
         buckets = gather(policy.model, steps, policy.weight_format, self._ranks)
         self._together(self._push, version, [step.bucket for step in steps], buckets)
 
-    def _push(self, version: int, plan: Sequence[Bucket], buckets: Iterator[Filled]) -> None:
+    def _push(self, version: int, plan: Sequence[Bucket], buckets: Iterator[GatheredBucket]) -> None:
         if self._publisher is None:
             # Every rank has its part in gathering.
             deque(buckets, maxlen=0)

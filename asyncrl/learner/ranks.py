@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from asyncrl.errors import StoppedError
 from asyncrl.learner.launcher import Membership
-from asyncrl.weights.nccl import loopback_interface
+from asyncrl.weights.group import loopback_interface
 
 TIMEOUT = timedelta(days=1)
 """How long a rank waits for the others, who may wait for a slow replay. The launcher notices ranks that die or hang."""

@@ -29,9 +29,9 @@ from asyncrl.observe.sinks import open_metrics
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.channels.opening import weights_dir
 from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.nccl import agree_with_servers, keep_to_loopback
+from asyncrl.weights.group import agree_with_servers, keep_to_loopback
 from asyncrl.weights.publisher import Publisher
-from asyncrl.weights.push import Push
+from asyncrl.weights.server import WeightServer
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         ranks = stack.enter_context(joined())
         context = stack.enter_context(zmq.Context())
         replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop)))
-        publisher: Push | None = None
+        publisher: Publisher | None = None
         metrics: Metrics = Fanout([])
         if ranks.rank == 0:
             metrics = stack.enter_context(
@@ -73,11 +73,11 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
     )
 
 
-def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
+def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Publisher:
     network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
     expected, ways = model_shapes(config.model).tensors, (weights.channel, weights.fallback)
     with ExitStack() as stack:
-        publisher = Publisher(
+        server = WeightServer(
             network.host,
             network.weights_port,
             context,
@@ -86,21 +86,21 @@ def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Push:
             run=run,
             history=weights.history,
         )
-        stack.callback(publisher.close)
+        stack.callback(server.close)
         broadcaster = folders = None
         if "distributed" in ways:
-            broadcaster = Broadcaster(publisher, network.host, ranks.device, weights.timeout_s)
+            broadcaster = Broadcaster(server, network.host, ranks.device, weights.timeout_s)
         if "disk" in ways:
             folders = FolderWriter(weights_dir(config), folder_writer(config.model), run)
         stack.pop_all()
-    return Push(expected, publisher, broadcaster, folders)
+    return Publisher(expected, server, broadcaster, folders)
 
 
 def train(
     config: TrainConfig,
     ranks: Ranks,
     replay: BatchSource,
-    publisher: Push | None,
+    publisher: Publisher | None,
     metrics: Metrics,
     stop: threading.Event,
 ) -> None:

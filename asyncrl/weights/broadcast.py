@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError
-from asyncrl.weights.buckets import Bucket, Filled
-from asyncrl.weights.group import AT_ONCE, BACKENDS, Group, open_store, sum_of
-from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.buckets import Bucket, GatheredBucket
+from asyncrl.weights.group import AT_ONCE, BACKENDS, WeightGroup, open_store, sum_of
+from asyncrl.weights.server import WeightServer
 
 PATIENCE_S = 1.0
 """How long an engine that has asked to join lately is waited for, if it is not asking just now."""
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 
 
 class Broadcaster:
-    """Summons engines through `publisher` and serves them from `device`; `host` is where they find this learner."""
+    """Summons engines through `server` and serves them from `device`; `host` is where they find this learner."""
 
-    def __init__(self, publisher: Publisher, host: str, device: torch.device, timeout_s: float) -> None:
-        self._publisher = publisher
+    def __init__(self, server: WeightServer, host: str, device: torch.device, timeout_s: float) -> None:
+        self._server = server
         self._host = host
         self._device = device
         self._timeout_s = timeout_s
         self._store, self._port = open_store(host, timeout_s)
         self._members: Sequence[bytes] = ()
         self._name = ""
-        self._group: Group | None = None
+        self._group: WeightGroup | None = None
         self._sums: list[torch.Tensor] = []
         self._works: list[dist.Work] = []
         self._hung: Future[dist.Work] | None = None
@@ -54,18 +54,18 @@ class Broadcaster:
             logger.warning("no broadcast: an earlier one still hangs, engines take the fallback")
             return
         backend = BACKENDS[self._device.type]
-        members = self._publisher.summon(backend, lambda present: self._call(version, plan, present), PATIENCE_S)
+        members = self._server.summon(backend, lambda present: self._call(version, plan, present), PATIENCE_S)
         self._sums = []
         if not members:
             self._drop()
         elif self._group is None:
             try:
                 size = len(members) + 1
-                self._group = Group(self._store, self._name, 0, size, self._device, self._host, self._timeout_s)
+                self._group = WeightGroup(self._store, self._name, 0, size, self._device, self._host, self._timeout_s)
             except UnavailableError as error:
                 self._fail(str(error))
 
-    def start(self, filled: Filled) -> None:
+    def start(self, filled: GatheredBucket) -> None:
         """Begin to send a bucket, which must stay as it is until `wait` or `commit`. Waits for the last but one."""
         self._start(filled.flat)
         if self._group is not None:

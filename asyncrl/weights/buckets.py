@@ -55,7 +55,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filled:
+class GatheredBucket:
     """A bucket and its buffer: on the CPU the taker's to keep, on a GPU used again for the next bucket."""
 
     bucket: Bucket
@@ -94,7 +94,7 @@ def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
     return flat
 
 
-def on_host(filled: Filled) -> dict[str, torch.Tensor]:
+def on_host(filled: GatheredBucket) -> dict[str, torch.Tensor]:
     """The tensors of a bucket on the CPU, as copies in pinned memory where they come from a GPU."""
     flat = filled.flat
     if flat.is_cuda:

@@ -26,8 +26,8 @@ from asyncrl.weights.manifest import (
     DTYPES,
     Manifest,
     Map,
-    Snapshot,
     TensorSpec,
+    WeightSnapshot,
     as_tensor,
     bytes_of,
     checksum,
@@ -63,7 +63,7 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DeltaHeader:
     """What leads from the version with digest `base` to the one with digest `result`: patches in the payload's order,
     at most one a tensor. Digests are those of manifests."""
 
@@ -88,17 +88,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """A step and its payload uint8[nbytes]."""
+    """A header and its payload uint8[nbytes]."""
 
-    step: Step
+    header: DeltaHeader
     payload: Bytes
 
 
-def read_step(body: Any) -> Step:
-    """The step in `body`. Raises WireError where it is malformed."""
+def read_header(body: Any) -> DeltaHeader:
+    """The header in `body`. Raises WireError where it is malformed."""
     match body:
         case {"base": str(base), "result": str(result), "patches": list(rows)}:
-            return Step(base, result, tuple(_read_patch(row) for row in rows))
+            return DeltaHeader(base, result, tuple(_read_patch(row) for row in rows))
     raise WireError("a delta must hold base, result and patches")
 
 
@@ -118,7 +118,7 @@ def same_layout(old: Manifest, new: Manifest) -> bool:
     return layout(old) == layout(new)
 
 
-def diff(old: Snapshot, new: Snapshot, each: Map = map) -> Delta:
+def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
     """The delta from `old` to `new`; the work over tensors is mapped by `each`.
 
     Raises WeightsError: their tensors differ in more than their contents.
@@ -137,7 +137,7 @@ def diff(old: Snapshot, new: Snapshot, each: Map = map) -> Delta:
         Patch(index, count, gap, len(data)) for index, (count, gap, data) in zip(changed, encoded, strict=True)
     )
     payload = np.concatenate([data for *_, data in encoded]) if encoded else np.zeros(0, np.uint8)
-    return Delta(Step(old.manifest.digest, new.manifest.digest, patches), payload)
+    return Delta(DeltaHeader(old.manifest.digest, new.manifest.digest, patches), payload)
 
 
 def apply(
@@ -149,8 +149,8 @@ def apply(
     Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
     WireError: a delta is malformed.
     """
-    places = [held.digest, *(delta.step.result for delta in chain)]
-    if [delta.step.base for delta in chain] != places[:-1] or places[-1] != target.digest:
+    places = [held.digest, *(delta.header.result for delta in chain)]
+    if [delta.header.base for delta in chain] != places[:-1] or places[-1] != target.digest:
         raise WeightsError(f"the delta to version {target.version} begins at another base than version {held.version}")
     if not same_layout(held, target):
         raise WeightsError(f"version {target.version} has other tensors than version {held.version}")
@@ -248,10 +248,10 @@ def _patch(target: Bytes, spec: TensorSpec, patch: Patch, data: Bytes) -> None:
 
 
 def _parts(delta: Delta) -> Iterator[tuple[Patch, Bytes]]:
-    if delta.step.nbytes != len(delta.payload):
-        raise WireError(f"a delta announces {delta.step.nbytes} bytes and has {len(delta.payload)}")
+    if delta.header.nbytes != len(delta.payload):
+        raise WireError(f"a delta announces {delta.header.nbytes} bytes and has {len(delta.payload)}")
     start = 0
-    for patch in delta.step.patches:
+    for patch in delta.header.patches:
         yield patch, delta.payload[start : start + patch.nbytes]
         start += patch.nbytes
 

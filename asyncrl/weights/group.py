@@ -6,19 +6,24 @@ Neither gloo nor NCCL encrypts, and whoever reaches the store can join: loopback
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from asyncrl.config.bind import is_loopback
 from asyncrl.errors import UnavailableError
 from asyncrl.weights.threads import begin
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import TrainConfig
 
 AT_ONCE = 2
 """Broadcasts that a rank may have begun: a third one would wait for longer than two may take."""
@@ -57,7 +62,7 @@ def address_towards(host: str, port: int) -> str:
     return address
 
 
-class Group:
+class WeightGroup:
     """Rank `rank` of `size` in the group `name` of a store; `address` is where this machine is reached.
 
     Every method raises UnavailableError where another rank is silent for `timeout_s` or gone; the group is then dead.
@@ -146,3 +151,34 @@ def _backend(store: dist.Store, rank: int, size: int, device: torch.device, addr
 def sum_of(flat: torch.Tensor) -> torch.Tensor:
     """The checksum int64[] of a buffer whose size is a multiple of 8, computed on its device."""
     return flat.view(torch.int64).sum()
+
+
+def agree_with_servers(config: TrainConfig) -> None:
+    """Have NCCL in this process go without cuMem, as SGLang does, where an actor brings weights to its servers by NCCL.
+
+    Whoever else is in a group with that actor must do the same. Call it before the first group; what the environment
+    says already stays.
+    """
+    if _servers_by_nccl(config):
+        os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
+
+
+def keep_to_loopback(config: TrainConfig, actor: bool) -> None:
+    """Have NCCL in this process, an `actor`'s or the learner's, listen on the loopback interface alone.
+
+    The environment decides where weights may go to other machines by NCCL: it knows one interface for all groups of a
+    process. Call it before the first group.
+    """
+    weights = config.weights
+    broadcast = "distributed" in (weights.channel, weights.fallback) and not is_loopback(config.network.host)
+    if not (broadcast or (actor and _servers_by_nccl(config))):
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"
+
+
+def loopback_interface() -> str:
+    """The name of the network interface that only this machine reaches: lo, or lo0."""
+    return next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
+
+
+def _servers_by_nccl(config: TrainConfig) -> bool:
+    return config.engine.kind != "embedded" and config.weights.into_servers == "nccl"

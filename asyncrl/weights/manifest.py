@@ -173,7 +173,7 @@ def checksum(data: NDArray[np.uint8]) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
+class WeightSnapshot:
     """One version in memory: its manifest, and each tensor's bytes in the manifest's order."""
 
     manifest: Manifest
@@ -184,11 +184,13 @@ Map = Callable[..., Iterator[Any]]
 """What the built-in `map` does, or a pool's: the work over tensors frees the GIL."""
 
 
-def take_snapshot(version: int, tensors: Mapping[str, torch.Tensor], chunk_bytes: int, each: Map = map) -> Snapshot:
+def take_snapshot(
+    version: int, tensors: Mapping[str, torch.Tensor], chunk_bytes: int, each: Map = map
+) -> WeightSnapshot:
     """A snapshot that shares the memory of contiguous tensors; the checksums are computed here, mapped by `each`."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
     specs = tuple(
         TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)
         for (name, tensor), own in zip(tensors.items(), each(checksum, buffers), strict=True)
     )
-    return Snapshot(Manifest(version, chunk_bytes, specs), buffers)
+    return WeightSnapshot(Manifest(version, chunk_bytes, specs), buffers)

@@ -46,7 +46,7 @@ class Channel(Protocol):
         ...
 
 
-class Taker(Protocol):
+class UpdatableEngine(Protocol):
     """What the receiver needs of an engine (see actor/engine/base.py)."""
 
     @property
@@ -90,7 +90,7 @@ class Receiver:
             "weights_switch_s": self._switch_s,
         }
 
-    async def run(self, engine: Taker) -> None:
+    async def run(self, engine: UpdatableEngine) -> None:
         """Update `engine` whenever there is a newer version; returns only by cancellation."""
         endpoints = ", else ".join(channel.endpoint for channel in self._channels)
         logger.info("waiting for weights newer than version %d from %s", engine.version, endpoints)
@@ -101,7 +101,7 @@ class Receiver:
             for channel in self._channels:
                 channel.reset()
 
-    async def _attempt(self, engine: Taker) -> None:
+    async def _attempt(self, engine: UpdatableEngine) -> None:
         *others, last = self._channels
         for channel in others:
             try:
@@ -122,7 +122,7 @@ class Receiver:
             logger.error("no new weights, the engine stays at version %d: %s", engine.version, error)
             await asyncio.sleep(self._retry_s)
 
-    async def _update(self, engine: Taker, channel: Channel) -> None:
+    async def _update(self, engine: UpdatableEngine, channel: Channel) -> None:
         manifest = await channel.newer_than(engine.version)
         if manifest is None:
             return

@@ -25,7 +25,7 @@ from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
 from asyncrl.types import BatchPlan, Labels, Role, Trajectory, Turn
-from asyncrl.weights.buckets import Bucket, Filled, on_host
+from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from tests.helpers import make_trajectory
 
 VOCABULARY = 280
@@ -178,7 +178,7 @@ class FakePush:
         self.weights: dict[int, dict[str, Tensor]] = {}
         self.measured = {"bytes": 5.0}
 
-    def publish(self, version: int, plan: Sequence[Bucket], buckets: Iterable[Filled]) -> None:
+    def publish(self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket]) -> None:
         assert version > max(self.weights, default=-1)
         self.weights[version] = {}
         for filled in buckets:

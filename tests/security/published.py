@@ -13,7 +13,7 @@ import zmq
 from asyncrl.config.schema import NetworkConfig
 from asyncrl.network.keys import server_keys
 from asyncrl.types import RunIdentity
-from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.server import WeightServer
 
 CHUNK_BYTES = 4096
 RUN = RunIdentity("train", "its id")
@@ -25,7 +25,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 def main() -> None:
     keys = server_keys(NetworkConfig(keys=sys.argv[1] if len(sys.argv) > 1 else None))
-    publisher = Publisher("127.0.0.1", 0, zmq.Context(), keys=keys, run=RUN, chunk_bytes=CHUNK_BYTES)
+    publisher = WeightServer("127.0.0.1", 0, zmq.Context(), keys=keys, run=RUN, chunk_bytes=CHUNK_BYTES)
     publisher.publish(1, tensors())
     sys.stdout.write(f"{publisher.endpoint}\n")
     sys.stdout.flush()

@@ -17,7 +17,7 @@ import zmq
 from asyncrl.data.writing import write_tasks
 from asyncrl.machine.child import kill_group, last_lines
 from asyncrl.machine.ports import free_ports
-from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.server import WeightServer
 from tests.actor.engine.real import policy
 from tests.actor.engine.support import parameters
 from tests.helpers import make_task, until
@@ -32,7 +32,7 @@ class Actor:
 
     def __init__(self, folder: Path, model: Path) -> None:
         write_tasks(folder / "train.parquet", [make_task()])
-        self.publisher = Publisher("127.0.0.1", 0, zmq.Context.instance())
+        self.publisher = WeightServer("127.0.0.1", 0, zmq.Context.instance())
         self.server_port = free_ports(1)
         self._log = folder / "actor.log"
         command = [sys.executable, "-m", "asyncrl.actor", f"run.dir={folder}"]

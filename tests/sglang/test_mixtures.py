@@ -63,7 +63,7 @@ def save(folder: Path, family: str) -> Path:
 
 
 def serve(server: RealServer, folder: Path, model: Any, version: int, way: str, space: Path) -> list[Generation]:
-    """Push `model` as `version`; what the server then generates for prompts(4)."""
+    """Publisher `model` as `version`; what the server then generates for prompts(4)."""
     weights: Weights = parameters(model)
     into = way
     if way == "the learner's folder":

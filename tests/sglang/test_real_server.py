@@ -112,7 +112,7 @@ def test_servers_killed_while_they_generate_and_while_they_are_updated_are_misse
         assert_exact(models, start, got, 1.0)
 
 
-MOMENTS = {"joining": (distributed, "_form"), "broadcast": (distributed.Group, "finish")}
+MOMENTS = {"joining": (distributed, "_form"), "broadcast": (distributed.WeightGroup, "finish")}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

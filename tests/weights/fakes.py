@@ -13,8 +13,8 @@ from asyncrl.errors import WeightsError
 from asyncrl.types import RunIdentity
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
-from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.receiver import Channel, Receiver
+from asyncrl.weights.server import WeightServer
 
 
 class HoldingEngine:
@@ -64,8 +64,8 @@ def same_bits(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
 
 
 @contextlib.contextmanager
-def publisher(context: zmq.Context, port: int = 0, **options: Any) -> Iterator[Publisher]:
-    source = Publisher("127.0.0.1", port, context, **{"chunk_bytes": 64, **options})
+def publisher(context: zmq.Context, port: int = 0, **options: Any) -> Iterator[WeightServer]:
+    source = WeightServer("127.0.0.1", port, context, **{"chunk_bytes": 64, **options})
     try:
         yield source
     finally:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights import delta as deltas
-from asyncrl.weights.delta import WHOLE, Delta, apply, diff, read_step
+from asyncrl.weights.delta import WHOLE, Delta, apply, diff, read_header
 from asyncrl.weights.manifest import DTYPES, bytes_of, take_snapshot
 from tests.weights.fakes import same_bits, some_tensors
 
@@ -57,7 +57,7 @@ def test_any_two_states_round_trip_bit_for_bit_in_one_step_or_in_a_chain(version
     snapshots = [take_snapshot(i, tensors, 64) for i, tensors in enumerate(versions)]
     first, last = snapshots[0].manifest, snapshots[-1].manifest
     direct = diff(snapshots[0], snapshots[-1])
-    assert read_step(direct.step.body()) == direct.step
+    assert read_header(direct.header.body()) == direct.header
     assert same_bits(apply(versions[0], first, last, [direct]), versions[-1])
     chain = [diff(old, new) for old, new in itertools.pairwise(snapshots)]
     assert same_bits(apply(versions[0], first, last, chain), versions[-1])
@@ -85,7 +85,7 @@ def test_few_changes_are_few_bytes_and_the_rest_is_shared(monkeypatch):
 def test_many_changes_travel_as_they_are():
     old, first, new, second = two_versions(density=0.5)
     step = diff(first, second)
-    assert [patch.gap for patch in step.step.patches] == [WHOLE]
+    assert [patch.gap for patch in step.header.patches] == [WHOLE]
     assert len(step.payload) == 200_000
     assert same_bits(apply(old, first.manifest, second.manifest, [step]), new)
 
@@ -137,7 +137,7 @@ def test_changes_of_any_density_over_several_blocks_round_trip(seed, size, densi
     new = {"a": torch.cat([_bits(piece) for piece in pieces]).view(old["a"].dtype)}
     first, second = take_snapshot(0, old, 64), take_snapshot(1, new, 64)
     step = diff(first, second)
-    assert step.step.changed == int((_bits(old["a"]) != _bits(new["a"])).sum())
+    assert step.header.changed == int((_bits(old["a"]) != _bits(new["a"])).sum())
     assert same_bits(apply(old, first.manifest, second.manifest, [step]), new)
 
 
@@ -170,13 +170,13 @@ def test_there_is_no_delta_between_other_tensors():
 def test_damage_is_an_error_and_never_a_wrong_result(data):
     old, first, new, second = two_versions()
     step = diff(first, second)
-    payload, patch = step.payload.copy(), step.step.patches[0]
+    payload, patch = step.payload.copy(), step.header.patches[0]
     fault = data.draw(st.sampled_from(["flip", "count", "gap", "tensor", "nbytes"]))
     if fault == "flip":
         payload[data.draw(st.integers(0, len(payload) - 1))] ^= data.draw(st.integers(1, 255))
     else:
         patch = replace(patch, **{fault: data.draw(st.sampled_from([0, 1, 2, 4, 7, 10**6, 10**12]))})
-    damaged = Delta(replace(step.step, patches=(patch,)), payload)
+    damaged = Delta(replace(step.header, patches=(patch,)), payload)
     try:
         got = apply(old, first.manifest, second.manifest, [damaged])
     except (WeightsError, WireError):
@@ -197,4 +197,4 @@ def test_damage_is_an_error_and_never_a_wrong_result(data):
 )
 def test_a_malformed_step_is_a_wire_error(body):
     with pytest.raises(WireError):
-        read_step(body)
+        read_header(body)

@@ -14,7 +14,7 @@ from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.delta import diff
 from asyncrl.weights.manifest import take_snapshot
-from asyncrl.weights.offers import Offers
+from asyncrl.weights.transfers import Transfers
 from asyncrl.wire import Message
 from tests.helpers import async_until
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
@@ -107,7 +107,7 @@ def test_without_deltas_nothing_is_kept_and_everything_travels_whole(context):
 def test_deltas_that_together_are_larger_than_the_version_are_not_offered():
     rng = np.random.default_rng(0)
     snapshots = [take_snapshot(i, {"a": torch.from_numpy(rng.random(100))}, 64) for i in range(3)]
-    offers = Offers(5.0, history=4)
+    offers = Transfers(5.0, history=4)
     offers.offer(snapshots[0])
     for old, new in itertools.pairwise(snapshots):
         offers.offer(new, diff(old, new))
@@ -117,7 +117,7 @@ def test_deltas_that_together_are_larger_than_the_version_are_not_offered():
 
 
 def test_a_delta_that_is_no_smaller_than_its_version_is_let_go_of():
-    offers = Offers(5.0, history=4)
+    offers = Transfers(5.0, history=4)
     first, second = (take_snapshot(i, {"a": torch.full((100,), float(i))}, 64) for i in range(2))
     offers.offer(first)
     delta = diff(first, second)

@@ -13,15 +13,15 @@ import zmq.asyncio
 
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.buckets import Entry, Filled, flatten, plan_buckets
+from asyncrl.weights.buckets import Entry, GatheredBucket, flatten, plan_buckets
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
-from asyncrl.weights.group import Group
+from asyncrl.weights.group import WeightGroup
 from asyncrl.weights.manifest import dtype_name
 from asyncrl.weights.publisher import Publisher
-from asyncrl.weights.push import Push
 from asyncrl.weights.receiver import Receiver
+from asyncrl.weights.server import WeightServer
 from tests.helpers import GENEROUS_S, async_until
 from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors
 
@@ -38,16 +38,16 @@ def plan_of(tensors, bucket_bytes=512):
 def filled(tensors, plan):
     """As the learner gathers them on the CPU."""
     for bucket in plan:
-        yield Filled(bucket, flatten(bucket, tensors))
+        yield GatheredBucket(bucket, flatten(bucket, tensors))
 
 
 class Learner:
     """What pushes, with its parts in sight."""
 
     def __init__(self, context, timeout_s=20.0):
-        self.publisher = Publisher("127.0.0.1", 0, context)
+        self.publisher = WeightServer("127.0.0.1", 0, context)
         self.broadcaster = Broadcaster(self.publisher, "127.0.0.1", CPU, timeout_s)
-        self.push = Push(EXPECTED, self.publisher, self.broadcaster)
+        self.push = Publisher(EXPECTED, self.publisher, self.broadcaster)
 
     async def publish(self, version, tensors=None):
         tensors = tensors or some_tensors(version)
@@ -162,7 +162,7 @@ def test_tensors_that_engines_do_not_expect_refuse_the_push_before_the_first_buc
     asyncio.run(run())
 
 
-class Damaging(Group):
+class Damaging(WeightGroup):
     """One bit of the first bucket that it sends is another than in the learner's memory."""
 
     damaged = False
@@ -176,7 +176,7 @@ class Damaging(Group):
 
 
 def test_a_version_with_a_damaged_bucket_is_refused_whole(context, monkeypatch):
-    monkeypatch.setattr("asyncrl.weights.broadcast.Group", Damaging)
+    monkeypatch.setattr("asyncrl.weights.broadcast.WeightGroup", Damaging)
 
     async def run():
         async with learning(context) as learner:
@@ -197,7 +197,7 @@ def test_a_version_with_a_damaged_bucket_is_refused_whole(context, monkeypatch):
 def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_never_a_third(context, monkeypatch):
     second_filled, calls = threading.Event(), []
 
-    class Late(Group):
+    class Late(WeightGroup):
         def begin(self, tensor):
             assert second_filled.wait(GENEROUS_S)
             calls.append("begin")
@@ -207,7 +207,7 @@ def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_ne
             calls.append("finish")
             super().finish(work)
 
-    monkeypatch.setattr("asyncrl.weights.channels.distributed.Group", Late)
+    monkeypatch.setattr("asyncrl.weights.channels.distributed.WeightGroup", Late)
     tensors = some_tensors(0)
     plan = plan_of(tensors)
 
@@ -258,10 +258,10 @@ DYING = """
 import asyncio, os, sys, torch, zmq.asyncio
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.group import Group
+from asyncrl.weights.group import WeightGroup
 from tests.helpers import GENEROUS_S
 
-class Dying(Group):
+class Dying(WeightGroup):
     first = None
 
     def begin(self, tensor):
@@ -273,7 +273,7 @@ class Dying(Group):
 
 async def main():
     import asyncrl.weights.channels.distributed as module
-    module.Group = Dying
+    module.WeightGroup = Dying
     link = DistributedChannel(Requests(sys.argv[1], zmq.asyncio.Context()), torch.device("cpu"), 20.0)
     while (manifest := await link.newer_than(0)) is None:
         pass

@@ -14,9 +14,9 @@ import zmq
 from asyncrl.errors import UnavailableError
 from asyncrl.weights import group as weight_group
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.buckets import Bucket, Entry, Filled
-from asyncrl.weights.group import Group
-from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.buckets import Bucket, Entry, GatheredBucket
+from asyncrl.weights.group import WeightGroup
+from asyncrl.weights.server import WeightServer
 from tests.helpers import until
 
 
@@ -43,9 +43,9 @@ def hangs() -> Iterator[threading.Event]:
     event.set()
 
 
-def group_over(backend: Backend, monkeypatch: pytest.MonkeyPatch, timeout_s: float) -> Group:
+def group_over(backend: Backend, monkeypatch: pytest.MonkeyPatch, timeout_s: float) -> WeightGroup:
     monkeypatch.setattr(weight_group, "_backend", lambda *_: backend)
-    return Group(dist.HashStore(), "g", 0, 2, torch.device("cpu"), "127.0.0.1", timeout_s)
+    return WeightGroup(dist.HashStore(), "g", 0, 2, torch.device("cpu"), "127.0.0.1", timeout_s)
 
 
 def test_a_group_that_never_comes_together_is_given_up_and_left(
@@ -63,7 +63,7 @@ def test_while_a_broadcast_hangs_pushes_go_on_without_any(
     monkeypatch: pytest.MonkeyPatch, hangs: threading.Event
 ) -> None:
     monkeypatch.setattr(weight_group, "_backend", lambda *_: Backend(hangs))
-    publisher = Publisher("127.0.0.1", 0, zmq.Context())
+    publisher = WeightServer("127.0.0.1", 0, zmq.Context())
     summoned: list[int] = []
 
     def summon(backend: str, describe: Any, patience_s: float) -> list[bytes]:
@@ -77,7 +77,7 @@ def test_while_a_broadcast_hangs_pushes_go_on_without_any(
     threads = threading.active_count()
     for version in range(4):
         broadcaster.begin(version, [bucket])
-        broadcaster.start(Filled(bucket, torch.zeros(bucket.nbytes, dtype=torch.uint8)))
+        broadcaster.start(GatheredBucket(bucket, torch.zeros(bucket.nbytes, dtype=torch.uint8)))
         broadcaster.commit()
     assert (len(summoned), broadcaster.failures) == (1, 1)
     assert threading.active_count() == threads + 1

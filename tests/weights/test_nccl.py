@@ -5,7 +5,7 @@ import pytest
 
 from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
 from asyncrl.learner import run as learner
-from asyncrl.weights.nccl import agree_with_servers, keep_to_loopback, loopback_interface
+from asyncrl.weights.group import agree_with_servers, keep_to_loopback, loopback_interface
 
 CUMEM = "NCCL_CUMEM_ENABLE"
 

@@ -1,4 +1,4 @@
-"""Publisher, channel and receiver together, over real sockets and where it matters with real processes."""
+"""WeightServer, channel and receiver together, over real sockets and where it matters with real processes."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ import zmq.asyncio
 from asyncrl.errors import ConfigError, UnavailableError, WeightsError, WireError
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
-from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.server import WeightServer
 from asyncrl.wire import Message, decode, encode
 from tests.helpers import GENEROUS_S, async_until
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
@@ -155,9 +155,9 @@ def test_an_older_version_is_never_taken_and_never_published(context):
 
 PUBLISH = """
 import sys, time, torch, zmq
-from asyncrl.weights.publisher import Publisher
+from asyncrl.weights.server import WeightServer
 from tests.helpers import GENEROUS_S
-publisher = Publisher("127.0.0.1", int(sys.argv[1]), zmq.Context(), chunk_bytes=4096)
+publisher = WeightServer("127.0.0.1", int(sys.argv[1]), zmq.Context(), chunk_bytes=4096)
 publisher.publish(int(sys.argv[2]), {"a": torch.full((2_000_000,), float(sys.argv[2]))})
 time.sleep(600)
 """
@@ -316,8 +316,8 @@ def test_a_silent_publisher_is_unavailable(context):
 
 def test_an_address_that_others_can_reach_must_be_allowed(context):
     with pytest.raises(ConfigError, match="insecure"):
-        Publisher("0.0.0.0", 0, context)
-    Publisher("0.0.0.0", 0, context, insecure=True).close()
+        WeightServer("0.0.0.0", 0, context)
+    WeightServer("0.0.0.0", 0, context, insecure=True).close()
 
 
 def test_what_cannot_travel_is_refused_at_once(context):

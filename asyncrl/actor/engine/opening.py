@@ -27,7 +27,7 @@ from asyncrl.machine import process
 from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.weights.channels.opening import weights_dir
-from asyncrl.weights.nccl import agree_with_servers
+from asyncrl.weights.group import agree_with_servers
 
 CLOSE_S = process.STOP_S - SERVER_STOP_S - 3.0
 """Leaves the actor time to end its own servers and to write its last metrics."""

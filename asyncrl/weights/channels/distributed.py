@@ -19,7 +19,7 @@ import torch.distributed as dist
 from asyncrl.errors import UnavailableError, WeightsError, WireError
 from asyncrl.weights.buckets import Bucket, Entry
 from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, sum_of
+from asyncrl.weights.group import BACKENDS, WeightGroup, address_towards, join_store, sum_of
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Manifest, TensorSpec, new_bytes
 from asyncrl.weights.threads import in_own_thread
 
@@ -50,7 +50,7 @@ class DistributedChannel:
         self._device = device
         self._timeout_s = timeout_s
         self._call: _Call | None = None
-        self._joined: tuple[str, Group] | None = None
+        self._joined: tuple[str, WeightGroup] | None = None
         self._hung: Future[dist.Work] | None = None
         self._store: tuple[tuple[str, int], dist.TCPStore] | None = None
         self.received = 0
@@ -102,7 +102,7 @@ class DistributedChannel:
             raise WeightsError(f"version {call.version} arrived damaged: the checksums of its buckets differ")
         return tensors
 
-    def _group(self, call: _Call) -> Group:
+    def _group(self, call: _Call) -> WeightGroup:
         if self._joined is not None and self._joined[0] == call.group:
             return self._joined[1]
         self._leave()
@@ -112,7 +112,7 @@ class DistributedChannel:
         if self._store is None or self._store[0] != place:
             self._store = (place, join_store(*place, self._timeout_s))
         address = address_towards(*place)
-        group = Group(self._store[1], call.group, call.rank, call.size, self._device, address, self._timeout_s)
+        group = WeightGroup(self._store[1], call.group, call.rank, call.size, self._device, address, self._timeout_s)
         self._joined = (call.group, group)
         return group
 

@@ -15,7 +15,7 @@ from asyncrl.weights.channels.disk import DiskChannel
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
-from asyncrl.weights.nccl import keep_to_loopback
+from asyncrl.weights.group import keep_to_loopback
 from asyncrl.weights.receiver import Channel
 
 

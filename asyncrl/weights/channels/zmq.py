@@ -21,7 +21,7 @@ import xxhash
 from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights.buckets import Entry, plan_buckets
 from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.delta import Bytes, Delta, Step, apply, read_step
+from asyncrl.weights.delta import Bytes, Delta, DeltaHeader, apply, read_header
 from asyncrl.weights.manifest import Chunk, Manifest, bytes_of, chunks, new_bytes, read_manifest, together
 from asyncrl.weights.threads import in_own_thread
 
@@ -46,7 +46,7 @@ class ZmqChannel:
         self._credits = credits
         self._keep = deltas
         self._held: tuple[Manifest, Mapping[str, torch.Tensor]] | None = None
-        self._steps: tuple[Step, ...] = ()
+        self._headers: tuple[DeltaHeader, ...] = ()
         self.received = 0
 
     def reset(self) -> None:
@@ -62,13 +62,13 @@ class ZmqChannel:
         manifest = read_manifest(reply.body)
         if manifest.version <= version:
             raise WireError(f"asked for a version newer than {version}, the publisher offers {manifest.version}")
-        self._steps = _read_steps(reply.body.get("deltas"), manifest)
+        self._headers = _read_headers(reply.body.get("deltas"), manifest)
         return manifest
 
     async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         """All tensors of a manifest that `newer_than` gave. Raises WeightsError: a checksum does not match."""
-        if self._steps and self._held:
-            tensors = await self._fetch_deltas(*self._held, manifest, self._steps)
+        if self._headers and self._held:
+            tensors = await self._fetch_deltas(*self._held, manifest, self._headers)
         else:
             tensors = await self._fetch_whole(manifest)
         if self._keep:
@@ -87,9 +87,9 @@ class ZmqChannel:
         return tensors
 
     async def _fetch_deltas(
-        self, held: Manifest, base: Mapping[str, torch.Tensor], manifest: Manifest, steps: Sequence[Step]
+        self, held: Manifest, base: Mapping[str, torch.Tensor], manifest: Manifest, headers: Sequence[DeltaHeader]
     ) -> dict[str, torch.Tensor]:
-        chain = [Delta(step, np.empty(step.nbytes, np.uint8)) for step in steps]
+        chain = [Delta(header, np.empty(header.nbytes, np.uint8)) for header in headers]
         await self._fetch_parts(manifest, [delta.payload for delta in chain])
         try:
             with ThreadPoolExecutor(APPLY_THREADS) as pool:
@@ -125,11 +125,11 @@ class ZmqChannel:
         return await self._requests.send("chunks", {"version": version, "chunks": rows})
 
 
-def _read_steps(rows: Any, manifest: Manifest) -> tuple[Step, ...]:
+def _read_headers(rows: Any, manifest: Manifest) -> tuple[DeltaHeader, ...]:
     """Raises WireError: they are malformed, or no fewer bytes than the version itself."""
     if not isinstance(rows, list):
         raise WireError("a manifest must come with a list of deltas, which may be empty")
-    steps = tuple(read_step(row) for row in rows)
-    if sum(step.nbytes for step in steps) > manifest.nbytes:
+    headers = tuple(read_header(row) for row in rows)
+    if sum(header.nbytes for header in headers) > manifest.nbytes:
         raise WireError("the deltas are larger than the weights")
-    return steps
+    return headers

@@ -28,7 +28,7 @@ from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bu
 from asyncrl.config.bind import SERVER_GROUP_FIX, check_bind
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
 from asyncrl.weights.buckets import Bucket, flatten
-from asyncrl.weights.group import BACKENDS, Group, address_towards, join_store, open_store
+from asyncrl.weights.group import BACKENDS, WeightGroup, address_towards, join_store, open_store
 from asyncrl.weights.threads import OwnThreads
 
 FORGET_S = 5.0
@@ -43,7 +43,7 @@ class _Joined:
 
     name: str
     store: dist.TCPStore
-    group: Group
+    group: WeightGroup
 
 
 class DistributedTransport(Transport):
@@ -165,14 +165,16 @@ def broadcast_body(bucket: Bucket, group: str, label: str | None) -> bytes:
     return json.dumps(body if label is None else {**body, "weight_version": label}).encode()
 
 
-def _form(client: dist.Store, address: str, name: str, ranks: int, device: torch.device, timeout_s: float) -> Group:
+def _form(
+    client: dist.Store, address: str, name: str, ranks: int, device: torch.device, timeout_s: float
+) -> WeightGroup:
     """Our end of the group: SGLang puts its name before torch's own prefixes, its name again and the kind of device."""
     _use(device)
     store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, client))
-    return Group(store, f"{device.type}/", 0, ranks, device, address, timeout_s)
+    return WeightGroup(store, f"{device.type}/", 0, ranks, device, address, timeout_s)
 
 
-def _send(group: Group, flat: torch.Tensor, device: torch.device) -> None:
+def _send(group: WeightGroup, flat: torch.Tensor, device: torch.device) -> None:
     _use(device)
     group.finish(group.begin(flat))
 

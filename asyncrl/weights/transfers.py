@@ -26,7 +26,7 @@ from typing import Any
 
 from asyncrl.errors import WireError
 from asyncrl.weights.delta import Bytes, Delta
-from asyncrl.weights.manifest import MAX_TOGETHER, Snapshot
+from asyncrl.weights.manifest import MAX_TOGETHER, WeightSnapshot
 from asyncrl.wire import Message
 
 POLL_S = 1.0
@@ -44,19 +44,19 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Transfer:
-    snapshot: Snapshot
+    snapshot: WeightSnapshot
     parts: Sequence[Bytes]
     heard: float
 
 
-class Offers:
+class Transfers:
     """The newest snapshot, the last `history` deltas, and what every receiver is doing. `now` is a monotonic time in
     seconds."""
 
     def __init__(self, forget_s: float, history: int = 0) -> None:
         self._forget_s = forget_s
         self._deltas: deque[Delta] = deque(maxlen=history)
-        self._newest: Snapshot | None = None
+        self._newest: WeightSnapshot | None = None
         self._waiting: dict[bytes, _Waiting] = {}
         self._transfers: dict[bytes, _Transfer] = {}
         self._joined: dict[bytes, tuple[str, float]] = {}
@@ -72,7 +72,7 @@ class Offers:
         versions = {transfer.snapshot.manifest.version for transfer in self._transfers.values()}
         return versions | {self.newest} if self._newest else versions
 
-    def offer(self, snapshot: Snapshot, delta: Delta | None = None) -> None:
+    def offer(self, snapshot: WeightSnapshot, delta: Delta | None = None) -> None:
         """Make `snapshot` the newest; one that is not newer is ignored. `delta` leads to it from the one before; one
         that is no smaller than the version is of no use to anybody, and is not kept."""
         if snapshot.manifest.version > self.newest:
@@ -135,18 +135,18 @@ class Offers:
             place = {"rank": index + 1, "size": len(receivers) + 1}
             yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, {**body, **place})
 
-    def _begin(self, receiver: bytes, newest: Snapshot, waiting: _Waiting, now: float) -> Message:
+    def _begin(self, receiver: bytes, newest: WeightSnapshot, waiting: _Waiting, now: float) -> Message:
         chain = self._chain(waiting.base)
         if sum(len(delta.payload) for delta in chain) >= newest.manifest.nbytes:
             chain = []
         parts = [delta.payload for delta in chain] or newest.buffers
         self._transfers[receiver] = _Transfer(newest, parts, now)
-        steps = [delta.step.body() for delta in chain]
-        return Message("manifest", waiting.sequence, {**newest.manifest.body(), "deltas": steps})
+        headers = [delta.header.body() for delta in chain]
+        return Message("manifest", waiting.sequence, {**newest.manifest.body(), "deltas": headers})
 
     def _chain(self, base: str) -> list[Delta]:
         """The deltas from `base` to the newest version, or none."""
-        bases = [delta.step.base for delta in self._deltas]
+        bases = [delta.header.base for delta in self._deltas]
         return list(self._deltas)[bases.index(base) :] if base in bases else []
 
 

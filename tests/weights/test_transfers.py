@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from asyncrl.errors import WireError
 from asyncrl.weights.manifest import MAX_TOGETHER, read_manifest, take_snapshot
-from asyncrl.weights.offers import POLL_S, Offers
+from asyncrl.weights.transfers import POLL_S, Transfers
 from asyncrl.wire import Message
 
 FORGET_S = 5.0
@@ -18,7 +18,7 @@ class OffersMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.offers = Offers(FORGET_S)
+        self.offers = Transfers(FORGET_S)
         self.now = 0.0
         self.newest = -1
         self.waiting = {}
@@ -104,7 +104,7 @@ TestOffers = OffersMachine.TestCase
     ],
 )
 def test_chunks_that_are_not_there_or_too_many_at_once_are_refused(change):
-    offers = Offers(FORGET_S)
+    offers = Transfers(FORGET_S)
     offers.offer(take_snapshot(1, {"a": torch.zeros(8)}, 16))
     offers.handle(b"r", Message("manifest", 1, {"holds": -1, "base": ""}), 0.0)
     assert [reply.kind for _, reply in offers.due(0.0)] == ["manifest"]
@@ -115,7 +115,7 @@ def test_chunks_that_are_not_there_or_too_many_at_once_are_refused(change):
 
 
 def test_a_forgotten_receiver_is_told_to_start_again():
-    offers = Offers(FORGET_S)
+    offers = Transfers(FORGET_S)
     offers.offer(take_snapshot(1, {"a": torch.zeros(8)}, 16))
     offers.handle(b"r", Message("manifest", 1, {"holds": -1, "base": ""}), 0.0)
     list(offers.due(0.0))

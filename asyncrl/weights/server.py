@@ -1,0 +1,249 @@
+"""The learner's end: offers the newest weights to every receiver that asks, in a thread of its own.
+
+Receivers pull (the protocol is in `offers.py`), each with a bounded number of chunks outstanding, so a slow receiver
+delays nobody but itself, and training waits for none. Chunks are sent from the tensors' own memory, without a copy. A
+malformed request, or one of another run, is answered `refused` with the reason, and counted.
+
+Each version is compared with the one before it, once, and the last `history` deltas are kept for receivers that hold
+one of their bases. The host memory held is one version, its deltas, and what is in transfer; a second version while the
+two are compared.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import zmq
+
+from asyncrl.config.bind import check_bind
+from asyncrl.errors import RefusedError, WeightsError, WireError
+from asyncrl.network.keys import ServerKeys
+from asyncrl.network.sockets import listen
+from asyncrl.network.throttle import Throttled
+from asyncrl.types import RunIdentity
+from asyncrl.weights.delta import Delta, diff, same_layout
+from asyncrl.weights.manifest import (
+    DTYPES,
+    MAX_CHUNK_BYTES,
+    MAX_MANIFEST_BYTES,
+    WeightSnapshot,
+    dtype_name,
+    take_snapshot,
+)
+from asyncrl.weights.transfers import Transfers
+from asyncrl.wire import Message, check_run, decode, encode
+
+MAX_REQUEST_BYTES = 64 << 10
+TICK_MS = 200
+"""How late an answer `nothing`, or the forgetting of a dead receiver, may come. Weights never wait for it."""
+
+SUMMON_POLL_S = 0.01
+
+Describe = Callable[[Sequence[bytes]], Mapping[str, Any]]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    receivers: Sequence[bytes]
+    ready: bool
+
+
+class WeightServer:
+    """Serves weights on tcp://host:port, to the clients that `keys` lets in and that are of `run`, where it is given;
+    port 0 takes a free one.
+
+    Raises ConfigError: others can reach the address, and there are neither `keys` nor `insecure`; UnavailableError: it
+    is taken.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        keys: ServerKeys | None = None,
+        insecure: bool = False,
+        run: RunIdentity | None = None,
+        chunk_bytes: int = 2 << 20,
+        forget_s: float = 30.0,
+        history: int = 4,
+        threads: int = 2,
+    ) -> None:
+        if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
+            raise WeightsError(f"chunk_bytes is {chunk_bytes}; it must be 1 to {MAX_CHUNK_BYTES}")
+        check_bind(host, insecure, secured=keys is not None)
+        self._listener = listen(context, f"tcp://{host}:{port}", keys, MAX_REQUEST_BYTES)
+        self._router = self._listener.socket
+        self.endpoint = self._listener.endpoint
+        self.refused = 0
+        self._run = run
+        self._refusals = Throttled(logger, "refused a request for weights")
+        self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
+        self._chunk_bytes = chunk_bytes
+        self._offers = Transfers(forget_s, history)
+        self._published = -1
+        self._with_deltas = history > 0
+        self._last: WeightSnapshot | None = None
+        self._ready: SimpleQueue[tuple[WeightSnapshot, Delta | None]] = SimpleQueue()
+        self._measured: dict[str, float] = {}
+        self._calls: SimpleQueue[tuple[Callable[[], _Present], Future[_Present]]] = SimpleQueue()
+        self._closing = threading.Event()
+        self._wake, self._woken = socket.socketpair()
+        # Checksums and deltas have workers of their own so that they hold up neither training nor a transfer.
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="weights-preparing")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
+        self._thread = threading.Thread(target=self._serve, name="weights-publisher", daemon=True)
+        self._thread.start()
+
+    @property
+    def offered(self) -> int:
+        """The newest version that receivers can get; -1 before the first."""
+        return self._offers.newest
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """What the last version that was prepared weighs: its bytes, and those of its delta and the share of elements
+        that it changes; seconds of preparing it; requests refused so far."""
+        return {**self._measured, "refused": float(self.refused)}
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Offer `tensors` (on the CPU, never changed again) as `version`; returns at once.
+
+        Raises WeightsError: the version is not newer than the last, a tensor cannot travel, or the publisher is closed.
+        """
+        if version <= self._published:
+            raise WeightsError(f"version {version} was to follow {self._published}; a version never moves backwards")
+        for name, tensor in tensors.items():
+            if tensor.device.type != "cpu" or dtype_name(tensor.dtype) not in DTYPES:
+                raise WeightsError(f"{name} is {tensor.dtype} on {tensor.device}; move it to the CPU as {list(DTYPES)}")
+        if not self._thread.is_alive():
+            raise WeightsError("the publisher is closed")
+        self._published = version
+        self._preparing.submit(self._prepare, version, dict(tensors)).add_done_callback(_log_failure)
+
+    def summon(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
+        """Call those who asked to join a broadcast over `backend`, and say who they are.
+
+        Waits a while for the ones who asked a moment ago. `describe` makes of them what they are told; it runs in the
+        publisher's thread. Raises WeightsError: the publisher is closed.
+        """
+        deadline = time.monotonic() + patience_s
+        while not (present := self._in_thread(lambda: self._summon(backend, describe, deadline))).ready:
+            time.sleep(SUMMON_POLL_S)
+        return present.receivers
+
+    def close(self) -> None:
+        """Stop serving; transfers under way are cut off, and their receivers wait for the next publisher."""
+        self._preparing.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
+        self._closing.set()
+        self._wake.send(b".")
+        self._thread.join()
+        self._wake.close()
+        self._woken.close()
+
+    def _in_thread(self, call: Callable[[], _Present]) -> _Present:
+        done: Future[_Present] = Future()
+        self._calls.put((call, done))
+        self._wake.send(b".")
+        while True:
+            try:
+                return done.result(TICK_MS / 1000)
+            except TimeoutError:
+                if not self._thread.is_alive():
+                    raise WeightsError("the publisher is closed") from None
+
+    def _summon(self, backend: str, describe: Describe, deadline: float) -> _Present:
+        now = time.monotonic()
+        if self._offers.absent(backend, now) and now < deadline:
+            return _Present((), ready=False)
+        receivers = self._offers.joining(backend)
+        if receivers:
+            for receiver, message in self._offers.summon(receivers, describe(receivers)):
+                self._send(receiver, message)
+        return _Present(receivers, ready=True)
+
+    def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        if version != self._published:
+            return
+        started = time.perf_counter()
+        snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._pool.map)
+        delta = self._delta_to(snapshot)
+        self._last = snapshot
+        self._measured = {"bytes": float(snapshot.manifest.nbytes), "prepare_s": time.perf_counter() - started}
+        if delta is not None:
+            elements = sum(math.prod(spec.shape) for spec in snapshot.manifest.tensors)
+            self._measured["delta_bytes"] = float(len(delta.payload))
+            self._measured["density"] = delta.header.changed / max(1, elements)
+        self._ready.put((snapshot, delta))
+        self._wake.send(b".")
+
+    def _delta_to(self, snapshot: WeightSnapshot) -> Delta | None:
+        last = self._last
+        if not self._with_deltas or last is None or not same_layout(last.manifest, snapshot.manifest):
+            return None
+        return diff(last, snapshot, self._pool.map)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        with closing(self._listener):
+            while not self._closing.is_set():
+                events = dict(poller.poll(TICK_MS))
+                if self._woken.fileno() in events:
+                    self._woken.recv(1)
+                while not self._calls.empty():
+                    call, done = self._calls.get()
+                    done.set_result(call())
+                while not self._ready.empty():
+                    self._offers.offer(*self._ready.get())
+                if self._router in events:
+                    self._answer(*self._router.recv_multipart())
+                for receiver, reply in self._offers.due(time.monotonic()):
+                    self._send(receiver, reply)
+
+    def _answer(self, receiver: bytes, *frames: bytes) -> None:
+        try:
+            request = decode(frames)
+            if self._run is not None:
+                check_run(request, self._run, "weight publisher", "network.weights_port")
+            reply = self._offers.handle(receiver, request, time.monotonic())
+        except (WireError, RefusedError) as error:
+            reply = self._refused(0, error)
+        if reply:
+            self._send(receiver, reply)
+
+    def _refused(self, sequence: int, error: WireError | RefusedError) -> Message:
+        self.refused += 1
+        self._refusals.say(error)
+        return Message("refused", sequence, {"reason": str(error)})
+
+    def _send(self, receiver: bytes, message: Message) -> None:
+        try:
+            frames = encode(message, MAX_MANIFEST_BYTES)
+        except WireError as error:
+            frames = encode(self._refused(message.sequence, error))
+        try:
+            self._router.send_multipart([receiver, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            self._undelivered.say(error)
+
+
+def _log_failure(done: Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        logger.error("a version was not prepared, receivers stay at the one before", exc_info=error)
