@@ -1,8 +1,8 @@
 """Does a process reward model beside the outcome save samples, compared with the outcome alone?
 
-The demo task and policy; every pair of runs has the same seed, data and budget, and differs in the weight of the
-process score only. Told is how many trajectories were trained until greedy accuracy on the held-out tasks reached the
-target, as far as evaluations every other step can tell.
+The task and the policy are the demo's. Every pair of runs has the same seed, data and budget, and differs only in the
+weight of the process score. The result is the number of trajectories that were trained until greedy accuracy on the
+held-out tasks reached the target, measured every other step.
 
     python -m benchmarks.process_rewards --seeds 0 1 2
 """
@@ -27,7 +27,7 @@ BATCH = 64
 
 
 def run(seed: int, weight: float, steps: int, target: float, overrides: list[str]) -> dict[str, Any]:
-    """One run: its accuracies by step, and the trajectories that it had trained when it reached the target."""
+    """One run: its accuracies by step, and the number of trajectories trained when it reached the target."""
     name = f"seed-{seed}-weight-{weight}"
     shutil.rmtree(RUNS / name, ignore_errors=True)
     command = [
@@ -51,7 +51,9 @@ def run(seed: int, weight: float, steps: int, target: float, overrides: list[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--weight", type=float, default=0.5, help="weight of the process score where it counts")
+    parser.add_argument(
+        "--weight", type=float, default=0.5, help="weight of the process score in the second run of a pair"
+    )
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--target", type=float, default=0.9)
     arguments = parser.parse_args()

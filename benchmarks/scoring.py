@@ -1,13 +1,13 @@
-"""How fast does a scorer read trajectories in micro-batches, against one by one, and what does a shared prompt bring?
+"""How fast does a scorer read trajectories in micro-batches, against one by one, and how much does a shared prompt save?
 
 The model is a process reward model of Qwen2's architecture with random weights: 50M parameters in float32 on the CPU,
-or with `--device cuda` the shape of Qwen2.5-Math-PRM-7B in bfloat16. A load is groups of 8 trajectories with a prompt
-in common; the lengths of prompts and responses are log-normal, so that a few are long. The ways take turns, so that
-whatever else the machine does harms all alike.
+or with `--device cuda` the shape of Qwen2.5-Math-PRM-7B in bfloat16. A load is groups of 8 trajectories with a common
+prompt. The lengths of prompts and responses are log-normal, so that a few are long. The ways take turns, so that other
+work of the machine slows all of them alike.
 
-Tokens a second count every token of every trajectory, also those that sharing saves. The share of the matrix peak is
-2 * parameters * computed tokens in the time that a large matrix product of the same run would take for as many
-operations; embeddings, attention scores and padding do not count as work.
+Tokens a second count every token of every trajectory, including tokens that sharing saves. The share of the matrix peak
+is the speed of the useful operations, 2 * parameters * computed tokens, over that of a large matrix product in the same
+run. Embeddings, attention scores and padding are not useful operations.
 
     python -m benchmarks.scoring --threads 1
     python -m benchmarks.scoring --device cuda --groups 32
@@ -87,7 +87,7 @@ def make_backbone(device: str) -> Any:
 
 
 def make_load(rng: np.random.Generator, groups: int, prompt: float, response: float, vocabulary: int) -> list[Encoded]:
-    """Trajectories in the order in which they might come: members of different groups are mixed."""
+    """Trajectories in a random order, as a replay may lease them."""
     inputs = []
     for _ in range(groups):
         shared = rng.integers(0, vocabulary, _length(rng, prompt, 0.5))
@@ -178,7 +178,7 @@ def progress(text: str) -> None:
 def take_turns(
     ways: dict[str, Way], inputs: Sequence[Encoded], rounds: int, device: str
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of each way by round, and by how much the ways differ in what they find."""
+    """Seconds of each way by round, and the largest difference between the ways' logits."""
     taken: dict[str, list[float]] = {way: [] for way in ways}
     found: dict[str, Any] = {}
     for way in ways.values():
@@ -205,8 +205,8 @@ def main() -> None:
     device = torch.cuda.get_device_name() if options.device == "cuda" else machine()
     path, result = RESULTS, {}
     for result in measure(options.device, options.groups, options.micro_tokens, options.rounds):
-        told = {"options": vars(options), **result}
-        path = write_result(f"scoring-{options.device}", told, f"{device}, torch {torch.__version__}")
+        row = {"options": vars(options), **result}
+        path = write_result(f"scoring-{options.device}", row, f"{device}, torch {torch.__version__}")
     print(f"{'load':14} {'way':30} {'median tok/s':>12} {'best':>9} {'of peak':>8}")
     for row in result["rows"]:
         figures = f"{row['median_tokens_per_s']:12.0f} {row['best_tokens_per_s']:9.0f} {row['matrix_share']:8.1%}"

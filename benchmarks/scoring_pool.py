@@ -1,10 +1,10 @@
 """How many tokens a second does a pool of scorers label, from a real replay and back?
 
-`python -m benchmarks.scoring_pool` fills a durable replay with trajectories in groups of 8 that share a prompt, and has
-them labelled by `python -m asyncrl.scoring` processes on the CPU, one thread each, with a process reward model of
-random weights: one trajectory a lease and a pass, then leases and passes bounded by tokens as they are by default, then
-two such processes. The clock runs from the first label to the last, so that no start is counted; tokens a second count
-every token of every trajectory, also those of prompts that are read once for a group.
+`python -m benchmarks.scoring_pool` fills a durable replay with trajectories in groups of 8 that share a prompt.
+`python -m asyncrl.scoring` processes label them on the CPU, one thread each, with a process reward model of random
+weights. It measures three ways: one trajectory a lease and a pass; leases and passes bounded by tokens, as by default;
+two processes of the second way. The clock runs from the first label to the last, so that no start is counted. Tokens a
+second count every token of every trajectory, including prompts that are read once for a group.
 """
 
 from __future__ import annotations
