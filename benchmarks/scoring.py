@@ -1,4 +1,4 @@
-"""How fast does a scorer read trajectories in micro-batches, against one by one, and how much does a shared prompt save?
+"""How fast does a scorer read trajectories in micro-batches and one by one, and how much does a shared prompt save?
 
 The model is a process reward model of Qwen2's architecture with random weights: 50M parameters in float32 on the CPU,
 or with `--device cuda` the shape of Qwen2.5-Math-PRM-7B in bfloat16. A load is groups of 8 trajectories with a common

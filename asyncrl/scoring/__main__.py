@@ -26,12 +26,18 @@ def run(config: TrainConfig) -> None:
         workers = _workers(config, stop, stack)
         if len(workers) == 1:
             workers[0].run(stop)
-        else:
-            _run_all(workers, stop)
+            return
+        # Every worker has a thread. When one ends, it ends the others.
+        with ThreadPoolExecutor(len(workers), thread_name_prefix="shard") as threads:
+            running = [threads.submit(worker.run, stop) for worker in workers]
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            stop.set()
+        for each in done:
+            each.result()
 
 
 def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> list[ScoringWorker]:
-    """One for each shard of the replay, so that one that is away holds up its own trajectories only. They share one
+    """One for each shard of the replay, so that an unavailable shard delays only its own trajectories. All share one
     scorer."""
     from transformers import AutoTokenizer
 
@@ -60,16 +66,6 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
         metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), file)))
         workers.append(ScoringWorker(client, scorer, scoring, metrics, config.replay.lease_s))
     return workers
-
-
-def _run_all(workers: list[ScoringWorker], stop: threading.Event) -> None:
-    """Run every worker in a thread of its own until one ends, which ends the others."""
-    with ThreadPoolExecutor(len(workers), thread_name_prefix="shard") as threads:
-        running = [threads.submit(worker.run, stop) for worker in workers]
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        stop.set()
-    for each in done:
-        each.result()
 
 
 def main() -> None:

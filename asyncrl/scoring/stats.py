@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from asyncrl.config.schema import GuardConfig
 from asyncrl.scoring.scorer import ScoredEpisode
 from asyncrl.scoring.shaping import Scores
-from asyncrl.types import Trajectory
+from asyncrl.types import Step, Trajectory
 
 _EDGES = (0.0, 0.25, 0.5, 0.75)
 _LEAST_POINTS = 6
@@ -99,10 +99,6 @@ class ScoringStats:
             values |= _means(self._window)
             values |= _histograms([scored.step_scores for _, scored in self._window])
         self._start_window(now)
-        self._watch(now, values)
-        return values | {"hack_alarm": float(self._alarm.ringing), "hack_alarms": float(self._alarm.count)}
-
-    def _watch(self, now: float, values: dict[str, float]) -> None:
         if "prm_agreement" in values and self._alarm.add(now, values["reward_mean"], values["prm_agreement"]):
             logger.warning(
                 "the reward rises (%.3g) while process model and rules agree less and less (%.3g): the policy may be "
@@ -110,6 +106,7 @@ class ScoringStats:
                 values["reward_mean"],
                 values["prm_agreement"],
             )
+        return values | {"hack_alarm": float(self._alarm.ringing), "hack_alarms": float(self._alarm.count)}
 
     def _start_window(self, now: float) -> None:
         self._since = now
@@ -125,7 +122,7 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
         "outcome_mean": _mean([each.outcome for each in labels]),
         "steps_per_answer": _mean([len(trajectory.steps) for trajectory, _ in window]),
         "length_mean": _mean([trajectory.sampled_tokens for trajectory, _ in window]),
-        "first_step_share": _mean([_first_share(trajectory) for trajectory, _ in window]),
+        "first_step_share": _mean([_length(each.steps[:1]) / each.sampled_tokens for each, _ in window]),
         "repeated_steps": _mean([scored.repeated for _, scored in window]),
     }
     for name in sorted({name for each in labels for name in each.extra}):
@@ -138,10 +135,8 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _first_share(trajectory: Trajectory) -> float:
-    """The first step's share of the policy's tokens."""
-    first = trajectory.steps[0] if trajectory.steps else None
-    return (first.end - first.start) / trajectory.sampled_tokens if first else 0.0
+def _length(steps: Sequence[Step]) -> int:
+    return sum(step.end - step.start for step in steps)
 
 
 def _histograms(scores: Sequence[Scores]) -> dict[str, float]:
@@ -151,12 +146,9 @@ def _histograms(scores: Sequence[Scores]) -> dict[str, float]:
         "inner": [score for each in scores for score in each[1:-1]],
         "last": [each[-1] for each in scores if len(each)],
     }
-    return {name: share for position, at in positions.items() for name, share in _bins(position, at)}
-
-
-def _bins(position: str, scores: Sequence[float]) -> Iterator[tuple[str, float]]:
-    if not scores:
-        return
-    counts = np.bincount(np.digitize(scores, _EDGES), minlength=len(_EDGES) + 1)
-    for name, count in zip(("below_0", *(f"from_{edge:g}" for edge in _EDGES)), counts, strict=True):
-        yield f"step_scores/{position}/{name}", float(count / len(scores))
+    values = {}
+    for position, at in positions.items():
+        counts = np.bincount(np.digitize(at, _EDGES), minlength=len(_EDGES) + 1) if at else ()
+        for name, count in zip(("below_0", *(f"from_{edge:g}" for edge in _EDGES)), counts, strict=False):
+            values[f"step_scores/{position}/{name}"] = float(count / len(at))
+    return values

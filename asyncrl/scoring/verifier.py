@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -82,33 +81,30 @@ class Verifier:
         self._lock = threading.Lock()
         self._running: set[_RuleProcess] = set()
         self._closed = False
-        # The first process starts now, to report rules that cannot be loaded. The others start on first use.
-        self._idle: SimpleQueue[_RuleProcess | None] = SimpleQueue()
-        self._idle.put(self._start())
-        for _ in range(config.rule_processes - 1):
-            self._idle.put(None)
+        # Each thread has a process of its own, which starts with the thread's first episode.
         self._threads = ThreadPoolExecutor(config.rule_processes, "rules")
+        self._own = threading.local()
+        # One process starts now, to report rules that cannot be loaded.
+        self._threads.submit(self._start).result()
 
     def submit(self, given: RuleInput) -> Future[RuleScores]:
-        """Scores in the background. The future raises as `score` does, and CancelledError if the verifier is closed
-        before. Raises ScoringError: the verifier is closed."""
+        """Scores in the background. The future raises ScoringError if a rule failed, overran a limit, or ended its
+        process, and CancelledError if the verifier is closed before. Raises ScoringError: the verifier is closed."""
         if self._closed:
             raise ScoringError("the verifier was closed")
-        return self._threads.submit(self.score, given)
+        return self._threads.submit(self._score, given)
 
     def score(self, given: RuleInput) -> RuleScores:
-        """The scores of one episode. Raises ScoringError: a rule failed, overran a limit, or ended its process."""
-        process = self._idle.get()
+        """The scores of one episode. Raises as the future of `submit` does."""
+        return self.submit(given).result()
+
+    def _score(self, given: RuleInput) -> RuleScores:
+        process = getattr(self._own, "process", None) or self._start()
         try:
-            process = process or self._start()
             reply = self._request(process, given)
         except ScoringError:
-            if process is not None:
-                self._end(process)
-                process = None
+            self._end(process)
             raise
-        finally:
-            self._idle.put(process)
         if reply.kind == "failed":
             raise ScoringError(str(reply.body["reason"]))
         return RuleScores(reply.body["outcome"], reply.body["total"], reply.body["scores"])
@@ -144,6 +140,7 @@ class Verifier:
                 raise ScoringError("the verifier was closed")
             process = _RuleProcess(self._settings)
             self._running.add(process)
+            self._own.process = process
         try:
             reply = process.receive(START_TIMEOUT_S)
         except (EOFError, OSError) as error:
@@ -157,6 +154,7 @@ class Verifier:
     def _end(self, process: _RuleProcess) -> None:
         with self._lock:
             self._running.discard(process)
+            self._own.process = None
         process.kill()
         process.close()
 

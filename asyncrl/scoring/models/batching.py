@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 Shared = tuple[int, list[int]]
@@ -25,22 +25,15 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, pass_cost: int) -> li
     tokens, including padding, plus `pass_cost`.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    costs, begins = [0], [0]
-    for end in range(1, len(order) + 1):
-        least, choice = costs[end - 1] + lengths[order[end - 1]] + pass_cost, end - 1
-        for begin in range(end - 2, -1, -1):
+
+    def costs(end: int) -> Iterator[int]:
+        for begin in range(end - 1, -1, -1):
             tokens = lengths[order[begin]] * (end - begin)
-            if tokens > max_tokens:
-                break
-            if costs[begin] + tokens + pass_cost < least:
-                least, choice = costs[begin] + tokens + pass_cost, begin
-        costs.append(least)
-        begins.append(choice)
-    batches, end = [], len(order)
-    while end:
-        batches.append(order[begins[end] : end])
-        end = begins[end]
-    return batches[::-1]
+            if tokens > max_tokens and end - begin > 1:
+                return
+            yield tokens + pass_cost
+
+    return [order[begin:end] for begin, end in _cheapest_runs(len(order), costs)]
 
 
 def share_prefixes(ids: Sequence[Sequence[int]], pass_cost: int) -> list[Shared]:
@@ -52,34 +45,36 @@ def share_prefixes(ids: Sequence[Sequence[int]], pass_cost: int) -> list[Shared]
     """
     order = sorted(range(len(ids)), key=lambda index: list(ids[index]))
     common = [_common(ids[first], ids[second]) for first, second in pairwise(order)]
-    saved, best = [0], [(0, 0)]
-    for end in range(1, len(order) + 1):
-        gain, choice = saved[end - 1], (end - 1, 0)
+
+    def costs(end: int) -> Iterator[int]:
+        yield 0
         prefix = len(ids[order[end - 1]])
         for begin in range(end - 2, -1, -1):
             prefix = min(prefix, common[begin])
             if prefix == 0:
-                break
-            candidate = saved[begin] + (end - begin - 1) * prefix - pass_cost
-            if candidate > gain:
-                gain, choice = candidate, (begin, prefix)
-        saved.append(gain)
-        best.append(choice)
-    return _sets(order, best)
+                return
+            yield pass_cost - (end - begin - 1) * prefix
 
-
-def _sets(order: Sequence[int], best: Sequence[tuple[int, int]]) -> list[Shared]:
-    sets: list[Shared] = []
-    alone: list[int] = []
-    end = len(order)
-    while end:
-        begin, prefix = best[end]
-        if prefix:
-            sets.append((prefix, list(order[begin:end])))
-        else:
-            alone += order[begin:end]
-        end = begin
+    runs = _cheapest_runs(len(order), costs)
+    alone = [order[begin] for begin, end in runs if end - begin == 1]
+    sets = [(min(common[begin : end - 1]), order[begin:end]) for begin, end in runs if end - begin > 1]
     return [*sets, (0, alone)] if alone else sets
+
+
+def _cheapest_runs(count: int, costs: Callable[[int], Iterable[int]]) -> list[tuple[int, int]]:
+    """The cheapest way to cut `count` items into runs [begin, end). `costs(end)` gives the costs of the runs that end
+    there, from one item on, as far as they are allowed."""
+    totals, begins = [0], [0]
+    for end in range(1, count + 1):
+        choices = ((totals[end - size] + cost, size) for size, cost in enumerate(costs(end), 1))
+        total, size = min(choices)
+        totals.append(total)
+        begins.append(end - size)
+    runs, end = [], count
+    while end:
+        runs.append((begins[end], end))
+        end = begins[end]
+    return runs[::-1]
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

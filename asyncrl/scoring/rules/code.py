@@ -92,27 +92,20 @@ async def _verdicts(tests: Sequence[Test], limits: sandbox.SandboxLimits, end: f
 
 
 def _tests(task: Task, program: str) -> Sequence[Test]:
-    if not task.ground_truth.strip():
-        raise ScoringError(f"the ground truth of task {task.id} holds no tests")
-    if task.ground_truth.lstrip().startswith("{"):
-        pairs = _pairs(task)
-        return [bind(_prints, program, given, wanted) for given, wanted in pairs]
+    truth = task.ground_truth.strip()
     try:
-        compile(task.ground_truth, "tests.py", "exec")
-    except (SyntaxError, ValueError) as error:
+        if truth.startswith("{"):
+            tests = json.loads(truth)
+            pairs = list(zip(map(str, tests["inputs"]), map(str, tests["outputs"]), strict=True))
+            found = [bind(_prints, program, given, wanted) for given, wanted in pairs]
+        else:
+            compile(truth, "tests.py", "exec")
+            found = [bind(_holds, task, program)] if truth else []
+    except (SyntaxError, ValueError, TypeError, KeyError) as error:
         raise ScoringError(f"the ground truth of task {task.id} is no set of tests: {error!r}") from error
-    return [bind(_holds, task, program)]
-
-
-def _pairs(task: Task) -> list[tuple[str, str]]:
-    try:
-        tests = json.loads(task.ground_truth)
-        pairs = list(zip(map(str, tests["inputs"]), map(str, tests["outputs"]), strict=True))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ScoringError(f"the ground truth of task {task.id} is no set of tests: {error!r}") from error
-    if not pairs:
+    if not found:
         raise ScoringError(f"the ground truth of task {task.id} holds no tests")
-    return pairs
+    return found
 
 
 def _script(side: str, *arguments: object) -> str:

@@ -53,21 +53,15 @@ def _accepts(validator: Any, answer: str) -> float:
         return float(validator.is_valid(value))
     except OverflowError:  # An integer that no float holds, where the schema compares it with one.
         return 0.0
-    except RecursionError as error:
-        if _ends(validator):
-            return 0.0
-        raise ScoringError("the schema refers to itself without end") from error
+    except RecursionError:
+        # Either the answer is nested too deeply, or the schema fails with any answer.
+        try:
+            validator.is_valid(None)
+        except RecursionError as error:
+            raise ScoringError("the schema refers to itself without end") from error
+        return 0.0
     except Unresolvable as error:
         raise ScoringError(f"the schema refers to something outside itself: {error}") from error
-
-
-def _ends(validator: Any) -> bool:
-    """Whether the schema itself is usable. If it is, the answer is nested too deeply."""
-    try:
-        validator.is_valid(None)
-    except RecursionError:
-        return False
-    return True
 
 
 def _texts(answer: str) -> list[str]:
@@ -78,18 +72,13 @@ def _texts(answer: str) -> list[str]:
 
 
 def _read(text: str) -> tuple[Any] | None:
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    def finite(number: str) -> float:
+        return value if math.isfinite(value := float(number)) else refuse(number)
+
     try:
-        return (json.loads(text, parse_constant=_refused, parse_float=_finite),)
+        return (json.loads(text, parse_constant=refuse, parse_float=finite),)
     except (ValueError, RecursionError):
         return None
-
-
-def _refused(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if math.isinf(value):
-        raise ValueError(f"{number} is too large")
-    return value
