@@ -105,7 +105,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
 
         Values that the type leaves open (`Any`) still need `check_plain`.
         """
-        packed = self.content if isinstance(self.content, msgspec.Raw) else _pack(self.content, "its body")
+        packed = self.content if isinstance(self.content, msgspec.Raw) else pack(self.content, "its body")
         try:
             return decoder.decode(packed)
         except _UNREADABLE as error:
@@ -123,7 +123,7 @@ def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[B
     body = message.content
     if isinstance(body, Mapping) and "reason" in body:
         body = {**body, "reason": cut(str(body["reason"]), MAX_REASON_CHARS)}
-    header = _pack((PROTOCOL, message.kind, message.sequence, body, layout), f"a message {message.kind:.50}")
+    header = pack((PROTOCOL, message.kind, message.sequence, body, layout), f"a message {message.kind:.50}")
     if len(header) > max_header_bytes:
         raise WireError(
             f"a message {message.kind:.50} cannot be sent: its header has {len(header)} bytes of at most "
@@ -132,7 +132,8 @@ def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[B
     return [header, *(array.data.cast("B") if array.size else b"" for array in arrays)]
 
 
-def _pack(value: Any, what: str) -> bytes:
+def pack(value: Any, what: str) -> bytes:
+    """Typed or plain values in msgpack. Raises WireError: `what` has no encoding."""
     try:
         try:
             return _ENCODER.encode(value)
@@ -305,7 +306,7 @@ def task_body(task: Task) -> dict[str, Any]:
 
 def task_bytes(task: Task) -> int:
     """How long a task is in a header. Raises WireError: it has no encoding."""
-    return len(_pack(task, f"task {task.id:.50}"))
+    return len(pack(task, f"task {task.id:.50}"))
 
 
 def read_task(body: Any) -> Task:
@@ -354,11 +355,15 @@ def check_run(request: Message, own: RunIdentity, server: str, port: str) -> Non
     the setting of the server's port."""
     match request.read(_RUN).run:
         case [str(name), str(number)]:
-            theirs = RunIdentity(name, number)
+            check_same_run(RunIdentity(name, number), request.kind, own, server, port)
         case _:
-            raise RefusedError(
-                f"this is the {server} of run {own}; {request.kind!r:.50} does not say which run's it is"
-            )
+            check_same_run(None, request.kind, own, server, port)
+
+
+def check_same_run(theirs: RunIdentity | None, kind: str, own: RunIdentity, server: str, port: str) -> None:
+    """As `check_run`, for a request of `kind` and of the run `theirs`, which may not be known."""
+    if theirs is None:
+        raise RefusedError(f"this is the {server} of run {own}; {kind!r:.50} does not say which run's it is")
     if not theirs.may_be(own):
         raise RefusedError(
             f"this is the {server} of run {own}, not of {theirs}: look at network.host, {port}, run.name and run.dir"

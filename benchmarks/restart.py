@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asyncrl.replay.records import Facts, State
+from asyncrl.replay.records import TrajectoryRecord, TrajectoryState
 from asyncrl.replay.store import Store
 from benchmarks.serving import load, replay
 
@@ -29,7 +29,9 @@ def fill(folder: Path, facts: int) -> None:
     with store.transaction() as tx:
         for number in range(facts):
             group, member = f"t{number // 8:09d}", number % 8
-            Facts(group, member, 8192, 4096, 0, State.TRAINED, plans=1, trained=1).save(tx, f"{group}.{member}.0")
-        for name in ("accepted", "labelled", State.TRAINED, "committed"):
+            TrajectoryRecord(group, member, 8192, 4096, 0, TrajectoryState.TRAINED, plans=1, trained=1).save(
+                tx, f"{group}.{member}.0"
+            )
+        for name in ("accepted", "labelled", TrajectoryState.TRAINED, "committed"):
             tx.add(name, facts)
     store.close()

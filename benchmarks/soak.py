@@ -16,7 +16,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,19 +26,36 @@ from msgspec import structs
 from asyncrl.machine import process
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.rules import Rules
-from asyncrl.replay.server import Server
-from asyncrl.replay.service import Service
+from asyncrl.replay.protocol import (
+    OK,
+    TICKETS,
+    VALUES,
+    Answer,
+    Checkpointed,
+    GetAudit,
+    GetPlan,
+    GetTickets,
+    LeaseTrajectories,
+    Published,
+    PutLabels,
+    PutTrajectory,
+    ReplayRequest,
+    decode_reply,
+    encode_request,
+)
+from asyncrl.replay.server import ReplayServer
+from asyncrl.replay.service import ReplayService
+from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
 from asyncrl.types import Labels, Task, Ticket, Trajectory
-from asyncrl.wire import Message, decode, encode, labels_message, read_ticket, split, trajectory_message
+from asyncrl.wire import Buffer, decode, encode, labels_message, read_trajectory, split, trajectory_message
 from benchmarks.record import write_result
 from benchmarks.serving import anonymous_mb, load
 from benchmarks.wire import make_trajectory
 
 BATCH, GROUP = 256, 8
 TOKENS = 10
-WHO = {"worker": "w", "incarnation": "1"}
+WHO = ("w", "1")
 
 
 class Requests:
@@ -46,16 +63,19 @@ class Requests:
 
     def __init__(self) -> None:
         self._requests: deque[list[zmq.Frame]] = deque()
-        self._replies: list[Message] = []
+        self._replies: list[Answer] = []
 
-    def ask(self, server: Server, messages: list[Message]) -> list[Message]:
-        """The replies to `messages`, which the server takes in one turn. Raises RuntimeError: one was refused."""
+    def ask(self, server: ReplayServer, requests: Sequence[tuple[ReplayRequest, Sequence[Buffer]]]) -> list[Answer]:
+        """The replies to requests and their frames, which the server takes in one turn. Raises RuntimeError: one was
+        refused."""
         self._replies.clear()
-        self._requests += [[zmq.Frame(b"client"), *map(zmq.Frame, encode(message))] for message in messages]
+        for request, frames in requests:
+            message = encode_request(request, 1, frames=frames)
+            self._requests.append([zmq.Frame(b"client"), *map(zmq.Frame, message)])
         server.turn()
-        refused = [reply.body for reply in self._replies if reply.kind != "ok"]
-        if refused or len(self._replies) < len(messages):
-            raise RuntimeError(f"{len(self._replies)} of {len(messages)} answered, refused: {refused}")
+        refused = [reply.reason for reply in self._replies if reply.kind != OK]
+        if refused or len(self._replies) < len(requests):
+            raise RuntimeError(f"{len(self._replies)} of {len(requests)} answered, refused: {refused}")
         return list(self._replies)
 
     def recv_multipart(self, flags: int, copy: bool) -> list[zmq.Frame]:
@@ -64,7 +84,7 @@ class Requests:
         return self._requests.popleft()
 
     def send_multipart(self, frames: list[Any], flags: int, copy: bool) -> None:
-        self._replies.append(decode([bytes(frame) for frame in frames[1:]]))
+        self._replies.append(decode_reply([bytes(frame) for frame in frames[1:]]))
 
 
 class Soak:
@@ -72,7 +92,7 @@ class Soak:
 
     def __init__(self, folder: Path) -> None:
         tasks = [Task(f"task-{i}", [{"role": "user", "content": "?"}], "1", "soak") for i in range(100)]
-        rules = Rules(
+        settings = ReplaySettings(
             admission=Admission(1, BATCH),
             feed=Feed(tasks, 0, True),
             held_out=(),
@@ -86,41 +106,37 @@ class Soak:
         self._requests = Requests()
         self._store = Store(folder, 1 << 34, durable=False)
         socket = cast("zmq.Socket[bytes]", self._requests)
-        self._server = Server(socket, self._store, Service(rules, 30.0, time.monotonic))
+        self._server = ReplayServer(socket, self._store, ReplayService(settings, 30.0, time.monotonic))
         self._step = 0
 
     def round(self) -> int:
         """One learner step, from tickets to release; returns its trajectories."""
-        bodies = self._ask(Message("tickets", 1, {**WHO, "holding": [], "waiting": [], "want": BATCH}))[0].body[
-            "tickets"
-        ]
+        tickets = self._ask(GetTickets(*WHO, [], [], BATCH)).read(TICKETS)
         made = make_trajectory(TOKENS, version=self._step)
-        self._ask(*(_delivery(made, read_ticket(body), number) for number, body in enumerate(bodies, 1)))
-        lease = {**WHO, "serves": ["rules"], "trajectories": BATCH, "tokens": 1 << 20}
-        names = [
-            decode(split(array.data)).body["id"] for array in self._ask(Message("lease", 1, lease))[0].arrays.values()
-        ]
-        labels = [labels_message(Labels(name, 1.0, 1.0, "soak"), number) for number, name in enumerate(names, 1)]
-        self._ask(*(Message(each.kind, each.sequence, {**each.body, **WHO}, each.arrays) for each in labels))
-        self._ask(Message("plan", 1, {"step": self._step}))
+        self._requests.ask(self._server, [(PutTrajectory(), _frames(made, ticket)) for ticket in tickets])
+        leased = self._ask(LeaseTrajectories(*WHO, ["rules"], BATCH, 1 << 20))
+        names = [read_trajectory(decode(split(frame))).id for frame in leased.frames]
+        labels = [encode(labels_message(Labels(name, 1.0, 1.0, "soak"))) for name in names]
+        self._requests.ask(self._server, [(PutLabels(*WHO), frames) for frames in labels])
+        self._ask(GetPlan(self._step))
         self._step += 1
-        self._ask(Message("published", 1, {"version": self._step}))
-        self._ask(Message("checkpointed", 1, {"steps": self._step, "kept": self._step}))
+        self._ask(Published(self._step))
+        self._ask(Checkpointed(self._step, self._step))
         return len(names)
 
-    def _ask(self, *messages: Message) -> list[Message]:
-        return self._requests.ask(self._server, list(messages))
+    def _ask(self, request: ReplayRequest) -> Answer:
+        return self._requests.ask(self._server, [(request, ())])[0]
 
     def audit(self) -> dict[str, Any]:
-        return dict(self._ask(Message("audit", 1))[0].body["audit"])
+        return self._ask(GetAudit()).read(VALUES)
 
     def close(self) -> None:
         self._store.close()
 
 
-def _delivery(made: Trajectory, ticket: Ticket, sequence: int) -> Message:
+def _frames(made: Trajectory, ticket: Ticket) -> list[Buffer]:
     named = structs.replace(made, id=ticket.id, task_id=ticket.task.id, group_id=ticket.group_id, member=ticket.member)
-    return trajectory_message(named, sequence)
+    return encode(trajectory_message(named))
 
 
 def samples(soak: Soak, folder: Path, count: int, every: int) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from asyncrl.wire import Message, decode, encode
+from asyncrl.replay.protocol import TICKETS, GetTickets, decode_reply, encode_request
 from benchmarks.serving import OWN_RUN, load, replay
 
 ACTORS = 1000
@@ -58,18 +58,17 @@ def ask(sockets: list[zmq.Socket[bytes]], count: int) -> dict[str, list[float]]:
         left = due - time.perf_counter() if asked < count else 0.1
         for socket, _ in poller.poll(max(0, left * 1e3)) if sent else _sleep(left):
             actor = sockets.index(socket)
-            reply = decode(socket.recv_multipart())
+            reply = decode_reply(socket.recv_multipart())
             when, kind = sent.pop(actor)
             poller.unregister(socket)
             answered += 1
-            held[actor] += [ticket["id"] for ticket in reply.body["tickets"]]
+            held[actor] += [ticket.id for ticket in reply.read(TICKETS)]
             if reply.sequence >= WARM_UP:
                 waits[kind].append(time.perf_counter() - when)
         if asked < count and time.perf_counter() >= due and (actor := asked % len(sockets)) not in sent:
             want = 1 - asked // len(sockets) % 2
-            body = {"worker": f"actor-{actor}", "incarnation": "1", "holding": held[actor], "waiting": [], "want": want}
-            body["run"] = [OWN_RUN.name, OWN_RUN.id]
-            sockets[actor].send_multipart(encode(Message("tickets", asked, body)))
+            request = GetTickets(f"actor-{actor}", "1", held[actor], [], want)
+            sockets[actor].send_multipart(encode_request(request, asked, OWN_RUN))
             sent[actor] = (time.perf_counter(), "ticket" if want else "renewal")
             poller.register(sockets[actor], zmq.POLLIN)
             asked += 1

@@ -22,7 +22,7 @@ from asyncrl.inspect.status import Look, describe, look
 from asyncrl.inspect.table import status_table
 from asyncrl.inspect.target import Live, Target, find
 from asyncrl.inspect.tokenizer import decoder, ids_as_text
-from asyncrl.replay.records import State
+from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun
 
@@ -84,7 +84,7 @@ def show(arguments: Namespace) -> int:
     name = arguments.id
     with _opened(arguments) as (target, stored):
         record = stored.record(name)
-        if record.facts is None and record.letter is None and record.trajectory is None:
+        if record.facts is None and record.dead_letter is None and record.trajectory is None:
             raise RefusedError(f"there is no trajectory {name}; {_others(stored, name)}")
     decode = decoder(target, arguments.tokenizer) if record.trajectory else ids_as_text
     if arguments.json:
@@ -104,9 +104,9 @@ def export(arguments: Namespace) -> int:
     """Write a run to Parquet."""
     from asyncrl.inspect.exporting import export_run
 
-    unknown = sorted(set(arguments.state) - set(State))
+    unknown = sorted(set(arguments.state) - set(TrajectoryState))
     if unknown:
-        raise ConfigError(f"--state {unknown[0]}: use one of {', '.join(State)}")
+        raise ConfigError(f"--state {unknown[0]}: use one of {', '.join(TrajectoryState)}")
     with _opened(arguments) as (_, stored), _progress("exporting", sum(stored.each(Transaction.count, "data"))) as told:
         rows, planned = export_run(stored, arguments.to, arguments.state, told), stored.steps()
     sys.stdout.write(f"wrote {rows} trajectories and {planned} plans to {arguments.to}\n")

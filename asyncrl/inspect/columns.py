@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncrl.replay.records import Facts, Letter
-from asyncrl.replay.stored import Record
+from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Step, ToolCall, Trajectory, Turn, runs_of
 
 FORMAT = 2
@@ -82,7 +82,7 @@ LETTERS = pa.schema(
 )
 
 
-def trajectory_row(record: Record) -> dict[str, Any]:
+def trajectory_row(record: StoredTrajectory) -> dict[str, Any]:
     """The row of a trajectory whose data is there; label columns are null where it has no labels."""
     trajectory, facts = record.trajectory, record.facts
     assert trajectory is not None
@@ -122,7 +122,7 @@ def _labels_row(labels: Labels | None) -> dict[str, Any]:
     }
 
 
-def trajectory_batch(records: Sequence[Record]) -> pa.RecordBatch:
+def trajectory_batch(records: Sequence[StoredTrajectory]) -> pa.RecordBatch:
     """Rows of `TRAJECTORIES`."""
     rows = [trajectory_row(record) for record in records]
     return pa.RecordBatch.from_arrays(
@@ -130,13 +130,13 @@ def trajectory_batch(records: Sequence[Record]) -> pa.RecordBatch:
     )
 
 
-def read_trajectories(batch: pa.RecordBatch) -> list[Record]:
+def read_trajectories(batch: pa.RecordBatch) -> list[StoredTrajectory]:
     """The records in a batch of `TRAJECTORIES`. Raises InvariantError or ValueError: they are none."""
     rows = batch.drop_columns(ARRAYS).to_pylist()
     return [_record(row, batch, index) for index, row in enumerate(rows)]
 
 
-def _record(row: dict[str, Any], batch: pa.RecordBatch, index: int) -> Record:
+def _record(row: dict[str, Any], batch: pa.RecordBatch, index: int) -> StoredTrajectory:
     trajectory = Trajectory(
         **{name: row[name] for name in ("id", "task_id", "group_id", "member")},
         tokens=_array(batch, "tokens", index, np.int32),
@@ -149,17 +149,18 @@ def _record(row: dict[str, Any], batch: pa.RecordBatch, index: int) -> Record:
         timings=dict(row["timings"]),
     )
     labels = _labels(row, batch, index)
-    facts = Facts(
+    facts = TrajectoryRecord(
         trajectory.group_id,
         trajectory.member,
         len(trajectory),
         trajectory.sampled_tokens,
         trajectory.oldest_version,
-        **{name: row[name] for name in ("state", "attempts", "scored", "plans", "last_plan", "trained")},
+        state=TrajectoryState(row["state"]),
+        **{name: row[name] for name in ("attempts", "scored", "plans", "last_plan", "trained")},
         reward=labels.reward if labels else 0.0,
         outcome=labels.outcome if labels else 0.0,
     )
-    return Record(facts, trajectory, labels, None)
+    return StoredTrajectory(facts, trajectory, labels, None)
 
 
 def _turn(row: dict[str, Any]) -> Turn:
@@ -188,6 +189,6 @@ def plan_row(plan: BatchPlan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in PLANS.names}
 
 
-def letter_row(name: str, letter: Letter) -> dict[str, Any]:
+def letter_row(name: str, letter: DeadLetter) -> dict[str, Any]:
     """The row of a dead letter, which is known by its ticket."""
     return {"id": name, **{each: getattr(letter, each) for each in LETTERS.names[1:]}}

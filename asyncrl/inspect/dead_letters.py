@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msgspec import structs
 from rich.markup import escape
 from rich.table import Table
 
@@ -15,18 +16,18 @@ from asyncrl.errors import RefusedError
 from asyncrl.inspect.target import Live
 from asyncrl.inspect.text import printable
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.records import Letter
+from asyncrl.replay.records import DeadLetter
 from asyncrl.replay.shards import shard_of
 
 BACK = {"scoring": "is scored again", "task": "its task runs again as a new group"}
 
 
-def describe(letters: Iterable[tuple[str, Letter]]) -> list[dict[str, Any]]:
+def describe(letters: Iterable[tuple[str, DeadLetter]]) -> list[dict[str, Any]]:
     """Dead letters as plain values; `attempts` is how often that member had failed by then."""
-    return [{"id": name, **asdict(letter), "attempts": letter.attempt + 1} for name, letter in letters]
+    return [{"id": name, **structs.asdict(letter), "attempts": letter.attempt + 1} for name, letter in letters]
 
 
-def table(letters: Sequence[tuple[str, Letter]]) -> Table:
+def table(letters: Sequence[tuple[str, DeadLetter]]) -> Table:
     """Dead letters for a terminal."""
     found = Table(
         box=None, pad_edge=False, header_style="dim", title=f"{len(letters)} dead letters", title_justify="left"

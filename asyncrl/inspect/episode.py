@@ -7,11 +7,11 @@ is green, what it was given is dim, and a step's score stands right at the step'
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
@@ -19,21 +19,21 @@ from rich.text import Text
 
 from asyncrl.inspect.text import printable
 from asyncrl.inspect.tokenizer import Decode
-from asyncrl.replay.records import Facts
-from asyncrl.replay.stored import Record
+from asyncrl.replay.records import TrajectoryRecord
+from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import Labels, Trajectory, runs_of
 
 SAMPLED, GIVEN = "green", "dim"
 GOOD, BAD = 0.66, 0.33
 
 
-def describe(name: str, record: Record, decode: Decode) -> dict[str, Any]:
+def describe(name: str, record: StoredTrajectory, decode: Decode) -> dict[str, Any]:
     """The episode as plain values: facts, labels, and turns with their text, tokens, versions and steps."""
     trajectory, labels = record.trajectory, record.labels
     return {
         "id": name,
-        "facts": None if record.facts is None else asdict(record.facts),
-        "letter": None if record.letter is None else asdict(record.letter),
+        "facts": None if record.facts is None else structs.asdict(record.facts),
+        "letter": None if record.dead_letter is None else structs.asdict(record.dead_letter),
         "labels": None if labels is None else _plain_labels(labels),
         "trajectory": None if trajectory is None else _plain_trajectory(trajectory, labels, decode),
     }
@@ -90,7 +90,7 @@ def versions(trajectory: Trajectory, start: int, end: int) -> dict[int, int]:
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def readable(name: str, record: Record, decode: Decode) -> RenderableType:
+def readable(name: str, record: StoredTrajectory, decode: Decode) -> RenderableType:
     """The episode for a terminal."""
     parts: list[RenderableType] = [_head(name, record)]
     if record.trajectory is not None:
@@ -98,21 +98,21 @@ def readable(name: str, record: Record, decode: Decode) -> RenderableType:
     return Group(*parts)
 
 
-def _head(name: str, record: Record) -> Table:
+def _head(name: str, record: StoredTrajectory) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in [("id", name), *_facts(record), *_labels(record.labels)]:
         table.add_row(Text(key, "dim"), Text(printable(value)))
     return table
 
 
-def _facts(record: Record) -> Iterator[tuple[str, str]]:
+def _facts(record: StoredTrajectory) -> Iterator[tuple[str, str]]:
     facts, trajectory = record.facts, record.trajectory
     if facts is not None:
         yield "group", f"{facts.group}, member {facts.member}"
         yield "state", _state(facts)
         yield "tokens", f"{facts.tokens}, of which {facts.sampled} sampled, by version {facts.oldest} or newer"
-    if record.letter is not None:
-        yield "dead letter", f"attempt {record.letter.attempt + 1}: {record.letter.reason}"
+    if record.dead_letter is not None:
+        yield "dead letter", f"attempt {record.dead_letter.attempt + 1}: {record.dead_letter.reason}"
     if trajectory is None:
         yield "text", _why_gone(record)
         return
@@ -124,13 +124,13 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         yield "seconds", _numbers(trajectory.timings)
 
 
-def _why_gone(record: Record) -> str:
+def _why_gone(record: StoredTrajectory) -> str:
     if record.facts is None:
         return "none, the episode failed"
     return "gone; replay.retention=all keeps what is trained"
 
 
-def _state(facts: Facts) -> str:
+def _state(facts: TrajectoryRecord) -> str:
     plans = f", planned for step {facts.last_plan}" if facts.plans else ""
     earlier = f" and {facts.plans - 1} earlier" if facts.plans > 1 else ""
     leases = f", {facts.attempts} leases since its last score" if facts.attempts else ""

@@ -22,9 +22,9 @@ from asyncrl.inspect.columns import (
     plan_row,
     trajectory_batch,
 )
-from asyncrl.replay.report import COUNTERS
+from asyncrl.replay.counters import COUNTERS
 from asyncrl.replay.store import Transaction
-from asyncrl.replay.stored import Record, StoredRun
+from asyncrl.replay.stored import StoredRun, StoredTrajectory
 
 METADATA = b"asyncrl"
 GROUP_TOKENS = 1 << 20
@@ -63,9 +63,11 @@ def _write_trajectories(stored: StoredRun, path: Path, states: Collection[str], 
     return rows
 
 
-def _row_groups(stored: StoredRun, states: Collection[str], told: Callable[[int], None]) -> Iterator[list[Record]]:
+def _row_groups(
+    stored: StoredRun, states: Collection[str], told: Callable[[int], None]
+) -> Iterator[list[StoredTrajectory]]:
     """Records of a row group at a time, bounded by tokens and by rows."""
-    records: list[Record] = []
+    records: list[StoredTrajectory] = []
     tokens = 0
     for name in stored.ids():
         told(1)

@@ -24,9 +24,9 @@ from asyncrl.inspect.columns import (
     read_trajectories,
 )
 from asyncrl.inspect.exporting import METADATA
-from asyncrl.replay.records import Letter
+from asyncrl.replay.records import DeadLetter
 from asyncrl.replay.store import READER_MAP_BYTES, Store, Transaction
-from asyncrl.replay.stored import Record
+from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import BatchPlan
 from asyncrl.wire import encode, join, labels_message, plan_body, trajectory_message
 
@@ -76,7 +76,7 @@ def _fill(store: Store, source: Path, told: Callable[[int], None]) -> int:
     with store.transaction() as tx:
         for row in _rows(source / LETTERS_FILE, LETTERS):
             name = row.pop("id")
-            Letter(**row).save(tx, name)
+            DeadLetter(**row).save(tx, name)
     return rows
 
 
@@ -89,7 +89,7 @@ def _put_counters(store: Store, metadata: bytes) -> None:
             tx.set(name, int(value))
 
 
-def _put(tx: Transaction, record: Record) -> None:
+def _put(tx: Transaction, record: StoredTrajectory) -> None:
     assert record.trajectory is not None
     assert record.facts is not None
     name = record.trajectory.id

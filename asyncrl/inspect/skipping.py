@@ -32,13 +32,17 @@ def skip_plan(target: Target, step: int, reason: str, give_up_s: float) -> int:
 
 def _skip_in_store(target: Target, shard: int, step: int, reason: str) -> int:
     # Reads task files, which takes longer to import than all the rest.
-    from asyncrl.replay.from_config import max_bytes, rules
-    from asyncrl.replay.service import Service
+    from asyncrl.replay.from_config import max_bytes, replay_settings
+    from asyncrl.replay.protocol import Call, SkipPlan
+    from asyncrl.replay.service import ReplayService
 
     if target.config is None:
         raise ConfigError(f"nobody wrote down the configuration of {target.folder}: start its replay, then try again")
     config = replace(target.config, replay=replace(target.config.replay, shard=shard))
-    service = Service(rules(config), config.replay.lease_s, time.monotonic)
+    service = ReplayService(replay_settings(config), config.replay.lease_s, time.monotonic)
     path = shard_paths(target.folder)[shard]
+    call = Call(SkipPlan.kind, 0, SkipPlan(step, reason))
     with closing(Store(path, max_bytes(config.replay), durable=True)) as store, store.transaction() as tx:
-        return service.planning.skip(tx, step, reason)
+        reply = service.handle(tx, call)
+    assert reply is not None
+    return int(reply.body)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from asyncrl.replay import report
-from asyncrl.replay.records import ENDS, LIVE, Facts, Group
+from asyncrl.replay.counters import counters
+from asyncrl.replay.planning import recorded_plan
+from asyncrl.replay.records import ENDS, LIVE, GroupRecord, ReadyGroup, TicketRecord, TrajectoryRecord
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import sum_counters
 
@@ -38,10 +39,10 @@ def standing(tx: Transaction) -> Standing:
     """Where one shard stands."""
     version = tx.counter("version")
     return Standing(
-        counters=report.counters(tx),
+        counters=counters(tx),
         steps=tx.count("plans"),
         states={**_live_states(tx), **{state.value: tx.counter(state) for state in ENDS}},
-        ready_lags=Counter(version - oldest for _, (_, oldest, _) in tx.ordered("ready")),
+        ready_lags=Counter(version - ready.oldest for _, ready in tx.ordered("ready", ReadyGroup)),
         planned_lags=_planned_lags(tx),
         held=tx.holders("held"),
         leased=tx.holders("leased"),
@@ -52,10 +53,10 @@ def standing(tx: Transaction) -> Standing:
 
 def _live_states(tx: Transaction) -> dict[str, int]:
     """What is not at its end is in an open group, or in a plan that no checkpoint covers."""
-    names = {name for key, value in tx.items("groups") for name in Group(*value).ids(key.decode())}
+    names = {name for key, group in GroupRecord.all(tx) for name in group.ids(key)}
     for step in range(tx.counter("released_steps"), tx.count("plans")):
-        names.update(tx.get("plans", step)["ids"])
-    facts = [Facts.load(tx, name) for name in names]
+        names.update(recorded_plan(tx, step).ids)
+    facts = [TrajectoryRecord.load(tx, name) for name in names]
     counts = Counter(each.state for each in facts if each is not None)
     return {state.value: counts[state] for state in LIVE}
 
@@ -64,14 +65,14 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
     lags: Counter[int] = Counter()
     steps = tx.count("plans")
     for step in range(max(0, steps - RECENT_PLANS), steps):
-        plan = tx.get("plans", step)
-        facts = [Facts.load(tx, name) for name in plan["ids"]]
-        lags.update(plan["version"] - each.oldest for each in facts if each is not None)
+        plan = recorded_plan(tx, step)
+        facts = [TrajectoryRecord.load(tx, name) for name in plan.ids]
+        lags.update(plan.version - each.oldest for each in facts if each is not None)
     return lags
 
 
 def _oldest_ticket(tx: Transaction) -> tuple[str, str] | None:
-    at_work = ((key.decode(), value[2]) for key, value in tx.items("tickets") if value[2])
+    at_work = ((name, ticket.worker) for name, ticket in TicketRecord.all(tx) if ticket.worker)
     return min(at_work, key=_opened, default=None)
 
 

@@ -36,8 +36,8 @@ def describe(folder: Path, now: Look, before: Look | None, high_water_bytes: int
     shard does not run.
 
     Keys: store, running (at least one shard), problem (why not all do), version, steps (plans so far), totals, rates
-    (None without `before`), states, depths, admission and strangers (None unless it runs), lags, leases, oldest_ticket,
-    disk, readers (processes that have read one snapshot for too long), failing (why tickets are few).
+    (None without `before`), states, depths, admission and failed_handshakes (None unless it runs), lags, leases,
+    oldest_ticket, disk, readers (processes that have read one snapshot for too long), failing (why tickets are few).
     """
     counters, high_water = now.standing.counters, sum(each["high_water_bytes"] for each in now.live)
     return {
@@ -51,7 +51,7 @@ def describe(folder: Path, now: Look, before: Look | None, high_water_bytes: int
         "states": now.standing.states,
         "depths": {name: counters[f"depth_{name}"] for name in DEPTHS},
         "admission": _admission(now.live),
-        "strangers": sum(each["strangers"] for each in now.live) if now.live else None,
+        "failed_handshakes": sum(each["failed_handshakes"] for each in now.live) if now.live else None,
         "lags": {
             "ready_groups": dict(sorted(now.standing.ready_lags.items())),
             "planned_trajectories": dict(sorted(now.standing.planned_lags.items())),

@@ -68,7 +68,7 @@ def _depths(status: Mapping[str, Any]) -> Table:
     rows: list[tuple[str, object]] = [*status["depths"].items()]
     if status["running"]:
         rows.append(("admitted", f"{status['admission']['committed']}/{status['admission']['capacity']}"))
-        rows.append(("strangers", status["strangers"]))
+        rows.append(("rejected", status["failed_handshakes"]))
     return _rows("queues", rows)
 
 

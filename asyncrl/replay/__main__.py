@@ -20,9 +20,9 @@ from asyncrl.machine import process
 from asyncrl.network.keys import server_keys
 from asyncrl.network.sockets import listen
 from asyncrl.observe.sinks import open_metrics
-from asyncrl.replay.from_config import open_store, rules
-from asyncrl.replay.server import Server
-from asyncrl.replay.service import Service
+from asyncrl.replay.from_config import open_store, replay_settings
+from asyncrl.replay.server import ReplayServer
+from asyncrl.replay.service import ReplayService
 
 log = logging.getLogger("asyncrl.replay")
 
@@ -44,10 +44,10 @@ def run(config: TrainConfig) -> None:
         quiet = replace(config.observe, console=False)
         with closing(listener), closing(open_metrics(quiet, locations.run_dir(config.run), name)) as metrics:
             run = locations.run_identity(config.run, make=True)
-            service = Service(
-                rules(config), config.replay.lease_s, time.monotonic, lambda: listener.failed_handshakes, run
+            service = ReplayService(
+                replay_settings(config), config.replay.lease_s, time.monotonic, lambda: listener.failed_handshakes, run
             )
-            Server(listener.socket, store, service, metrics=metrics).run(stop)
+            ReplayServer(listener.socket, store, service, metrics=metrics).run(stop)
     finally:
         store.close()
 

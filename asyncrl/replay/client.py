@@ -10,34 +10,34 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import zmq
-from msgspec import structs
+from msgspec.msgpack import Decoder
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import Watch, connect
-from asyncrl.replay.requests import MAX_FETCH
+from asyncrl.replay import protocol
+from asyncrl.replay.protocol import BUSY, MAX_FETCH, OK, REFUSED, Answer, ReplayRequest, decode_reply, encode_request
+from asyncrl.text import cut
 from asyncrl.types import BatchPlan, Labels, Lease, RunIdentity, Ticket, Trajectory
 from asyncrl.wire import (
-    MAX_LARGE_HEADER_BYTES,
+    MAX_REASON_CHARS,
     Buffer,
     Message,
     decode,
     encode,
     labels_message,
     read_labels,
-    read_plan,
-    read_task,
-    read_ticket,
     read_trajectory,
-    run_field,
     split,
     trajectory_message,
 )
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class ReplayClient:
     `incarnation` tells one start of a worker from the next: what an older one held is given to others. `stop` ends
     waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError. `keys` are those of network.keys.
     `run` goes with every request, and the replay of another one refuses it; without it only questions are answered.
+    A request without an answer for `retry_s` is sent again.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class ReplayClient:
         context: zmq.Context[Any] | None = None,
         keys: ClientKeys | None = None,
         run: RunIdentity | None = None,
+        retry_s: float = RETRY_S,
     ) -> None:
         self._endpoint = endpoint
         self._worker = worker
@@ -86,7 +88,8 @@ class ReplayClient:
         self._give_up_s = give_up_s
         self._context = context or zmq.Context.instance()
         self._keys = keys
-        self._own_run = run_field(run)
+        self._run = run
+        self._retry_s = retry_s
         self._sequence = 0
         self._break_s = BREAK_S
         self._connect()
@@ -102,8 +105,8 @@ class ReplayClient:
     def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
         """Up to `want` tickets; waits about a second for the first. `holding` are those that this client has, `waiting`
         those of them whose episodes do not run: they wait for a version, or for their delivery."""
-        reply = self._call("tickets", **self._who(), holding=list(holding), waiting=list(waiting), want=want)
-        return [read_ticket(body) for body in reply.body.get("tickets", [])]
+        request = protocol.GetTickets(self._worker, self._incarnation, list(holding), list(waiting), want)
+        return self._ask(request, protocol.TICKETS) or []
 
     def put(self, trajectory: Trajectory) -> str:
         """Deliver a trajectory; returns once it is durable: stored, duplicate, or late (counted, not kept)."""
@@ -112,135 +115,144 @@ class ReplayClient:
     def put_all(self, trajectories: Sequence[Trajectory]) -> list[str]:
         """Deliver several with one wait; what became of each, as `put` says. Raises RefusedError for the first that was
         refused, when the others are durable."""
-        replies = self._send_all([trajectory_message(each) for each in trajectories])
-        return [str(reply.body["result"]) for reply in replies]
+        request = protocol.PutTrajectory()
+        answers = self._send_all([(request, encode(trajectory_message(each))) for each in trajectories])
+        return [answer.read(protocol.TEXT) for answer in answers]
 
     def fail(self, ticket_id: str, reason: str) -> None:
         """Give an episode up, with the reason."""
-        self._call("failed", ticket=ticket_id, reason=reason)
+        self._send(protocol.FailEpisode(ticket_id, cut(reason, MAX_REASON_CHARS)))
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
         """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; waits about a second
         for the first."""
-        reply = self._call("lease", **self._who(), serves=list(serves), trajectories=trajectories, tokens=tokens)
-        messages = iter(_messages(reply))
+        answer = self._send(
+            protocol.LeaseTrajectories(self._worker, self._incarnation, list(serves), trajectories, tokens)
+        )
+        stored = map(_stored, answer.frames)
         return [
             Lease(
-                read_task(task),
-                read_trajectory(next(messages)),
-                tuple(kinds),
-                read_labels(next(messages)) if has_partial else None,
-                final,
+                each.task,
+                read_trajectory(next(stored)),
+                each.kinds,
+                read_labels(next(stored)) if each.partial else None,
+                each.final,
             )
-            for task, kinds, final, has_partial in reply.body.get("leases", [])
+            for each in (answer.read(protocol.LEASES) if answer.kind == OK else [])
         ]
 
     def renew(self) -> None:
         """Keep what this scorer leased for another while."""
-        self._call("renew", **self._who())
+        self._send(protocol.RenewLease(self._worker))
 
     def label(self, labels: Sequence[Labels]) -> None:
         """Deliver labels; returns once all are durable. Raises RefusedError for the first that was refused, when the
         others are."""
-        messages = [labels_message(each) for each in labels]
-        self._send_all([Message(each.kind, 0, {**each.body, **self._who()}, each.arrays) for each in messages])
+        request = protocol.PutLabels(self._worker, self._incarnation)
+        self._send_all([(request, encode(labels_message(each))) for each in labels])
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
         """Give the scoring of a trajectory up for now, with the reason."""
-        self._call("scoring-failed", **self._who(), id=trajectory_id, reason=reason)
+        reason = cut(reason, MAX_REASON_CHARS)
+        self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, reason))
 
     def plan(self, step: int) -> BatchPlan | None:
         """The plan of a learner step; waits about a second for it, then None."""
-        reply = self._call("plan", step=step)
-        return read_plan(reply.body["plan"]) if reply.body else None
+        return self._ask(protocol.GetPlan(step), protocol.PLAN)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         """Trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
-        return [read_trajectory(message) for reply in self._fetch("data", ids) for message in _messages(reply)]
+        return [read_trajectory(message) for message in self._fetch("data", ids)]
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
         """Labels of trajectories, in the order of `ids`. Raises RefusedError: one is gone."""
-        return [read_labels(message) for reply in self._fetch("labels", ids) for message in _messages(reply)]
+        return [read_labels(message) for message in self._fetch("labels", ids)]
 
-    def _fetch(self, table: str, ids: Sequence[str]) -> list[Message]:
+    def _fetch(self, table: Literal["data", "labels"], ids: Sequence[str]) -> Iterator[Message]:
         batches = [list(ids[start : start + MAX_FETCH]) for start in range(0, len(ids), MAX_FETCH)]
-        return self._send_all([Message("fetch", 0, {"table": table, "ids": batch}) for batch in batches], FETCH_CREDITS)
+        answers = self._send_all([(protocol.Fetch(table, batch), ()) for batch in batches], FETCH_CREDITS)
+        return (_stored(frame) for answer in answers for frame in answer.frames)
 
     def published(self, version: int) -> None:
         """The learner has published `version`."""
-        self._call("published", version=version)
+        self._send(protocol.Published(version))
 
     def checkpointed(self, steps: int, kept: int) -> None:
         """A checkpoint covers the first `steps` steps, and every one that may yet be resumed from the first `kept`:
         trajectories of these may be forgotten. Raises RefusedError: so many steps were never planned."""
-        self._call("checkpointed", steps=steps, kept=kept)
+        self._send(protocol.Checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:
         """Have the held-out tasks run greedily with `version` or newer; asking twice does nothing more."""
-        self._call("evaluate", version=version)
+        self._send(protocol.Evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
         """The result of an evaluation: accuracy, mean_reward, count, failed; tokens, those of newer versions
         (newer_tokens) and newest_version. None while it is not complete; `wait` waits about a second before it says
         so."""
-        return self._call("evaluation", version=version, wait=wait).body.get("result")
+        return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)
 
     def status(self) -> dict[str, Any]:
         """Counters and depths."""
-        return dict(self._call("status").body["status"])
+        return self._send(protocol.GetStatus()).read(protocol.VALUES)
 
     def requeue(self, ticket: str) -> str:
         """Put a dead letter back; says how: scoring or task. Raises RefusedError."""
-        return str(self._call("requeue", ticket=ticket).body["back"])
+        return self._send(protocol.Requeue(ticket)).read(protocol.TEXT)
 
     def discard(self, ticket: str) -> None:
         """Forget a dead letter with its episode. Raises RefusedError."""
-        self._call("discard", ticket=ticket)
+        self._send(protocol.Discard(ticket))
 
     def skip_plan(self, step: int, reason: str) -> int:
         """Have a recorded plan's step train nothing; how many trajectories died with it. Raises RefusedError."""
-        return int(self._call("skip-plan", step=step, reason=reason).body["dead"])
+        return self._send(protocol.SkipPlan(step, cut(reason, MAX_REASON_CHARS))).read(protocol.NUMBER)
 
     def audit(self) -> dict[str, Any]:
         """Every accepted trajectory by state; what is lost or planned twice."""
-        return dict(self._call("audit").body["audit"])
+        return self._send(protocol.GetAudit()).read(protocol.VALUES)
 
-    def _who(self) -> dict[str, str]:
-        return {"worker": self._worker, "incarnation": self._incarnation}
+    def _ask(self, request: ReplayRequest, decoder: Decoder[T]) -> T | None:
+        """The reply's body; None where the replay has nothing yet."""
+        answer = self._send(request)
+        return answer.read(decoder) if answer.kind == OK else None
 
-    def _call(self, kind: str, **body: Any) -> Message:
-        return self._send_all([Message(kind, 0, body)])[0]
+    def _send(self, request: ReplayRequest) -> Answer:
+        return self._send_all([(request, ())])[0]
 
-    def _send_all(self, messages: Sequence[Message], credits: int = CREDITS) -> list[Message]:
-        """The replies to `messages`, up to `credits` of them under way at once; each is sent until it is answered.
+    def _send_all(
+        self, requests: Sequence[tuple[ReplayRequest, Sequence[Buffer]]], credits: int = CREDITS
+    ) -> list[Answer]:
+        """The replies to requests and their raw frames, up to `credits` of them under way at once; each is sent until
+        it is answered.
 
         Raises RefusedError with the replay's first reason, once all are answered; WireError: one cannot be encoded, and
         none was sent.
         """
-        first, self._sequence = self._sequence + 1, self._sequence + len(messages)
-        frames = {
-            number: encode(structs.replace(each, sequence=number, content={**each.body, **self._own_run}))
-            for number, each in enumerate(messages, first)
+        first, self._sequence = self._sequence + 1, self._sequence + len(requests)
+        messages = {
+            number: encode_request(request, number, self._run, frames)
+            for number, (request, frames) in enumerate(requests, first)
         }
-        replies: dict[int, Message] = {}
+        answers: dict[int, Answer] = {}
         started = time.monotonic()
-        while len(replies) < len(messages):
-            rest = {number: each for number, each in frames.items() if number not in replies}
-            obstacle = self._exchange(rest, credits, replies, started)
+        while len(answers) < len(messages):
+            rest = {number: each for number, each in messages.items() if number not in answers}
+            obstacle = self._exchange(rest, credits, answers, started)
             if obstacle is not None:
                 self._pause(obstacle, time.monotonic() - started)
-        for number, message in zip(frames, messages, strict=True):
-            if replies[number].kind == "refused":
-                raise RefusedError(f"the replay refused {message.kind}: {replies[number].body.get('reason')}")
-        return [replies[number] for number in frames]
+        for number, (request, _) in zip(messages, requests, strict=True):
+            if answers[number].kind == REFUSED:
+                raise RefusedError(f"the replay refused {request.kind}: {answers[number].reason}")
+        return [answers[number] for number in messages]
 
     def _exchange(
-        self, requests: Mapping[int, list[Buffer]], credits: int, replies: dict[int, Message], started: float
+        self, messages: Mapping[int, list[Buffer]], credits: int, answers: dict[int, Answer], started: float
     ) -> _Obstacle | None:
-        """Send requests as credits allow and take replies; what is in the way where the rest must be sent again."""
-        unsent, away = deque(requests.items()), dict[int, int]()
+        """Send messages as credits allow and take answers; the obstacle where the rest must be sent again."""
+        unsent, away = deque(messages.items()), dict[int, int]()
         self._watch.broke()
-        deadline = time.monotonic() + RETRY_S
+        deadline = time.monotonic() + self._retry_s
         while unsent or away:
             while unsent and _credit(away, credits):
                 number, frames = unsent.popleft()
@@ -248,23 +260,23 @@ class ReplayClient:
                 away[number] = sum(map(len, frames))
             if time.monotonic() > deadline:
                 return _Obstacle.SILENT
-            reply = self._receive(started)
-            if reply is None and self._watch.broke():
+            answer = self._receive(started)
+            if answer is None and self._watch.broke():
                 return _Obstacle.BROKEN
-            if reply is None or reply.sequence not in away.keys() | {0}:
+            if answer is None or answer.sequence not in away.keys() | {0}:
                 continue
-            if reply.kind == "busy":
-                log.warning("the replay is busy: %s; asking again", reply.body.get("reason"))
+            if answer.kind == BUSY:
+                log.warning("the replay is busy: %s; asking again", answer.reason)
                 return _Obstacle.BUSY
-            if reply.sequence == 0:
-                raise RefusedError(f"the replay refused: {reply.body.get('reason')}")
-            deadline = time.monotonic() + RETRY_S
+            if answer.sequence == 0:
+                raise RefusedError(f"the replay refused: {answer.reason}")
+            deadline = time.monotonic() + self._retry_s
             self._break_s = BREAK_S
-            replies[reply.sequence] = reply
-            del away[reply.sequence]
+            answers[answer.sequence] = answer
+            del away[answer.sequence]
         return None
 
-    def _receive(self, started: float) -> Message | None:
+    def _receive(self, started: float) -> Answer | None:
         """The next message, or None if there is none for a moment."""
         if self._stop.is_set():
             raise StoppedError("stopped while waiting for the replay")
@@ -272,24 +284,25 @@ class ReplayClient:
             raise UnavailableError(f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s")
         if not self._socket.poll(POLL_MS):
             return None
-        return decode([frame.buffer for frame in self._socket.recv_multipart(copy=False)], MAX_LARGE_HEADER_BYTES)
+        return decode_reply([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
 
     def _pause(self, obstacle: _Obstacle, waited: float) -> None:
         """Before requests are sent again: over a fresh connection, since the old one may lead nowhere."""
         if obstacle is _Obstacle.BUSY:
-            self._stop.wait(RETRY_S)
+            self._stop.wait(self._retry_s)
             return
         advice = f"; {CHECK_KEYS}" if self._keys else ""
         log.warning("%s waits for the replay at %s since %.0f s%s", self._worker, self._endpoint, waited, advice)
         if obstacle is _Obstacle.BROKEN:
             self._stop.wait(self._break_s)
-            self._break_s = min(RETRY_S, 2 * self._break_s)
+            self._break_s = min(self._retry_s, 2 * self._break_s)
         self.close()
         self._connect()
 
 
-def _messages(reply: Message) -> list[Message]:
-    return [decode(split(reply.arrays[str(index)].data)) for index in range(len(reply.arrays))]
+def _stored(frame: Buffer) -> Message:
+    """The message of a trajectory or of labels as the store keeps it."""
+    return decode(split(frame))
 
 
 def _credit(away: Mapping[int, int], credits: int) -> bool:

@@ -45,7 +45,7 @@ def open_environment(
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ReadSnapshot:
     """What a process reads: its id, its slot in LMDB's table of readers, and the newest transaction that it sees."""
 
     pid: int
@@ -53,11 +53,11 @@ class Snapshot:
     transaction: int
 
 
-def snapshots(environment: lmdb.Environment) -> list[Snapshot]:
+def snapshots(environment: lmdb.Environment) -> list[ReadSnapshot]:
     """The snapshots that are read now, by whatever process."""
     # LMDB gives them as text: a line of titles, then one a slot, with "-" where a slot has no transaction.
     lines = (line.split() for line in environment.readers().splitlines()[1:])
-    return [Snapshot(int(pid), slot, int(number)) for pid, slot, number in lines if number != "-"]
+    return [ReadSnapshot(int(pid), slot, int(number)) for pid, slot, number in lines if number != "-"]
 
 
 def _require_whole(environment: lmdb.Environment, file: Path) -> None:

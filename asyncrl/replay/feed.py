@@ -72,7 +72,7 @@ class Feed:
 
     def learned(self, tx: Transaction, row: int, success: float) -> None:
         """A complete group of `row` had the mean outcome `success`."""
-        entry = tx.get("tasks", row)
+        entry = tx.get("tasks", row, tuple[float, int])
         rate = success if entry is None else entry[0] + RATE_DECAY * (success - entry[0])
         tx.put("tasks", row, [rate, self._epoch_of(tx, row)])
 
@@ -93,10 +93,10 @@ class Feed:
         return self._orders[source][1][offset]
 
     def _wanted(self, tx: Transaction, row: int, epoch: int) -> bool:
-        entry = None if self._band is None else tx.get("tasks", row)
+        entry = None if self._band is None else tx.get("tasks", row, tuple[float, int])
         if entry is None or self._band is None:
             return True
-        rate, seen = float(entry[0]), int(entry[1])
+        rate, seen = entry
         return self._band.low <= rate <= self._band.high or epoch - seen >= self._band.revisit
 
     def _epoch_of(self, tx: Transaction, row: int) -> int:

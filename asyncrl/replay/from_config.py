@@ -1,4 +1,4 @@
-"""The rules and the store of one shard, as the configuration has them."""
+"""The settings and the store of one shard, as the configuration has them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from asyncrl.config.schema import DataConfig, ReplayConfig, SamplerConfig, Train
 from asyncrl.data.reading import read_tasks
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
-from asyncrl.replay.filters import Filters
-from asyncrl.replay.rules import Rules
-from asyncrl.replay.samplers import Fifo, Freshest, Prioritised, Sampler
+from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised, Sampler
+from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
 from asyncrl.types import Task
 
@@ -29,12 +28,12 @@ HIGH_WATER = 0.8
 FULL = 0.9
 
 
-def rules(config: TrainConfig) -> Rules:
-    """The rules of the shard that `replay.shard` names. Raises DataError: its tasks cannot be read, or are too few."""
+def replay_settings(config: TrainConfig) -> ReplaySettings:
+    """The settings of shard `replay.shard`. Raises DataError: its tasks cannot be read, or are too few."""
     learner, replay, shard = config.learner, config.replay, config.replay.shard
     groups = learner.batch_size // learner.group_size
     batch_size = len(range(shard, groups, replay.shards)) * learner.group_size
-    return Rules(
+    return ReplaySettings(
         admission=Admission(
             replay.max_lag, batch_size * learner.publish_every, replay.sampler.max_times_sampled, replay.oversample
         ),
@@ -53,8 +52,8 @@ def rules(config: TrainConfig) -> Rules:
         reissue_evicted=replay.reissue_evicted,
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
-        max_letters=replay.max_dead_letters,
-        max_letter_bytes=replay.max_store_gb * replay.dead_letter_share * 1e9,
+        max_dead_letters=replay.max_dead_letters,
+        max_dead_letter_bytes=replay.max_store_gb * replay.dead_letter_share * 1e9,
         # The actor's own limit comes first; this one is for an actor whose limit does not work.
         longest_episode_s=config.actor.episode_timeout_s + 2 * replay.lease_s,
         vocabulary=vocabulary(config.model.path),

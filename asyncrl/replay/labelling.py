@@ -1,121 +1,128 @@
 """Unlabelled trajectories out to scorers, labels in.
 
-A trajectory passes through the kinds of scores that its task needs, one after another; a scorer takes as many of them
-in one lease as it serves. Only who holds the lease can label: whoever lost it comes too late, and is counted.
+A trajectory passes through the kinds of scores that its task needs, one after another. A scorer takes as many of them
+in one lease as it serves. Only the holder of the lease can label: labels of another scorer are late, and counted.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 
 from asyncrl.errors import RefusedError, StoreError
-from asyncrl.replay.failing import SCORINGS, Failing
-from asyncrl.replay.groups import Groups
-from asyncrl.replay.records import Facts, Group, State
-from asyncrl.replay.rules import Rules
+from asyncrl.replay import evaluation
+from asyncrl.replay.backoff import SCORINGS, FailureBackoff
+from asyncrl.replay.dead_letters import DeadLetters
+from asyncrl.replay.groups import EVALUATION, OpenGroups
+from asyncrl.replay.leases import WorkerLeases
+from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Reply
+from asyncrl.replay.records import DeadLetter, GroupRecord, ReadyGroup, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
-from asyncrl.replay.workers import Workers
-from asyncrl.types import Labels, Task
+from asyncrl.types import Labels
 from asyncrl.wire import TASKS_BYTES, Buffer, decode, split, task_bytes
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """A trajectory handed out for `kinds` of scores: its frames, and those of what earlier kinds found."""
-
-    task: Task
-    frames: Buffer
-    partial: Buffer | None
-    kinds: tuple[str, ...]
-    final: bool
+LEASES_A_REPLY = 1024
+TOKENS_A_REPLY = 4 << 20
 
 
 class Labelling:
-    """What the replay does for scorers, each call within the caller's transaction."""
+    """The replay's part towards scorers, each call within the caller's transaction."""
 
-    def __init__(self, rules: Rules, groups: Groups, scorers: Workers, failing: Failing) -> None:
-        self._rules = rules
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        groups: OpenGroups,
+        scorers: WorkerLeases,
+        backoff: FailureBackoff,
+        dead_letters: DeadLetters,
+    ) -> None:
+        self._settings = settings
         self._groups = groups
         self._scorers = scorers
-        self._failing = failing
+        self._backoff = backoff
+        self._dead_letters = dead_letters
 
-    def offer(self, tx: Transaction, name: str, facts: Facts, group: Group, urgent: bool) -> None:
+    def offer(self, tx: Transaction, name: str, record: TrajectoryRecord, group: GroupRecord, urgent: bool) -> None:
         """Let a trajectory of `group` wait for the next kind of scores that it needs."""
-        facts.state = State.WAITING
-        facts.save(tx, name)
-        kinds = self._needs(group)
-        tx.append("waiting", name, queue=kinds[facts.scored], urgent=urgent)
+        record.state = TrajectoryState.WAITING
+        record.save(tx, name)
+        tx.append("waiting", name, queue=self._needs(group)[record.scored], urgent=urgent)
 
-    def _needs(self, group: Group) -> tuple[str, ...]:
-        return self._rules.needs(self._rules.task(group).data_source)
+    def _needs(self, group: GroupRecord) -> tuple[str, ...]:
+        return self._settings.needs(self._settings.task(group).data_source)
 
-    def lease(
-        self, tx: Transaction, worker: str, incarnation: str, serves: Sequence[str], trajectories: int, tokens: int
-    ) -> list[Leased]:
-        """Trajectories to score, bounded by number, tokens and the size of their tasks (but at least one,
-        if any waits).
+    def lease(self, tx: Transaction, request: LeaseTrajectories) -> Reply | None:
+        """Trajectories to score, bounded by number, tokens and the size of their tasks (but at least one, if any
+        waits); None where none waits.
 
-        A scorer has finished or failed all that it leased before; what it still holds (a lost reply, an older
-        incarnation) is given out again. What was leased before in vain comes alone, so that an episode that kills its
-        scorer takes no other's attempts along.
+        A scorer has finished or failed all that it leased before. What it still holds by the store is leased again: a
+        reply was lost, or an older incarnation died. A trajectory that was leased in vain before comes alone, so that
+        an episode that kills its scorer uses up no other's attempts.
         """
-        died = self._scorers.seen(tx, worker, incarnation)
-        self._take_back(tx, worker, died)
-        leased: list[Leased] = []
+        self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
+        tasks: list[LeasedTask] = []
+        frames: list[Buffer] = []
+        wanted, tokens = min(request.trajectories, LEASES_A_REPLY), min(request.tokens, TOKENS_A_REPLY)
         room = TASKS_BYTES
-        # Later kinds first: what is begun is finished before something new is begun.
-        for kind in reversed(serves):
-            while len(leased) < trajectories and (first := tx.first("waiting", kind)):
+        # Later kinds first, so that what is begun is finished before something new is begun.
+        for kind in reversed(request.serves):
+            while len(tasks) < wanted and (first := tx.first("waiting", str, kind)):
                 order, name = first
-                facts = Facts.load(tx, name)
-                if facts is not None and facts.state == State.WAITING:
-                    tokens -= facts.tokens
-                    if leased and (tokens < 0 or facts.attempts):
-                        return leased
-                    given = self._hand_out(tx, worker, name, facts, serves)
-                    leased += given
-                    room -= sum(task_bytes(each.task) for each in given)
+                record = TrajectoryRecord.load(tx, name)
+                if record is not None and record.state is TrajectoryState.WAITING:
+                    tokens -= record.tokens
+                    if tasks and (tokens < 0 or record.attempts):
+                        return Reply(tasks, frames)
+                    if leased := self._lease_one(tx, request, name, record):
+                        tasks.append(leased[0])
+                        frames += leased[1]
+                        room -= task_bytes(leased[0].task)
                 tx.delete("waiting", order)
-                if leased and facts is not None and (facts.attempts > 1 or room <= 0):
-                    return leased
-        return leased
+                if tasks and record is not None and (record.attempts > 1 or room <= 0):
+                    return Reply(tasks, frames)
+        return Reply(tasks, frames) if tasks else None
 
-    def _hand_out(self, tx: Transaction, worker: str, name: str, facts: Facts, serves: Sequence[str]) -> list[Leased]:
-        facts.attempts += 1
-        if facts.attempts > self._rules.max_attempts:
-            self._bury(tx, name, facts, "its scorers died or fell silent too often")
-            return []
-        group = Group.of(tx, facts.group)
+    def _lease_one(
+        self, tx: Transaction, request: LeaseTrajectories, name: str, record: TrajectoryRecord
+    ) -> tuple[LeasedTask, list[Buffer]] | None:
+        """Lease a trajectory, or give it up: its attempts are used up, or its data is damaged."""
+        record.attempts += 1
+        if record.attempts > self._settings.max_attempts:
+            self._give_up(tx, name, record, "its scorers died or fell silent too often")
+            return None
+        group = GroupRecord.of(tx, record.group)
         try:
-            data, partial = tx.present(tx.get_bytes("data", name), "data", name), tx.get_bytes("labels", name)
+            frames: list[Buffer] = [tx.present(tx.get_bytes("data", name), "data", name)]
+            partial = tx.get_bytes("labels", name)
         except StoreError as error:
             log.error("%s is given up: %s", name, error)
             tx.add("damaged")
-            self._bury(tx, name, facts, str(error))
-            return []
+            self._give_up(tx, name, record, str(error))
+            return None
+        if partial is not None:
+            frames.append(partial)
         needs = self._needs(group)
-        kinds = tuple(takewhile(serves.__contains__, needs[facts.scored :]))
-        facts.state, facts.leased = State.LEASED, len(kinds)
-        facts.save(tx, name)
-        tx.add_member("leased", worker, name)
-        return [Leased(self._rules.task(group), data, partial, kinds, facts.scored + len(kinds) == len(needs))]
+        kinds = tuple(takewhile(request.serves.__contains__, needs[record.scored :]))
+        record.state, record.leased = TrajectoryState.LEASED, len(kinds)
+        record.save(tx, name)
+        tx.add_member("leased", request.worker, name)
+        final = record.scored + len(kinds) == len(needs)
+        return LeasedTask(self._settings.task(group), kinds, final, partial is not None), frames
 
     def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
-        """Let others have what a scorer holds; it is an attempt only where the scorer died, not where its reply was
-        lost on the way."""
+        """Let others have what a scorer holds. It counts as an attempt only where the scorer died, not where a reply
+        was lost."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
-            facts = Facts.load(tx, name)
-            if facts is not None and facts.state == State.LEASED:
-                facts.attempts -= not died
-                self.offer(tx, name, facts, Group.of(tx, facts.group), urgent=True)
+            record = TrajectoryRecord.load(tx, name)
+            if record is not None and record.state is TrajectoryState.LEASED:
+                record.attempts -= not died
+                self.offer(tx, name, record, GroupRecord.of(tx, record.group), urgent=True)
                 tx.add("leases_redelivered")
 
     def expire(self, tx: Transaction) -> None:
@@ -123,66 +130,105 @@ class Labelling:
         for worker in self._scorers.expire(tx):
             self._take_back(tx, worker, died=True)
 
-    def label(self, tx: Transaction, worker: str, labels: Labels, frames: bytes) -> bool:
-        """Take labels; `frames` is their joined encoding. False: they came too late, and were counted. Raises
-        RefusedError: their step scores are not of the trajectory's steps."""
+    def label(self, tx: Transaction, worker: str, labels: Labels, frames: bytes) -> None:
+        """Take labels, or count them where they are late; `frames` is their joined encoding. Raises RefusedError: their
+        step scores are not of the trajectory's steps."""
         name = labels.trajectory_id
-        held = tx.remove_member("leased", worker, name)
-        facts = Facts.load(tx, name)
-        if not held or facts is None or facts.state != State.LEASED:
+        record = self._end_lease(tx, worker, name)
+        if record is None:
             tx.add("late_labels")
-            return False
+            return
         _check_steps(tx, labels)
         self._scorers.worked(worker)
-        self._failing.succeeded(SCORINGS)
+        self._backoff.succeeded(SCORINGS)
         tx.put_bytes("labels", name, frames)
-        group = Group.of(tx, facts.group)
-        facts.scored, facts.leased, facts.attempts = facts.scored + facts.leased, 0, 0
-        if facts.scored < len(self._needs(group)):
-            self.offer(tx, name, facts, group, urgent=not group.training)
-            return True
-        facts.state, facts.reward, facts.outcome = State.LABELLED, labels.reward, labels.outcome
-        facts.save(tx, name)
-        tx.add("labelled")
-        group.labelled[facts.member] = True
-        group.save(tx, facts.group)
-        if all(group.labelled):
-            self._complete(tx, facts.group, group)
-        return True
-
-    def _complete(self, tx: Transaction, name: str, group: Group) -> None:
-        members = [Facts.of(tx, trajectory) for trajectory in group.ids(name)]
-        if not group.training:
-            self._groups.count_evaluation(tx, group.version, (members[0].outcome, members[0].reward))
-            self._groups.close(tx, name, State.EVALUATED)
+        group = GroupRecord.of(tx, record.group)
+        record.scored, record.leased, record.attempts = record.scored + record.leased, 0, 0
+        if record.scored < len(self._needs(group)):
+            self.offer(tx, name, record, group, urgent=not group.training)
             return
-        self._rules.feed.learned(tx, group.row, float(np.mean([member.outcome for member in members])))
-        reason = self._rules.filters.reason(members)
+        record.state, record.reward, record.outcome = TrajectoryState.LABELLED, labels.reward, labels.outcome
+        record.save(tx, name)
+        tx.add("labelled")
+        group.labelled[record.member] = True
+        group.save(tx, record.group)
+        if all(group.labelled):
+            self._complete(tx, record.group, group)
+
+    def _end_lease(self, tx: Transaction, worker: str, name: str) -> TrajectoryRecord | None:
+        """The record of a trajectory that the scorer holds; None where it lost the lease."""
+        held = tx.remove_member("leased", worker, name)
+        record = TrajectoryRecord.load(tx, name)
+        return record if held and record is not None and record.state is TrajectoryState.LEASED else None
+
+    def _complete(self, tx: Transaction, name: str, group: GroupRecord) -> None:
+        members = [TrajectoryRecord.of(tx, trajectory) for trajectory in group.ids(name)]
+        if not group.training:
+            evaluation.count_task(tx, group.version, members[0].outcome, members[0].reward)
+            self._groups.close(tx, name, TrajectoryState.EVALUATED)
+            return
+        self._settings.feed.learned(tx, group.row, float(np.mean([member.outcome for member in members])))
+        reason = self._settings.filters.reason(members)
         if reason is not None:
             tx.add(f"filtered/{reason}")
-            self._groups.close(tx, name, State.FILTERED)
+            self._groups.close(tx, name, TrajectoryState.FILTERED)
             return
         spread = float(np.std([member.reward for member in members]))
-        tx.append("ready", [name, min(member.oldest for member in members), spread])
+        tx.append("ready", ReadyGroup(name, min(member.oldest for member in members), spread))
 
-    def fail(self, tx: Transaction, worker: str, name: str, reason: str) -> None:
-        """A scorer gives a trajectory up for now: it is tried again, and buried after too many attempts."""
-        held = tx.remove_member("leased", worker, name)
-        facts = Facts.load(tx, name)
-        if not held or facts is None or facts.state != State.LEASED:
+    def fail(self, tx: Transaction, request: FailScoring) -> None:
+        """A scorer gives a trajectory up for now: it is tried again, and becomes a dead letter after too many
+        attempts."""
+        record = self._end_lease(tx, request.worker, request.id)
+        if record is None:
             return
         tx.add("scoring_failures")
-        if facts.attempts >= self._rules.max_attempts:
-            self._bury(tx, name, facts, reason)
+        if record.attempts >= self._settings.max_attempts:
+            self._give_up(tx, request.id, record, request.reason)
         else:
-            self.offer(tx, name, facts, Group.of(tx, facts.group), urgent=False)
+            self.offer(tx, request.id, record, GroupRecord.of(tx, record.group), urgent=False)
 
-    def _bury(self, tx: Transaction, name: str, facts: Facts, reason: str) -> None:
-        facts.state = State.DEAD
-        facts.save(tx, name)
-        if Group.of(tx, facts.group).training:
-            tx.add(State.DEAD)
-        self._groups.fail_member(tx, facts.group, facts.member, f"scoring: {reason}", scoring=True)
+    def _give_up(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str) -> None:
+        record.state = TrajectoryState.DEAD
+        record.save(tx, name)
+        if GroupRecord.of(tx, record.group).training:
+            tx.add(TrajectoryState.DEAD)
+        self._groups.fail_member(tx, record.group, record.member, f"scoring: {reason}", scoring=True)
+
+    def requeue(self, tx: Transaction, ticket: str) -> str:
+        """Put a dead letter back; returns how.
+
+        "scoring": the episode is stored and its group still waits for a replacement, so it is scored again itself.
+        "task": its task runs again as a group of its own, before the feed goes on. Raises RefusedError: there is no
+        such dead letter, or its task is a held-out one whose evaluation is over.
+        """
+        letter = self._dead_letters.get(tx, ticket)
+        group = GroupRecord.load(tx, letter.group) if letter.scoring else None
+        if group is not None and self._awaits_replacement(tx, letter, group):
+            self._dead_letters.remove(tx, ticket)
+            self._reinstate(tx, ticket, letter, group)
+            return "scoring"
+        if letter.row < 0:
+            held_out = ticket.startswith(EVALUATION)
+            over = "ran a held-out task, whose evaluation" if held_out else "was in a plan that was skipped: its group"
+            raise RefusedError(f"{ticket} {over} is over; discard it")
+        tx.append("again", letter.row)
+        self._dead_letters.discard(tx, ticket)
+        return "task"
+
+    def _awaits_replacement(self, tx: Transaction, letter: DeadLetter, group: GroupRecord) -> bool:
+        replacement = group.ids(letter.group)[letter.member]
+        return TrajectoryRecord.load(tx, replacement) is None and group.attempts[letter.member] == letter.attempt + 1
+
+    def _reinstate(self, tx: Transaction, ticket: str, letter: DeadLetter, group: GroupRecord) -> None:
+        self._groups.withdraw(tx, group.ids(letter.group)[letter.member])
+        group.attempts[letter.member] = letter.attempt
+        group.save(tx, letter.group)
+        record = TrajectoryRecord.of(tx, ticket)
+        record.attempts = record.leased = 0
+        if group.training:
+            tx.add(TrajectoryState.DEAD, -1)
+        self.offer(tx, ticket, record, group, urgent=True)
 
 
 def _check_steps(tx: Transaction, labels: Labels) -> None:

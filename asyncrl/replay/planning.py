@@ -2,156 +2,201 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from asyncrl.errors import RefusedError
-from asyncrl.replay.groups import Groups
-from asyncrl.replay.records import Facts, Group, Letter, State
-from asyncrl.replay.rules import Rules
-from asyncrl.replay.samplers import Candidate, Choice
+from asyncrl.replay.dead_letters import DeadLetters
+from asyncrl.replay.groups import OpenGroups
+from asyncrl.replay.records import (
+    DeadLetter,
+    GroupRecord,
+    ReadyGroup,
+    TrajectoryRecord,
+    TrajectoryState,
+    forget,
+)
+from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
 from asyncrl.types import BatchPlan
-from asyncrl.wire import plan_body, read_plan
+
+
+class LearnerWaits:
+    """Seconds that the learner waited for a plan, by what was missing. `clock` gives monotonic seconds.
+
+    Call `asked` whenever a plan was asked for, and `look` now and then: while there is no plan, the time between two
+    looks counts for the cause that the first one found.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._cause = ""
+        self.seconds = {"labels": 0.0, "episodes": 0.0, "store": 0.0}
+
+    def asked(self, found: bool, missing: Callable[[], str]) -> None:
+        """A plan was asked for, and was `found` or not; `missing` says what is, and is called when the wait begins."""
+        if found:
+            self._count()
+            self._since = None
+        elif self._since is None:
+            self._since, self._cause = self._clock(), missing()
+
+    def look(self, missing: Callable[[], str]) -> None:
+        """Count the time since the last look, and see what is missing now. Costs nothing while nobody waits."""
+        if self._since is not None:
+            self._count()
+            self._cause = missing()
+
+    def _count(self) -> None:
+        if self._since is not None:
+            now = self._clock()
+            self.seconds[self._cause] += now - self._since
+            self._since = now
 
 
 class Planning:
-    """What the replay does for the learner, each call within the caller's transaction."""
+    """The replay's part towards the learner, each call within the caller's transaction."""
 
-    def __init__(self, rules: Rules, groups: Groups) -> None:
-        self._rules = rules
+    def __init__(self, settings: ReplaySettings, groups: OpenGroups, dead_letters: DeadLetters) -> None:
+        self._settings = settings
         self._groups = groups
-        self._wanted = rules.batch_size // rules.group_size
-        self._asked = 0
+        self._dead_letters = dead_letters
+        self._wanted = settings.batch_size // settings.group_size
 
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The plan of `step`: the recorded one, else a new one if enough groups are ready, else None.
 
         Groups that are older than the bound at this step are evicted. Raises RefusedError: steps were skipped.
         """
-        self._asked = step
-        recorded = tx.get("plans", step)
-        if recorded is not None:
-            return read_plan(recorded)
-        if step != tx.count("plans"):
+        recorded = tx.get("plans", step, BatchPlan)
+        if recorded is None and step != tx.count("plans"):
             raise RefusedError(f"step {step} cannot be planned: the next one is {tx.count('plans')}")
-        if tx.count("ready") < self._wanted:
-            return None
-        version = self._rules.version_at(step)
+        if tx.counter("learner_step") != step:
+            tx.set("learner_step", step)
+        if recorded is not None or tx.count("ready") < self._wanted:
+            return recorded
+        version = self._settings.version_at(step)
         self._evict(tx, version)
-        ready = [Candidate(order, *value) for order, value in tx.ordered("ready")]
+        ready = list(tx.ordered("ready", ReadyGroup))
         if len(ready) < self._wanted:
             return None
-        rng = np.random.default_rng([self._rules.seed, self._rules.shard, step])
-        return self._record(tx, step, self._rules.sampler.choose(ready, self._wanted, rng))
+        rng = np.random.default_rng([self._settings.seed, self._settings.shard, step])
+        chosen = self._settings.sampler.choose([group for _, group in ready], self._wanted, rng)
+        return self._record(tx, step, [(*ready[index], weight) for index, weight in chosen])
 
     def missing(self, tx: Transaction) -> str:
         """Why there is no plan now: "labels", if all that was delivered made one once it is scored; "store", if that is
         too full for new tickets; else "episodes"."""
         delivered = tx.count("ready")
-        for name, value in tx.items("groups"):
-            group = Group(*value)
-            open_group = group.training and not all(group.labelled)
-            delivered += open_group and all(Facts.load(tx, each) for each in group.ids(name.decode()))
+        for name, group in GroupRecord.all(tx):
+            incomplete = group.training and not all(group.labelled)
+            delivered += incomplete and all(TrajectoryRecord.load(tx, each) for each in group.ids(name))
         if delivered >= self._wanted:
             return "labels"
-        return "store" if tx.live_bytes() > self._rules.high_water_bytes else "episodes"
+        return "store" if tx.live_bytes() > self._settings.high_water_bytes else "episodes"
 
     def published(self, tx: Transaction, version: int) -> None:
-        """The learner has published `version`: what is too old for it goes at once. Versions never go back."""
+        """The learner has published `version`: groups that are too old for it are evicted. Versions never go back."""
         if version > tx.counter("version"):
             tx.set("version", version)
             self._evict(tx, version)
 
     def _evict(self, tx: Transaction, version: int) -> None:
-        for order, (name, oldest, _) in list(tx.ordered("ready")):
-            if oldest < self._rules.oldest_allowed(version):
+        for order, ready in list(tx.ordered("ready", ReadyGroup)):
+            if ready.oldest < self._settings.oldest_allowed(version):
                 tx.delete("ready", order)
-                if self._rules.reissue_evicted and not Group.of(tx, name).sampled:
-                    tx.append("again", Group.of(tx, name).row)
-                self._groups.close(tx, name, State.EVICTED)
+                group = GroupRecord.of(tx, ready.name)
+                if self._settings.reissue_evicted and not group.sampled:
+                    tx.append("again", group.row)
+                self._groups.close(tx, ready.name, TrajectoryState.EVICTED)
 
-    def _record(self, tx: Transaction, step: int, chosen: Sequence[Choice]) -> BatchPlan:
+    def _record(self, tx: Transaction, step: int, chosen: Sequence[tuple[int, ReadyGroup, float]]) -> BatchPlan:
+        """Record the plan of the chosen groups: each has its order in `ready` and its importance weight."""
         entries = [
-            (name, Facts.of(tx, name), each.weight)
-            for each in chosen
-            for name in Group.of(tx, each.candidate.name).ids(each.candidate.name)
+            (name, TrajectoryRecord.of(tx, name), weight)
+            for _, ready, weight in chosen
+            for name in GroupRecord.of(tx, ready.name).ids(ready.name)
         ]
         plan = BatchPlan(
             step=step,
-            version=self._rules.version_at(step),
+            version=self._settings.version_at(step),
             ids=[name for name, _, _ in entries],
-            group_ids=[facts.group for _, facts, _ in entries],
-            tokens=[facts.tokens for _, facts, _ in entries],
-            sampled=[facts.sampled for _, facts, _ in entries],
+            group_ids=[record.group for _, record, _ in entries],
+            tokens=[record.tokens for _, record, _ in entries],
+            sampled=[record.sampled for _, record, _ in entries],
             weights=[weight for _, _, weight in entries],
         )
-        tx.put("plans", step, plan_body(plan))
-        for name, facts, _ in entries:
-            facts.state, facts.plans, facts.last_plan = State.PLANNED, facts.plans + 1, step
-            facts.save(tx, name)
-        for each in chosen:
-            self._use(tx, each.candidate)
+        tx.put("plans", step, plan)
+        for name, record, _ in entries:
+            record.state, record.plans, record.last_plan = TrajectoryState.PLANNED, record.plans + 1, step
+            record.save(tx, name)
+        for order, ready, _ in chosen:
+            self._use(tx, order, ready.name)
         return plan
 
-    def _use(self, tx: Transaction, candidate: Candidate) -> None:
-        group = Group.of(tx, candidate.name)
+    def _use(self, tx: Transaction, order: int, name: str) -> None:
+        group = GroupRecord.of(tx, name)
         group.sampled += 1
-        group.save(tx, candidate.name)
-        if group.sampled == self._rules.admission.uses:
-            tx.delete("ready", candidate.order)
-            self._groups.close(tx, candidate.name, State.PLANNED)
+        group.save(tx, name)
+        if group.sampled == self._settings.admission.uses:
+            tx.delete("ready", order)
+            self._groups.close(tx, name, TrajectoryState.PLANNED)
 
     def skip(self, tx: Transaction, step: int, reason: str) -> int:
-        """Have the step of a recorded plan train nothing, for good; returns how many trajectories are dead letters now.
+        """Have the step of a recorded plan train nothing, for good; returns how many trajectories are dead letters now:
+        those that no other plan names. No later plan takes the plan's trajectories or their groups.
 
-        Those that no other plan names are; no later plan takes them or their groups. A plan that is skipped already
-        stays as it is. Raises RefusedError: there is no such plan, or the learner's weights hold what it trained.
+        A plan that is skipped already stays as it is. Raises RefusedError: there is no such plan, or the learner's
+        weights hold what it trained.
         """
-        recorded = tx.get("plans", step)
-        if recorded is None:
+        plan = tx.get("plans", step, BatchPlan)
+        if plan is None:
             raise RefusedError(f"step {step} has no recorded plan; {tx.count('plans')} steps are planned, from 0 on")
-        plan = read_plan(recorded)
         if plan.skipped:
             return 0
-        if step < tx.counter("released_steps") or self._rules.version_at(step) < tx.counter("version"):
-            raise RefusedError(f"step {step} was trained: weights that come after it are checkpointed or published")
-        if step < self._asked:
-            raise RefusedError(
-                f"step {step} was trained: the learner is at step {self._asked} now; should it resume from before step "
-                f"{step} and fail there, ask again"
-            )
-        tx.put("plans", step, plan_body(replace(plan, skipped=reason)))
+        self._require_untrained(tx, step)
+        tx.put("plans", step, replace(plan, skipped=reason))
         tx.add("plans_skipped")
-        members = [(name, Facts.of(tx, name)) for name in plan.ids]
-        dead = sum(self._bury(tx, name, facts, f"plan {step} was skipped: {reason}") for name, facts in members)
-        self._end_groups(tx, set(plan.group_ids))
-        for name, facts in members:
-            if facts.state != State.DEAD:
-                self._groups.release(tx, name, Facts.of(tx, name))
+        members = [(name, TrajectoryRecord.of(tx, name)) for name in plan.ids]
+        dead = sum(self._take_out(tx, name, record, f"plan {step} was skipped: {reason}") for name, record in members)
+        self._close_ready(tx, set(plan.group_ids))
+        for name, record in members:
+            if record.state is not TrajectoryState.DEAD:
+                self._groups.release(tx, name, TrajectoryRecord.of(tx, name))
         return dead
 
-    def _bury(self, tx: Transaction, name: str, facts: Facts, reason: str) -> bool:
-        """Take a trajectory out of a plan; whether it is dead now, since no other names it."""
-        facts.plans -= 1
-        if not facts.plans:
-            facts.state = State.DEAD
-            tx.add(State.DEAD)
-            group = Group.load(tx, facts.group)
-            attempt = int(name.rsplit(".", 1)[1])
-            letter = Letter(reason, facts.group, facts.member, attempt, group.row if group else -1, False)
-            self._groups.bury(tx, name, letter)
-        facts.save(tx, name)
-        return not facts.plans
+    def _require_untrained(self, tx: Transaction, step: int) -> None:
+        if step < tx.counter("released_steps") or self._settings.version_at(step) < tx.counter("version"):
+            raise RefusedError(f"step {step} was trained: weights that come after it are checkpointed or published")
+        newest = tx.counter("learner_step")
+        if step < newest:
+            raise RefusedError(
+                f"step {step} was trained: the learner is at step {newest} now; should it resume from before step "
+                f"{step} and fail there, ask again"
+            )
 
-    def _end_groups(self, tx: Transaction, names: set[str]) -> None:
-        """End those of the groups that could go into another plan."""
-        for order, (name, *_) in list(tx.ordered("ready")):
-            if name in names:
+    def _take_out(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str) -> bool:
+        """Take a trajectory out of a plan; whether it is dead now, since no other plan names it."""
+        record.plans -= 1
+        if not record.plans:
+            record.state = TrajectoryState.DEAD
+            tx.add(TrajectoryState.DEAD)
+            group = GroupRecord.load(tx, record.group)
+            attempt = int(name.rsplit(".", 1)[1])
+            letter = DeadLetter(reason, record.group, record.member, attempt, group.row if group else -1, False)
+            self._dead_letters.add(tx, name, letter)
+        record.save(tx, name)
+        return not record.plans
+
+    def _close_ready(self, tx: Transaction, names: set[str]) -> None:
+        """Close those of the groups that could go into another plan."""
+        for order, ready in list(tx.ordered("ready", ReadyGroup)):
+            if ready.name in names:
                 tx.delete("ready", order)
-                self._groups.close(tx, name, State.DROPPED)
+                self._groups.close(tx, ready.name, TrajectoryState.DROPPED)
 
     def checkpointed(self, tx: Transaction, steps: int, kept: int) -> None:
         """A checkpoint covers the first `steps` steps: what they trained is released, once. What every kept checkpoint
@@ -166,21 +211,26 @@ class Planning:
                 "restore the store that belongs to the checkpoints, or give the run another run.name"
             )
         for step in range(released, steps):
-            plan = read_plan(tx.get("plans", step))
+            plan = recorded_plan(tx, step)
             for name in () if plan.skipped else plan.ids:
-                facts = Facts.of(tx, name)
-                facts.trained += 1
-                facts.save(tx, name)
-                self._groups.release(tx, name, facts)
-            released = step + 1
+                record = TrajectoryRecord.of(tx, name)
+                record.trained += 1
+                record.save(tx, name)
+                self._groups.release(tx, name, record)
+        released = max(released, steps)
         tx.set("released_steps", released)
-        self._forget_until(tx, min(kept, self._rules.first_kept(released)))
+        self._forget_until(tx, min(kept, self._settings.first_kept(released)))
 
     def _forget_until(self, tx: Transaction, kept: int) -> None:
         forgotten = tx.counter("forgotten_steps")
         for step in range(forgotten, kept):
-            for name in tx.get("plans", step)["ids"]:
-                facts = Facts.of(tx, name)
-                if facts.state == State.TRAINED and facts.last_plan == step:
-                    self._groups.forget(tx, name)
+            for name in recorded_plan(tx, step).ids:
+                record = TrajectoryRecord.of(tx, name)
+                if record.state is TrajectoryState.TRAINED and record.last_plan == step:
+                    forget(tx, name)
         tx.set("forgotten_steps", max(forgotten, kept))
+
+
+def recorded_plan(tx: Transaction, step: int) -> BatchPlan:
+    """A plan that must be there. Raises StoreError: it is gone."""
+    return tx.present(tx.get("plans", step, BatchPlan), "plans", step)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from asyncrl.replay.environment import Snapshot
+from asyncrl.replay.environment import ReadSnapshot
 from asyncrl.replay.store import Transaction
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ LONG_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lingering:
+class SlowReader:
     """A process that has read one snapshot for `seconds`; its `command` line is empty where it cannot be seen."""
 
     pid: int
@@ -35,8 +35,8 @@ class Readers:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._since: dict[Snapshot, float] = {}
-        self._commands: dict[Snapshot, str] = {}
+        self._since: dict[ReadSnapshot, float] = {}
+        self._commands: dict[ReadSnapshot, str] = {}
         self.dead = 0
 
     def free_dead(self, tx: Transaction) -> int:
@@ -55,13 +55,13 @@ class Readers:
         long = [each for each, since in self._since.items() if now - since >= LONG_S]
         self._commands = {each: self._commands[each] if each in self._commands else _named(each) for each in long}
 
-    def lingering(self) -> list[Lingering]:
+    def lingering(self) -> list[SlowReader]:
         """Who has read one snapshot for too long, as of the last look."""
         now = self._clock()
-        return [Lingering(each.pid, command, now - self._since[each]) for each, command in self._commands.items()]
+        return [SlowReader(each.pid, command, now - self._since[each]) for each, command in self._commands.items()]
 
 
-def _named(snapshot: Snapshot) -> str:
+def _named(snapshot: ReadSnapshot) -> str:
     """The command line of a reader that is too slow, which is logged, too."""
     try:
         command = " ".join(psutil.Process(snapshot.pid).cmdline())

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import lmdb
-import msgpack
+from msgspec import DecodeError, msgpack
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from asyncrl.errors import RefusedError, StoreError
-from asyncrl.replay.environment import ADVICE, Snapshot, clear_errors, open_environment, snapshots
+from asyncrl.replay.environment import ADVICE, ReadSnapshot, clear_errors, open_environment, snapshots
 from asyncrl.types import RunIdentity
 
 TABLES = (
@@ -29,21 +29,21 @@ TABLES = (
     "actors",  # worker -> incarnation
     "scorers",  # worker -> incarnation
     "pending",  # order -> ticket that waits for an actor
-    "tickets",  # ticket -> [group, member, worker, or "" while pending]
-    "held",  # worker -> tickets it runs (many)
-    "groups",  # group -> Group
-    "facts",  # trajectory -> Facts; kept for good, so that an id is never taken twice
+    "tickets",  # ticket -> TicketRecord
+    "held",  # worker -> tickets that it holds (many)
+    "groups",  # group -> GroupRecord
+    "facts",  # trajectory -> TrajectoryRecord; kept for good, so that an id is never taken twice
     "data",  # trajectory -> frames
     "labels",  # trajectory -> frames
     "waiting",  # kind of scores, order -> trajectory that needs them next
     "leased",  # scorer -> trajectories it scores (many)
-    "ready",  # order -> [group, oldest version, spread of rewards]: complete, labelled, may be trained
+    "ready",  # order -> ReadyGroup: complete, labelled, may be trained
     "again",  # order -> row of a task that is to be run again before the feed goes on
     "tasks",  # row -> [running success rate, epoch]
-    "plans",  # step -> plan
-    "dead",  # ticket -> Letter
+    "plans",  # step -> BatchPlan
+    "dead",  # ticket -> DeadLetter
     "burials",  # order -> ticket of a dead letter
-    "evaluations",  # policy version -> Evaluation
+    "evaluations",  # policy version -> EvaluationRecord
 )
 MULTIPLE = ("held", "leased")
 MAX_KEY_BYTES = 500
@@ -89,20 +89,21 @@ class Transaction:
         self._counters: dict[str, int] = {}
         self._changed: set[str] = set()
 
-    def get(self, table: str, key: Key) -> Any:
+    def get(self, table: str, key: Key, kind: type[T]) -> T | None:
+        """A value of type `kind`; None where there is none."""
         raw = _key(key)
         sealed = self._raw.get(raw, db=self._tables[table])
-        return None if sealed is None else self._unpacked(table, raw, sealed)
+        return None if sealed is None else self._unpacked(table, raw, sealed, kind)
 
     def put(self, table: str, key: Key, value: Any) -> None:
-        self.put_bytes(table, key, msgpack.packb(value))
+        self.put_bytes(table, key, msgpack.encode(value))
 
-    def _unpacked(self, table: str, key: bytes, sealed: bytes | memoryview) -> Any:
-        # The same as unsealing and unpacking; records are so many and so small that a call more can be measured.
-        value = sealed[SEAL_BYTES:]
-        if xxh3_64_digest(value, xxh3_64_intdigest(key)) != sealed[:SEAL_BYTES]:
-            raise self._damaged(f"{table} of {key!r} is not what was written")
-        return msgpack.unpackb(value)
+    def _unpacked(self, table: str, key: bytes, sealed: bytes | memoryview, kind: type[T]) -> T:
+        value = self._unsealed(table, key, sealed)
+        try:
+            return msgpack.decode(value, type=kind)
+        except DecodeError as error:
+            raise self._damaged(f"{table} of {key!r} is no {kind.__name__}: {error}") from error
 
     def get_bytes(self, table: str, key: Key) -> memoryview | None:
         raw = _key(key)
@@ -152,10 +153,10 @@ class Transaction:
         cursor = self._raw.cursor(db=self._tables[table])
         return [bytes(value).decode() for value in cursor.iternext_dup()] if cursor.set_key(_key(key)) else []
 
-    def items(self, table: str) -> Iterator[tuple[bytes, Any]]:
+    def items(self, table: str, kind: type[T]) -> Iterator[tuple[bytes, T]]:
         """Keys, in order, with their values. The table may change meanwhile only at keys already seen."""
         for key, value in self._raw.cursor(db=self._tables[table]):
-            yield bytes(key), self._unpacked(table, bytes(key), bytes(value))
+            yield bytes(key), self._unpacked(table, bytes(key), value, kind)
 
     def keys(self, table: str) -> Iterator[bytes]:
         """Keys, in order."""
@@ -184,24 +185,24 @@ class Transaction:
         self.put(table, queue.encode() + _key(order), value)
         return order
 
-    def first(self, table: str, queue: str = "") -> tuple[bytes, Any] | None:
-        """Key and value of what stands first in a queue of an ordered table."""
+    def first(self, table: str, kind: type[T], queue: str = "") -> tuple[bytes, T] | None:
+        """Key and value of the first entry of a queue of an ordered table."""
         cursor, prefix = self._raw.cursor(db=self._tables[table]), queue.encode()
         if not cursor.set_range(prefix + _key(0)):
             return None
         key = bytes(cursor.key())
         if len(key) != len(prefix) + ORDER_BYTES or not key.startswith(prefix):
             return None
-        return key, self._unpacked(table, key, bytes(cursor.value()))
+        return key, self._unpacked(table, key, cursor.value(), kind)
 
-    def ordered(self, table: str) -> Iterator[tuple[int, Any]]:
+    def ordered(self, table: str, kind: type[T]) -> Iterator[tuple[int, T]]:
         """Orders and values of an ordered table that has one queue."""
-        for key, value in self.items(table):
+        for key, value in self.items(table, kind):
             yield int.from_bytes(key, "big"), value
 
     def counter(self, name: str) -> int:
         if name not in self._counters:
-            self._counters[name] = int(self.get("meta", name) or 0)
+            self._counters[name] = self.get("meta", name, int) or 0
         return self._counters[name]
 
     def counters(self, prefix: str) -> dict[str, int]:
@@ -231,12 +232,12 @@ class Transaction:
     @property
     def identity(self) -> str | None:
         """The store's own name; None in one that was never opened for writing since stores have names."""
-        return self.get("meta", "identity")  # type: ignore[no-any-return]
+        return self.get("meta", "identity", str)
 
     @property
     def run(self) -> RunIdentity | None:
         """The run that the store belongs to; None where none has served it yet."""
-        value = self.get("meta", "run")
+        value = self.get("meta", "run", list[str])
         return None if value is None else RunIdentity(*value)
 
     def live_bytes(self) -> int:
@@ -252,7 +253,7 @@ class Transaction:
         """Free the snapshots of processes that have ended; how many there were. Their pages can be used at once."""
         return int(self._environment.reader_check())
 
-    def old_snapshots(self) -> list[Snapshot]:
+    def old_snapshots(self) -> list[ReadSnapshot]:
         """Snapshots in use that lack a committed change, so that LMDB must keep pages for them."""
         newest = self._environment.info()["last_txnid"]
         return [each for each in snapshots(self._environment) if each.transaction < newest]

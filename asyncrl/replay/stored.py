@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from asyncrl.errors import StoreError
-from asyncrl.replay import report
-from asyncrl.replay.letters import letters
-from asyncrl.replay.records import Facts, Letter
+from asyncrl.replay import counters
+from asyncrl.replay.records import DeadLetter, TrajectoryRecord
 from asyncrl.replay.shards import join_plans, shard_of
 from asyncrl.replay.store import StoreReader, Transaction
 from asyncrl.types import BatchPlan, Labels, Trajectory
-from asyncrl.wire import decode, read_labels, read_plan, read_trajectory, split
+from asyncrl.wire import decode, read_labels, read_trajectory, split
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,14 +26,14 @@ PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Record:
-    """All that is stored of one trajectory. Its data and labels are gone once it was released or thrown away; `letter`
-    tells why it is dead."""
+class StoredTrajectory:
+    """All that is stored of one trajectory. Its data and labels are gone once it was released or thrown away;
+    `dead_letter` says why it is dead."""
 
-    facts: Facts | None
+    facts: TrajectoryRecord | None
     trajectory: Trajectory | None
     labels: Labels | None
-    letter: Letter | None
+    dead_letter: DeadLetter | None
 
 
 class StoredRun:
@@ -58,11 +57,11 @@ class StoredRun:
 
     def counters(self) -> dict[str, int]:
         """Counters and depths, summed over the shards; the version is the newest."""
-        return sum_counters(self.each(report.counters))
+        return sum_counters(self.each(counters.counters))
 
     def audit(self, uses: int) -> dict[str, Any]:
-        """The audit of `report.audit`, over all shards."""
-        parts = self.each(report.audit, uses)
+        """The audit of `counters.audit`, over all shards."""
+        parts = self.each(counters.audit, uses)
         states: Counter[str] = sum((Counter(part["states"]) for part in parts), Counter())
         largest = max(part["largest_lag"] for part in parts)
         sums = {name: sum(part[name] for part in parts) for name in ("lost", "trained_twice", "planned")}
@@ -70,20 +69,23 @@ class StoredRun:
 
     def plan(self, step: int) -> BatchPlan | None:
         """The recorded plan of a step, joined over the shards; None where it was not recorded."""
-        parts = self.each(Transaction.get, "plans", step)
-        return None if None in parts else join_plans([read_plan(part) for part in parts])
+        parts = self.each(Transaction.get, "plans", step, BatchPlan)
+        plans = [part for part in parts if part is not None]
+        return join_plans(plans) if len(plans) == len(parts) else None
 
     def steps(self) -> int:
         """How many plans are recorded."""
         return min(self.each(Transaction.count, "plans"))
 
-    def facts(self, trajectory: str) -> Facts | None:
+    def facts(self, trajectory: str) -> TrajectoryRecord | None:
         """What is known of a trajectory for good."""
-        return self._read(self._shard_of(trajectory), Facts.load, trajectory)
+        return self._read(self._shard_of(trajectory), TrajectoryRecord.load, trajectory)
 
-    def letters(self) -> list[tuple[str, Letter]]:
+    def letters(self) -> list[tuple[str, DeadLetter]]:
         """Every dead letter with its ticket."""
-        return sorted(((name, letter) for part in self.each(letters) for name, letter in part), key=itemgetter(0))
+        return sorted(
+            ((name, letter) for part in self.each(DeadLetter.all) for name, letter in part), key=itemgetter(0)
+        )
 
     def ids(self, after: str = "") -> Iterator[str]:
         """The ids, in order and behind `after`, of all trajectories whose data is there."""
@@ -103,7 +105,7 @@ class StoredRun:
         """A trajectory's labels, if they are there."""
         return self._read(self._shard_of(name), _labels, name)
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> StoredTrajectory:
         """All that is known of a trajectory, as it was at one moment. Raises RefusedError: this is no id."""
         return self._read(self._shard_of(name), _record, name)
 
@@ -141,8 +143,10 @@ def _labels(tx: Transaction, name: str) -> Labels | None:
     return None if frames is None else read_labels(decode(split(bytes(frames))))
 
 
-def _record(tx: Transaction, name: str) -> Record:
-    return Record(Facts.load(tx, name), _trajectory(tx, name), _labels(tx, name), Letter.load(tx, name))
+def _record(tx: Transaction, name: str) -> StoredTrajectory:
+    return StoredTrajectory(
+        TrajectoryRecord.load(tx, name), _trajectory(tx, name), _labels(tx, name), DeadLetter.load(tx, name)
+    )
 
 
 def sum_counters(parts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import zmq
-from msgspec import structs
 
-from asyncrl.errors import RefusedError
-from asyncrl.replay.workers import LONGEST_LEASES
-from asyncrl.wire import Message, encode, trajectory_message
+from asyncrl.replay.leases import LONGEST_LEASES
+from asyncrl.replay.protocol import Fetch, PutTrajectory, RenewLease, decode_reply, encode_request
+from asyncrl.types import RunIdentity
+from asyncrl.wire import encode, trajectory_message
 from tests.chaos.support import ReplayProcess
 from tests.helpers import GENEROUS_S, make_trajectory, until
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 
 LENGTH = 8192
 LONG = (f"actor.max_tokens={LENGTH}", f"engine.max_length={LENGTH}")
@@ -43,7 +43,7 @@ def test_a_consumer_that_never_reads_costs_bounded_memory_and_holds_up_nobody(re
         slow.linger, slow.rcvhwm, slow.sndhwm = 0, 1, 0
         slow.connect(replay.endpoint)
         for sequence in range(1000):
-            slow.send_multipart(encode(Message("fetch", sequence, {"table": "data", "ids": ids, "run": ["run", ""]})))
+            slow.send_multipart(encode_request(Fetch("data", ids), sequence, RunIdentity("run")))
         largest = 0
         for _ in range(40):
             assert len(actor.fetch(ids)) == len(ids)
@@ -72,8 +72,8 @@ def test_a_producer_that_floods_costs_bounded_memory_and_holds_up_nobody(replay:
 
 def flood(endpoint: str, stop: threading.Event) -> None:
     """Trajectories that nobody asked for, as fast as they are taken; no answer is ever read."""
-    made = trajectory_message(make_trajectory(length=LENGTH, id="t999999999.0.0"))
-    frames = encode(structs.replace(made, content={**made.body, "run": ["run", ""]}))
+    made = encode(trajectory_message(make_trajectory(length=LENGTH, id="t999999999.0.0")))
+    frames = encode_request(PutTrajectory(), 1, RunIdentity("run"), made)
     with zmq.Context() as context:
         socket = context.socket(zmq.DEALER)
         socket.linger, socket.rcvhwm = 0, 1
@@ -85,14 +85,19 @@ def flood(endpoint: str, stop: threading.Event) -> None:
 
 
 def test_one_request_cannot_ask_for_everything(replay: ReplayProcess) -> None:
+    request = encode_request(Fetch("data", ["t000000000.0.0"] * 33), 1, RunIdentity("run"))
     client = replay.client("a")
-    with pytest.raises(RefusedError, match="up to 16 ids"):
-        client._call("fetch", table="data", ids=["t000000000.0.0"] * 33)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as greedy:
+        greedy.linger = 0
+        greedy.connect(replay.endpoint)
+        greedy.send_multipart(request)
+        assert greedy.poll(1000 * GENEROUS_S)
+        assert "length <= 16" in decode_reply(greedy.recv_multipart()).reason
     client.close()
 
 
 def test_a_silent_scorer_loses_its_lease_and_the_others_go_on(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(), LEASE_S)
+    core = Core(tmp_path, make_settings(), LEASE_S)
     for ticket in core.tickets(4):
         core.put(make_trajectory(ticket))
     assert len(core.lease(2, worker="silent")) == 2
@@ -103,41 +108,40 @@ def test_a_silent_scorer_loses_its_lease_and_the_others_go_on(tmp_path: Path) ->
 
 
 def test_a_scorer_that_renews_for_ever_and_delivers_nothing_loses_its_lease(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(), LEASE_S)
+    core = Core(tmp_path, make_settings(), LEASE_S)
     for ticket in core.tickets(4):
         core.put(make_trajectory(ticket))
     stuck = [each.id for each in core.lease(2, worker="stuck")]
     beats = 0
     while core.status()["leases_redelivered"] == 0:
-        with core.store.transaction() as tx:
-            core.service.handle(tx, Message("renew", 1, {"worker": "stuck"}))
+        core.ask(RenewLease("stuck"))
         core.tick(LEASE_S / 2)
         beats += 1
         assert beats < 3 * LONGEST_LEASES
     assert beats > LONGEST_LEASES
     for _ in range(4):
         for each in core.lease(4, worker="other"):
-            assert core.label(each.id, worker="other")
+            core.label(each.id, worker="other")
     assert core.plan(0) is not None
-    assert not core.label(stuck[0], worker="stuck")
+    assert core.status()["late_labels"] == 0
+    core.label(stuck[0], worker="stuck")
     assert core.status()["late_labels"] == 1
 
 
 def test_a_scorer_that_delivers_now_and_then_keeps_its_lease(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(), LEASE_S)
+    core = Core(tmp_path, make_settings(), LEASE_S)
     for ticket in core.tickets(4):
         core.put(make_trajectory(ticket))
     for each in core.lease(4, worker="slow"):
         for _ in range(LONGEST_LEASES):
-            with core.store.transaction() as tx:
-                core.service.handle(tx, Message("renew", 1, {"worker": "slow"}))
+            core.ask(RenewLease("slow"))
             core.tick(LEASE_S * 0.9)
-        assert core.label(each.id, worker="slow")
-    assert core.status()["leases_redelivered"] == 0
+        core.label(each.id, worker="slow")
+    assert (core.status()["leases_redelivered"], core.status()["late_labels"]) == (0, 0)
 
 
 def test_an_actor_that_holds_tickets_for_ever_is_replaced(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(longest_episode_s=30.0), LEASE_S)
+    core = Core(tmp_path, make_settings(longest_episode_s=30.0), LEASE_S)
     stuck = core.tickets(4, worker="stuck")
     others = core.tickets(4, worker="other")
     for ticket in others:
@@ -160,7 +164,7 @@ def test_an_actor_that_holds_tickets_for_ever_is_replaced(tmp_path: Path) -> Non
 
 
 def test_the_time_of_an_episode_that_waits_for_its_version_does_not_run(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(longest_episode_s=30.0), LEASE_S)
+    core = Core(tmp_path, make_settings(longest_episode_s=30.0), LEASE_S)
     held = [ticket.id for ticket in core.tickets(2)]
     for _ in range(10):
         core.tickets(0, holding=held, waiting=held[:1])
@@ -174,7 +178,7 @@ def test_the_time_of_an_episode_that_waits_for_its_version_does_not_run(tmp_path
 
 
 def test_a_restarted_replay_gives_every_ticket_its_full_time_again(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(longest_episode_s=30.0), LEASE_S)
+    core = Core(tmp_path, make_settings(longest_episode_s=30.0), LEASE_S)
     held = [ticket.id for ticket in core.tickets(2, worker="a")]
     for restart in (True, False):
         for _ in range(3):

@@ -15,14 +15,20 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from asyncrl.replay.records import State
+from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.witness import Witness
 from tests.chaos.world import MAX_LAG
 from tests.end_to_end.support import Run
 
-WAITING = (State.WAITING, State.LEASED, State.LABELLED, State.PLANNED)
-COUNTED = (State.TRAINED, State.EVICTED, State.FILTERED, State.DROPPED, State.DEAD)
+WAITING = (TrajectoryState.WAITING, TrajectoryState.LEASED, TrajectoryState.LABELLED, TrajectoryState.PLANNED)
+COUNTED = (
+    TrajectoryState.TRAINED,
+    TrajectoryState.EVICTED,
+    TrajectoryState.FILTERED,
+    TrajectoryState.DROPPED,
+    TrajectoryState.DEAD,
+)
 
 
 def judge(run: Run, again: Path, witnesses: Sequence[Witness], judged: Collection[str]) -> dict[str, Any]:

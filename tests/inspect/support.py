@@ -13,9 +13,8 @@ from rich.console import Console, RenderableType
 
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Labels, Role, Step, Ticket, ToolCall, Trajectory, Turn
-from asyncrl.wire import encode, join, labels_message
 from tests.helpers import make_trajectory
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 
 CALL = ToolCall("calculator", {"expression": "1+2", "nested": {"deep": [1, None]}})
 TURNS = (
@@ -55,8 +54,7 @@ def score(core: Core, trajectory: str, reward: float = 1.0) -> None:
         np.array([step.end for step in STEPS], np.int32),
         {"process": 0.5},
     )
-    with core.store.transaction() as tx:
-        core.service.labelling.label(tx, "s", labels, join(encode(labels_message(labels))))
+    core.put_labels(labels)
 
 
 def run_episodes(core: Core, want: int, version: int = 0) -> list[str]:
@@ -72,7 +70,7 @@ def run_episodes(core: Core, want: int, version: int = 0) -> list[str]:
 def make_run(folder: Path, **changes: Any) -> Core:
     """A core whose store and configuration are in the run folder `folder`; everything that was trained is kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Core(folder / "replay", make_rules(keep_steps=float("inf"), **changes))
+    return Core(folder / "replay", make_settings(keep_steps=float("inf"), **changes))
 
 
 def write_config(folder: Path, **network: Any) -> None:

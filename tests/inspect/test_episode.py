@@ -15,8 +15,8 @@ from rich.text import Text
 from asyncrl.inspect import episode
 from asyncrl.inspect.text import printable
 from asyncrl.inspect.tokenizer import ids_as_text
-from asyncrl.replay.records import Letter
-from asyncrl.replay.stored import Record, StoredRun
+from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.stored import StoredRun, StoredTrajectory
 from asyncrl.types import Role, Turn
 from tests.helpers import make_trajectory
 from tests.inspect.support import make_run, printed, run_episodes
@@ -25,7 +25,7 @@ NAME = "t000000000.0.0"
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
+def record(tmp_path: Path) -> StoredTrajectory:
     core = make_run(tmp_path)
     run_episodes(core, 4)
     core.plan(0)
@@ -38,11 +38,11 @@ def as_letters(ids: list[int]) -> str:
     return "".join(chr(ord("a") + each) for each in ids)
 
 
-def shown(record: Record) -> str:
+def shown(record: StoredTrajectory) -> str:
     return printed(episode.readable(NAME, record, as_letters))
 
 
-def test_turns_have_heads_and_text_with_each_score_at_the_end_of_its_step(record: Record) -> None:
+def test_turns_have_heads_and_text_with_each_score_at_the_end_of_its_step(record: StoredTrajectory) -> None:
     lines = [line.rstrip(" ─") for line in shown(record).splitlines()]
     turns = lines[next(index for index, line in enumerate(lines) if line.startswith("turn 0")) :]
     assert turns == [
@@ -57,7 +57,7 @@ def test_turns_have_heads_and_text_with_each_score_at_the_end_of_its_step(record
     ]
 
 
-def test_the_first_turn_of_each_of_several_branches_says_so(record: Record) -> None:
+def test_the_first_turn_of_each_of_several_branches_says_so(record: StoredTrajectory) -> None:
     assert record.trajectory is not None
     first, call, _, answer = record.trajectory.turns
     turns = (first, call, Turn(7, 9, Role.PROMPT), answer)
@@ -71,7 +71,7 @@ def test_the_first_turn_of_each_of_several_branches_says_so(record: Record) -> N
     ]
 
 
-def test_the_head_tells_state_labels_and_rewards(record: Record) -> None:
+def test_the_head_tells_state_labels_and_rewards(record: StoredTrajectory) -> None:
     head = shown(record)
     assert "planned, planned for step 0" in head
     assert "12, of which 7 sampled, by version 0 or newer" in head
@@ -79,7 +79,7 @@ def test_the_head_tells_state_labels_and_rewards(record: Record) -> None:
         assert word in head
 
 
-def test_colours_are_those_of_the_loss_mask(record: Record) -> None:
+def test_colours_are_those_of_the_loss_mask(record: StoredTrajectory) -> None:
     assert record.trajectory is not None
     styles: Counter[str] = Counter()
     for part in episode.turns(record.trajectory, record.labels, as_letters):
@@ -90,7 +90,7 @@ def test_colours_are_those_of_the_loss_mask(record: Record) -> None:
     assert styles == {episode.SAMPLED: 7, episode.GIVEN: 5}
 
 
-def test_plain_values_survive_json_and_hold_every_turn(record: Record) -> None:
+def test_plain_values_survive_json_and_hold_every_turn(record: StoredTrajectory) -> None:
     values = json.loads(json.dumps(episode.describe(NAME, record, as_letters)))
     told = values["trajectory"]
     assert [turn["text"] for turn in told["turns"]] == ["abc", "defg", "hi", "jkl"]
@@ -108,9 +108,9 @@ def test_an_episode_without_labels_and_one_without_data_are_told_as_far_as_they_
     with closing(StoredRun(tmp_path / "replay")) as stored:
         waiting = stored.record(ticket.id)
     assert "efgh" in shown(waiting)
-    assert "gone; replay.retention=all" in shown(Record(waiting.facts, None, None, None))
-    letter = Letter("out of patience", "t000000000", 0, 1, 7, scoring=False)
-    failed = shown(Record(None, None, None, letter))
+    assert "gone; replay.retention=all" in shown(StoredTrajectory(waiting.facts, None, None, None))
+    letter = DeadLetter("out of patience", "t000000000", 0, 1, 7, scoring=False)
+    failed = shown(StoredTrajectory(None, None, None, letter))
     assert "attempt 2: out of patience" in failed
     assert "none, the episode failed" in failed
 

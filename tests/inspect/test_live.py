@@ -22,7 +22,7 @@ from asyncrl.inspect.status import describe, look
 from asyncrl.inspect.table import status_table
 from asyncrl.inspect.target import Live, Target
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.from_config import rules
+from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.stored import StoredRun
 from tests.helpers import make_labels, make_task, make_trajectory
 from tests.inspect.serve import OWN_RUN
@@ -204,7 +204,7 @@ def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) 
         data=DataConfig(train=str(tmp_path / "tasks.parquet")),
     )
     config.learner.batch_size, config.learner.group_size = 4, 2
-    core = Core(tmp_path / "run" / "replay", rules(config))
+    core = Core(tmp_path / "run" / "replay", replay_settings(config))
     core.run_episodes(4)
     plan = core.plan(0)
     assert plan is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from asyncrl.errors import DataError, StoreError
 from asyncrl.inspect import exporting
@@ -28,13 +28,13 @@ from asyncrl.inspect.exporting import export_run
 from asyncrl.inspect.importing import count_rows, import_run
 from asyncrl.learner.batches import RecordedReplay
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.records import Facts
-from asyncrl.replay.stored import Record, StoredRun
+from asyncrl.replay.records import TrajectoryRecord
+from asyncrl.replay.stored import StoredRun, StoredTrajectory
 from asyncrl.types import Labels, Trajectory
 from asyncrl.wire import encode, join, labels_message, trajectory_message
 from tests.helpers import make_task
 from tests.inspect.support import make_run, run_episodes
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 from tests.test_wire import trajectories
 
 FILES = (TRAJECTORIES_FILE, PLANS_FILE, LETTERS_FILE)
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @st.composite
-def records(draw: st.DrawFn) -> Record:
+def records(draw: st.DrawFn) -> StoredTrajectory:
     trajectory = draw(trajectories())
     numbers = st.floats(-1e38, 1e38)
     scores = np.array(draw(st.lists(st.floats(-1, 1, width=32), max_size=3)), np.float32)
@@ -56,7 +56,7 @@ def records(draw: st.DrawFn) -> Record:
         draw(st.dictionaries(st.text(), numbers, max_size=3)),
     )
     kept = draw(st.booleans())
-    facts = Facts(
+    facts = TrajectoryRecord(
         trajectory.group_id,
         trajectory.member,
         len(trajectory),
@@ -66,7 +66,7 @@ def records(draw: st.DrawFn) -> Record:
         reward=labels.reward if kept else 0.0,
         outcome=labels.outcome if kept else 0.0,
     )
-    return Record(facts, trajectory, labels if kept else None, None)
+    return StoredTrajectory(facts, trajectory, labels if kept else None, None)
 
 
 def stored_bytes(trajectory: Trajectory | None, labels: Labels | None) -> tuple[bytes, bytes]:
@@ -79,7 +79,7 @@ def stored_bytes(trajectory: Trajectory | None, labels: Labels | None) -> tuple[
 
 @settings(max_examples=40)
 @given(st.lists(records(), max_size=3))
-def test_records_come_back_from_their_rows_bit_for_bit(sent: list[Record]) -> None:
+def test_records_come_back_from_their_rows_bit_for_bit(sent: list[StoredTrajectory]) -> None:
     got = read_trajectories(trajectory_batch(sent))
     assert [stored_bytes(each.trajectory, each.labels) for each in got] == [
         stored_bytes(each.trajectory, each.labels) for each in sent
@@ -109,9 +109,9 @@ def contents(folder: Path) -> tuple[object, ...]:
         return (
             names,
             [stored_bytes(each.trajectory, each.labels) for each in found],
-            [astuple(each.facts) for each in found if each.facts],
+            [structs.astuple(each.facts) for each in found if each.facts],
             [stored.plan(step) for step in range(stored.steps())],
-            stored.letters(),
+            [(name, structs.replace(letter, order=0, size=0)) for name, letter in stored.letters()],
             {name: value for name, value in stored.counters().items() if not name.startswith("depth_")},
         )
 
@@ -155,7 +155,7 @@ def test_a_state_filters_trajectories_and_keeps_all_plans(run: Path, tmp_path: P
 def test_shards_are_exported_as_one_run(tmp_path: Path) -> None:
     for shard in range(2):
         feed = Feed([make_task(i) for i in range(6)], seed=0, shuffle=True, shard=shard, shards=2)
-        core = Core(tmp_path / "replay" / str(shard), make_rules(feed=feed, shard=shard, shards=2))
+        core = Core(tmp_path / "replay" / str(shard), make_settings(feed=feed, shard=shard, shards=2))
         run_episodes(core, 4)
         core.plan(0)
         core.store.close()
@@ -177,7 +177,7 @@ def test_a_folder_that_is_there_is_never_written_over(run: Path, tmp_path: Path)
 
 
 def test_an_export_that_breaks_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(records: Sequence[Record]) -> pa.RecordBatch:
+    def full_disk(records: Sequence[StoredTrajectory]) -> pa.RecordBatch:
         raise OSError("no space left on device")
 
     monkeypatch.setattr(exporting, "trajectory_batch", full_disk)

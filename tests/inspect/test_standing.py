@@ -7,7 +7,7 @@ from pathlib import Path
 
 from asyncrl.inspect.standing import Standing, join, standing
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.records import Facts
+from asyncrl.replay.records import TrajectoryRecord
 from tests.helpers import make_trajectory
 from tests.inspect.support import make_episode, make_run, run_episodes
 from tests.replay.support import Core
@@ -20,7 +20,7 @@ def look(core: Core) -> Standing:
 
 def states_by_reading_everything(core: Core) -> Counter[str]:
     with core.store.transaction(write=False) as tx:
-        return Counter(Facts(*value).state for _, value in tx.items("facts"))
+        return Counter(record.state.value for _, record in TrajectoryRecord.all(tx))
 
 
 def test_states_are_those_of_all_facts_at_every_point_of_a_run(tmp_path: Path) -> None:

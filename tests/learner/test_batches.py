@@ -20,11 +20,10 @@ from asyncrl.errors import ConfigError, RefusedError, StoreError
 from asyncrl.learner.batches import RecordedReplay, open_batches
 from asyncrl.learner.ranks import Ranks
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.samplers import Prioritised
+from asyncrl.replay.sampling import Prioritised
 from asyncrl.types import BatchPlan, Labels, Trajectory
-from asyncrl.wire import decode, read_labels, read_trajectory, split
 from tests.learner.support import FakeReplay, Run, assert_weights_equal, make_config, random_trajectory
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 
 
 class LiveReplay(FakeReplay):
@@ -44,10 +43,10 @@ class LiveReplay(FakeReplay):
         return self._core.plan(step)
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        return [read_labels(decode(split(frames))) for frames in self._frames("labels", ids)]
+        return self._core.labels(ids)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        return [read_trajectory(decode(split(frames))) for frames in self._frames("data", ids)]
+        return self._core.fetch(ids)
 
     def published(self, version: int) -> None:
         self._core.publish(version)
@@ -55,13 +54,9 @@ class LiveReplay(FakeReplay):
     def checkpointed(self, steps: int, kept: int) -> None:
         self._core.checkpointed(steps, kept)
 
-    def _frames(self, table: str, ids: Sequence[str]) -> list[bytes]:
-        with self._core.store.transaction() as tx:
-            return self._core.service.episodes.fetch(tx, table, ids)
 
-
-def make_core(folder: Path, **rules: Any) -> Core:
-    return Core(folder, make_rules(admission=Admission(2, 8), batch_size=8, group_size=4, **rules))
+def make_core(folder: Path, **settings: Any) -> Core:
+    return Core(folder, make_settings(admission=Admission(2, 8), batch_size=8, group_size=4, **settings))
 
 
 def run_once(config: TrainConfig, folder: Path, ranks: Ranks, keep: float) -> Run:

@@ -1,23 +1,35 @@
-"""A replay's core over a store in a folder, with a clock that tests move."""
+"""A replay without sockets, over a store in a folder, with a clock that tests move."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncrl.replay import report
+from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.rules import Rules
-from asyncrl.replay.service import Service
+from asyncrl.replay.protocol import Call, ReplayRequest, Reply
+from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.service import ReplayService
+from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
 from asyncrl.types import BatchPlan, Labels, RunIdentity, Ticket, Trajectory
-from asyncrl.wire import Message, decode, encode, join, labels_message, read_trajectory, split, trajectory_message
+from asyncrl.wire import (
+    Buffer,
+    Message,
+    decode,
+    encode,
+    labels_message,
+    read_labels,
+    read_trajectory,
+    split,
+    trajectory_message,
+)
 from tests.helpers import make_labels, make_task, make_trajectory
 
 
-def make_rules(**changes: Any) -> Rules:
+def make_settings(**changes: Any) -> ReplaySettings:
     values: dict[str, Any] = {
         "admission": Admission(max_lag=1, per_version=4),
         "feed": Feed([make_task(i) for i in range(5)], seed=0, shuffle=True),
@@ -29,21 +41,23 @@ def make_rules(**changes: Any) -> Rules:
         "temperature": 1.0,
         "high_water_bytes": 1 << 28,
     }
-    return Rules(**{**values, **changes})
+    return ReplaySettings(**{**values, **changes})
 
 
 class Core:
-    """Calls of the replay's operations, a transaction each; `restart` is what follows a kill."""
+    """The replay's requests as calls, a transaction each; `restart` is what follows a kill."""
 
-    def __init__(self, path: Path, rules: Rules, lease_s: float = 10.0, run: RunIdentity | None = None) -> None:
+    def __init__(
+        self, path: Path, settings: ReplaySettings, lease_s: float = 10.0, run: RunIdentity | None = None
+    ) -> None:
         self.now = 0.0
         self._run = run
-        self._path, self.rules, self._lease_s = path, rules, lease_s
+        self._path, self._settings, self._lease_s = path, settings, lease_s
         self._open()
 
     def _open(self) -> None:
         self.store = Store(self._path, 1 << 28, durable=False)
-        self.service = Service(self.rules, self._lease_s, lambda: self.now, run=self._run)
+        self.service = ReplayService(self._settings, self._lease_s, lambda: self.now, run=self._run)
         with self.store.transaction() as tx:
             self.service.start(tx)
 
@@ -51,83 +65,126 @@ class Core:
         self.store.close()
         self._open()
 
+    def call(self, call: Call) -> Reply | None:
+        """The reply to a request; None where there is nothing yet."""
+        with self.store.transaction() as tx:
+            return self.service.handle(tx, call)
+
+    def ask(self, request: ReplayRequest, frames: Sequence[Buffer] = ()) -> Any:
+        """The body of the reply; None where there is nothing yet."""
+        reply = self.call(Call(request.kind, 1, request, frames=frames))
+        return reply and reply.body
+
     def tickets(
         self,
         want: int,
         worker: str = "a",
-        holding: list[str] | None = None,
+        holding: Sequence[str] = (),
         life: str = "1",
-        waiting: list[str] | None = None,
+        waiting: Sequence[str] = (),
     ) -> list[Ticket]:
-        with self.store.transaction() as tx:
-            self.service.episodes.not_begun(waiting or [])
-            return self.service.episodes.tickets(tx, worker, life, holding or [], want)
+        return self.ask(protocol.GetTickets(worker, life, list(holding), list(waiting), want)) or []
 
     def put(self, trajectory: Trajectory) -> str:
-        with self.store.transaction() as tx:
-            return self.service.episodes.put(tx, trajectory, join(encode(trajectory_message(trajectory))))
+        return str(self.ask(protocol.PutTrajectory(), encode(trajectory_message(trajectory))))
 
     def fail(self, ticket: str) -> None:
-        with self.store.transaction() as tx:
-            self.service.episodes.fail(tx, ticket, "broken")
+        self.ask(protocol.FailEpisode(ticket, "broken"))
 
-    def lease(
+    def leased(
         self,
         count: int = 100,
         worker: str = "s",
         tokens: int = 1 << 20,
         life: str = "1",
         serves: Sequence[str] = ("rules",),
-    ) -> list[Trajectory]:
-        with self.store.transaction() as tx:
-            leased = self.service.labelling.lease(tx, worker, life, serves, count, tokens)
-            return [read_trajectory(decode(split(each.frames))) for each in leased]
+    ) -> Reply:
+        request = protocol.LeaseTrajectories(worker, life, list(serves), count, tokens)
+        return self.call(Call(request.kind, 1, request)) or Reply([])
 
-    def label(self, trajectory: str, reward: float = 1.0, worker: str = "s") -> bool:
-        labels: Labels = make_labels(trajectory, reward)
-        with self.store.transaction() as tx:
-            return self.service.labelling.label(tx, worker, labels, join(encode(labels_message(labels))))
+    def lease(self, *arguments: Any, **options: Any) -> list[Trajectory]:
+        reply = self.leased(*arguments, **options)
+        frames = iter(reply.frames)
+        found = []
+        for task in reply.body:
+            found.append(read_trajectory(decode(split(next(frames)))))
+            if task.partial:
+                next(frames)
+        return found
+
+    def label(self, trajectory: str, reward: float = 1.0, worker: str = "s") -> None:
+        self.put_labels(make_labels(trajectory, reward), worker)
+
+    def put_labels(self, labels: Labels, worker: str = "s") -> None:
+        self.ask(protocol.PutLabels(worker, "1"), encode(labels_message(labels)))
 
     def scoring_failed(self, trajectory: str, worker: str = "s") -> None:
-        with self.store.transaction() as tx:
-            self.service.labelling.fail(tx, worker, trajectory, "nonsense")
+        self.ask(protocol.FailScoring(worker, "1", trajectory, "nonsense"))
 
     def plan(self, step: int) -> BatchPlan | None:
-        with self.store.transaction() as tx:
-            return self.service.planning.plan(tx, step)
+        plan: BatchPlan | None = self.ask(protocol.GetPlan(step))
+        return plan
+
+    def planned(self, step: int) -> BatchPlan:
+        """The plan of a step that is there."""
+        plan = self.plan(step)
+        assert plan is not None
+        return plan
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        return [read_trajectory(message) for message in self._fetch("data", ids)]
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]:
+        return [read_labels(message) for message in self._fetch("labels", ids)]
+
+    def _fetch(self, table: Any, ids: Sequence[str]) -> list[Message]:
+        reply = self.call(Call("fetch", 1, protocol.Fetch(table, list(ids))))
+        assert reply is not None
+        return [decode(split(frame)) for frame in reply.frames]
 
     def skip(self, step: int, reason: str = "poison") -> int:
-        with self.store.transaction() as tx:
-            return self.service.planning.skip(tx, step, reason)
+        return int(self.ask(protocol.SkipPlan(step, reason)))
 
     def publish(self, version: int) -> None:
-        with self.store.transaction() as tx:
-            self.service.planning.published(tx, version)
+        self.ask(protocol.Published(version))
 
     def checkpointed(self, steps: int, kept: int | None = None) -> None:
         """A checkpoint of `steps` steps was written; the oldest that is kept is one of `kept`, else this one."""
-        with self.store.transaction() as tx:
-            self.service.planning.checkpointed(tx, steps, steps if kept is None else kept)
+        self.ask(protocol.Checkpointed(steps, steps if kept is None else kept))
+
+    def evaluate(self, version: int) -> None:
+        self.ask(protocol.Evaluate(version))
+
+    def evaluation(self, version: int) -> Any:
+        return self.ask(protocol.GetEvaluation(version, False))
+
+    def requeue(self, ticket: str) -> str:
+        return str(self.ask(protocol.Requeue(ticket)))
+
+    def discard(self, ticket: str) -> None:
+        self.ask(protocol.Discard(ticket))
+
+    def dead_letters(self) -> dict[str, DeadLetter]:
+        with self.store.transaction(write=False) as tx:
+            return dict(DeadLetter.all(tx))
+
+    def holding(self, worker: str = "a") -> list[str]:
+        """The tickets that an actor holds."""
+        with self.store.transaction(write=False) as tx:
+            return tx.members("held", worker)
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
         with self.store.transaction() as tx:
             self.service.tick(tx)
 
-    def ask(self, kind: str, **body: Any) -> Mapping[str, Any]:
-        """The body of the reply to a request."""
-        with self.store.transaction() as tx:
-            reply = self.service.handle(tx, Message(kind, 0, body))
-        assert reply is not None
-        return reply.body
-
     def status(self) -> dict[str, Any]:
-        with self.store.transaction(write=False) as tx:
-            return report.status(tx, self.rules)
+        status: dict[str, Any] = self.ask(protocol.GetStatus())
+        return status
 
     def audit(self) -> dict[str, Any]:
-        with self.store.transaction(write=False) as tx:
-            return report.audit(tx, self.rules.admission.uses)
+        audit: dict[str, Any] = self.ask(protocol.GetAudit())
+        return audit
 
     def run_episodes(self, want: int, version: int = 0) -> list[str]:
         """Take tickets, run them, label them; returns the trajectories' ids."""

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.errors import RefusedError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from tests.helpers import make_task, make_trajectory
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 
 
 @pytest.fixture
 def core(tmp_path: Path) -> Core:
-    return Core(tmp_path, make_rules())
+    return Core(tmp_path, make_settings())
 
 
 def test_the_admission_formula_gives_the_numbers_of_the_design() -> None:
@@ -26,28 +26,18 @@ def test_the_admission_formula_gives_the_numbers_of_the_design() -> None:
     assert not admission.admits(5, 8, 0)
 
 
-def test_a_negative_lag_is_refused_with_the_fix() -> None:
-    with pytest.raises(ConfigError, match="use 0"):
-        Admission(-1, 4)
-
-
 def test_tickets_stop_at_the_capacity_and_go_on_after_a_publish(core: Core) -> None:
     assert len(core.tickets(100)) == 8
-    assert core.tickets(100, holding=core_holding(core)) == []
+    assert core.tickets(100, holding=core.holding()) == []
     core.publish(1)
-    assert len(core.tickets(100, holding=core_holding(core))) == 4
-
-
-def core_holding(core: Core, worker: str = "a") -> list[str]:
-    with core.store.transaction(write=False) as tx:
-        return tx.members("held", worker)
+    assert len(core.tickets(100, holding=core.holding())) == 4
 
 
 def test_tasks_that_are_too_large_for_one_reply_come_in_several(tmp_path: Path) -> None:
     """A ground truth of megabytes, as of programs with their tests: one reply with all would be refused for ever."""
     truth = "x" * (10 << 20)
     feed = Feed([make_task(index, ground_truth=truth) for index in range(2)], seed=0, shuffle=False)
-    core = Core(tmp_path, make_rules(feed=feed, admission=Admission(max_lag=1, per_version=8), batch_size=8))
+    core = Core(tmp_path, make_settings(feed=feed, admission=Admission(max_lag=1, per_version=8), batch_size=8))
     first = core.tickets(16)
     assert 0 < len(first) < 16
     assert core.tickets(16, holding=[]) == first, "a lost reply comes again in the same measure"
@@ -103,7 +93,7 @@ def test_a_restart_of_the_replay_takes_no_work_away(core: Core) -> None:
     core.now += 100
     core.restart()
     core.tick(5)
-    assert core_holding(core) == [ticket.id]
+    assert core.holding() == [ticket.id]
 
 
 def test_groups_become_batches_only_when_whole_and_labelled(core: Core) -> None:
@@ -115,8 +105,7 @@ def test_groups_become_batches_only_when_whole_and_labelled(core: Core) -> None:
     assert core.plan(0) is None
     core.put(make_trajectory(tickets[3]))
     core.label(core.lease()[0].id)
-    plan = core.plan(0)
-    assert plan is not None
+    plan = core.planned(0)
     assert sorted(plan.ids) == sorted(ticket.id for ticket in tickets)
 
 
@@ -193,28 +182,23 @@ def test_a_lease_is_bounded_by_tokens_but_never_empty(core: Core) -> None:
 
 def test_what_a_checkpoint_covers_is_released_and_counted_once(core: Core) -> None:
     core.run_episodes(8)
-    plan = core.plan(0)
-    assert plan is not None
+    plan = core.planned(0)
     core.plan(1)
     core.checkpointed(1)
     core.checkpointed(1)
     status = core.status()
     assert (status["trained"], status["depth_data"]) == (4, 4)
-    with pytest.raises(RefusedError, match="trained"), core.store.transaction() as tx:
-        core.service.episodes.fetch(tx, "data", plan.ids)
+    with pytest.raises(RefusedError, match="trained"):
+        core.fetch(plan.ids)
 
 
 def test_what_an_older_checkpoint_that_is_kept_does_not_cover_is_not_forgotten(core: Core) -> None:
     core.run_episodes(8)
-    first, second = core.plan(0), core.plan(1)
-    assert first is not None
-    assert second is not None
+    first, second = core.planned(0), core.planned(1)
     core.checkpointed(2, kept=0)
-    with core.store.transaction() as tx:
-        assert len(core.service.episodes.fetch(tx, "data", [*first.ids, *second.ids])) == 8
+    assert len(core.fetch([*first.ids, *second.ids])) == 8
     core.checkpointed(2, kept=1)
-    with core.store.transaction() as tx:
-        assert len(core.service.episodes.fetch(tx, "labels", second.ids)) == 4
+    assert len(core.labels(second.ids)) == 4
     assert (core.status()["trained"], core.status()["depth_data"]) == (8, 4)
 
 
@@ -230,13 +214,12 @@ def test_a_checkpoint_of_more_steps_than_were_planned_is_of_another_run_and_rele
 
 
 def test_a_full_store_stops_new_groups(tmp_path: Path) -> None:
-    assert Core(tmp_path, make_rules(high_water_bytes=0)).tickets(1) == []
+    assert Core(tmp_path, make_settings(high_water_bytes=0)).tickets(1) == []
 
 
 def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) -> None:
     for _ in range(2):
-        with core.store.transaction() as tx:
-            core.service._groups.open_evaluation(tx, 3)
+        core.evaluate(3)
     core.publish(4)
     tickets = core.tickets(6)[:3]
     assert [(t.temperature, t.min_version, t.purpose) for t in tickets] == [(0.0, 3, "eval")] * 3
@@ -244,45 +227,35 @@ def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) ->
         core.put(make_trajectory(ticket, version=version))
     for index, trajectory in enumerate(core.lease()):
         core.label(trajectory.id, float(index > 0))
-    from asyncrl.replay.report import evaluation
-
-    with core.store.transaction() as tx:
-        result = evaluation(tx, 3)
-    assert result is not None
+    result = core.evaluation(3)
     assert (result["count"], result["failed"]) == (3, 0)
     assert result["accuracy"] == pytest.approx(2 / 3)
     assert (result["tokens"], result["newer_tokens"], result["newest_version"]) == (12, 4, 5)
 
 
-def test_half_of_an_actors_places_are_for_training_while_there_is_any_to_do(core: Core) -> None:
-    with core.store.transaction() as tx:
-        core.service._groups.open_evaluation(tx, 0)
+def test_half_of_an_actors_slots_are_for_training_while_there_is_any_to_do(core: Core) -> None:
+    core.evaluate(0)
     tickets = core.tickets(4)
     assert [ticket.purpose for ticket in tickets] == ["eval", "eval", "train", "train"]
     held = [ticket.id for ticket in tickets]
-    assert [ticket.purpose for ticket in core.tickets(1, holding=held)] == ["eval"], "2 of 5 places"
-    with core.store.transaction() as tx:
-        core.service._groups.open_evaluation(tx, 1)
+    assert [ticket.purpose for ticket in core.tickets(1, holding=held)] == ["eval"], "2 of 5 slots"
+    core.evaluate(1)
     rest = [ticket.purpose for ticket in core.tickets(20, worker="b")]
     assert rest == ["eval"] * 3 + ["train"] * 6, "admission ends what training there is, and every evaluation is given"
 
 
-def test_an_actor_of_one_place_evaluates(core: Core) -> None:
-    with core.store.transaction() as tx:
-        core.service._groups.open_evaluation(tx, 0)
+def test_an_actor_of_one_slot_evaluates(core: Core) -> None:
+    core.evaluate(0)
     assert [ticket.purpose for ticket in core.tickets(1)] == ["eval"]
 
 
 def test_with_a_greedy_sibling_the_first_member_of_every_group_is_greedy(tmp_path: Path) -> None:
-    tickets = Core(tmp_path, make_rules(greedy_sibling=True)).tickets(4)
+    tickets = Core(tmp_path, make_settings(greedy_sibling=True)).tickets(4)
     assert [(ticket.member, ticket.temperature) for ticket in tickets] == [(0, 0.0), (1, 1.0)] * 2
 
 
 def test_a_failed_evaluation_task_counts_as_failed_not_as_wrong(core: Core) -> None:
-    from asyncrl.replay.report import evaluation
-
-    with core.store.transaction() as tx:
-        core.service._groups.open_evaluation(tx, 0)
+    core.evaluate(0)
     given = core.tickets(6)
     tickets = given[:3]
     core.fail(tickets[0].id)
@@ -291,7 +264,5 @@ def test_a_failed_evaluation_task_counts_as_failed_not_as_wrong(core: Core) -> N
         core.put(make_trajectory(ticket))
     for trajectory in core.lease():
         core.label(trajectory.id, 1.0)
-    with core.store.transaction() as tx:
-        result = evaluation(tx, 0)
-    assert result is not None
+    result = core.evaluation(0)
     assert (result["accuracy"], result["count"], result["failed"]) == (1.0, 2, 1)

@@ -9,17 +9,11 @@ import pytest
 
 from asyncrl.errors import RefusedError
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.failing import EPISODES, FIRST_S, LONGEST_S, SCORINGS, STREAK, Failing
-from asyncrl.replay.letters import letters
+from asyncrl.replay.backoff import EPISODES, FIRST_S, LONGEST_S, SCORINGS, STREAK, FailureBackoff
 from tests.helpers import make_trajectory
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 
 MANY = 1000
-
-
-def names(core: Core) -> set[str]:
-    with core.store.transaction(write=False) as tx:
-        return {name for name, _ in letters(tx)}
 
 
 def fail_episodes(core: Core, count: int) -> list[str]:
@@ -47,41 +41,41 @@ def fail_scorings(core: Core, count: int, length: int) -> list[str]:
 
 
 def test_the_oldest_dead_letters_make_room_for_new_ones_and_are_counted(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(max_letters=10))
+    core = Core(tmp_path, make_settings(max_dead_letters=10))
     failed = fail_episodes(core, 25)
-    assert names(core) == set(failed[-10:])
+    assert set(core.dead_letters()) == set(failed[-10:])
     assert (core.status()["depth_dead"], core.status()["dead_letters_dropped"]) == (10, 15)
     assert core.status()["failures"] == 25
 
 
 def test_dead_letters_with_their_episodes_take_no_more_bytes_than_they_may(tmp_path: Path) -> None:
     """Without the bound they would fill the store to its high-water mark, and no ticket would be issued any more."""
-    core = Core(tmp_path, make_rules(max_letter_bytes=100_000, high_water_bytes=1_000_000))
+    core = Core(tmp_path, make_settings(max_dead_letter_bytes=100_000, high_water_bytes=1_000_000))
     failed = fail_scorings(core, 100, length=5000)
     status = core.status()
     assert 0 < status["dead_letter_bytes"] <= 100_000
     assert status["store_bytes"] < 1_000_000
     assert status["depth_dead"] == status["depth_data"] == 100 - status["dead_letters_dropped"] > 0
-    assert names(core) == set(failed[-status["depth_dead"] :])
+    assert set(core.dead_letters()) == set(failed[-status["depth_dead"] :])
     assert core.audit()["lost"] == 0
 
 
 def test_a_dead_letter_that_is_dropped_cannot_be_put_back_and_the_others_can(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(max_letters=2))
+    core = Core(tmp_path, make_settings(max_dead_letters=2))
     first, *kept = fail_episodes(core, 3)
     with pytest.raises(RefusedError, match="there is no dead letter"):
-        core.ask("requeue", ticket=first)
-    assert core.ask("requeue", ticket=kept[0])["back"] == "task"
-    core.ask("discard", ticket=kept[1])
+        core.requeue(first)
+    assert core.requeue(kept[0]) == "task"
+    core.discard(kept[1])
     status = core.status()
     assert (status["depth_dead"], status["dead_letter_bytes"], status["dead_letters_dropped"]) == (0, 0, 1)
 
 
 def test_an_episode_that_is_scored_again_and_given_up_again_counts_once(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(max_attempts=2))
+    core = Core(tmp_path, make_settings(max_attempts=2))
     (name,) = fail_scorings(core, 1, length=100)
     before = core.status()["dead_letter_bytes"]
-    assert core.ask("requeue", ticket=name)["back"] == "scoring"
+    assert core.requeue(name) == "scoring"
     assert core.status()["dead_letter_bytes"] == 0
     while leased := core.lease():
         core.scoring_failed(leased[0].id)
@@ -99,7 +93,7 @@ class Clock:
 @pytest.mark.parametrize("kind", [EPISODES, SCORINGS])
 def test_once_everything_fails_tickets_come_one_at_a_time_at_doubling_intervals_until_one_ends_well(kind: str) -> None:
     clock = Clock()
-    failing = Failing(clock)
+    failing = FailureBackoff(clock)
     for _ in range(STREAK - 1):
         failing.failed(kind, "no such tool")
     assert (failing.allowed(MANY), failing.text()) == (MANY, "")
@@ -124,7 +118,7 @@ def test_once_everything_fails_tickets_come_one_at_a_time_at_doubling_intervals_
 
 
 def test_failures_between_successes_slow_nothing_down() -> None:
-    failing = Failing(Clock())
+    failing = FailureBackoff(Clock())
     for _ in range(100):
         for _ in range(STREAK - 1):
             failing.failed(EPISODES, "now and then")
@@ -133,16 +127,16 @@ def test_failures_between_successes_slow_nothing_down() -> None:
 
 
 def test_episodes_that_end_well_do_not_hide_that_none_can_be_scored(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(admission=Admission(max_lag=100, per_version=4)))
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=100, per_version=4)))
     fail_scorings(core, STREAK, length=8)
     assert len(core.tickets(20)) <= 1
-    assert "scorings of episodes failed" in core.ask("status")["status"]["failing"]
+    assert "scorings of episodes failed" in core.status()["failing"]
 
 
 def test_a_fleet_whose_episodes_all_fail_is_slowed_down_and_goes_on_at_full_speed_after_the_first_that_ends_well(
     tmp_path: Path,
 ) -> None:
-    core = Core(tmp_path, make_rules(admission=Admission(max_lag=100, per_version=4)))
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=100, per_version=4)))
     in_a_minute = 0
     for _ in range(600):
         for ticket in core.tickets(8):
@@ -150,17 +144,17 @@ def test_a_fleet_whose_episodes_all_fail_is_slowed_down_and_goes_on_at_full_spee
             in_a_minute += 1
         core.tick(0.1)
     assert STREAK <= in_a_minute < STREAK + 16
-    status = core.ask("status")["status"]
+    status = core.status()
     assert status["failing"].endswith("newest reason: broken")
     core.tick(LONGEST_S)
     (probe,) = core.tickets(8)
     core.put(make_trajectory(probe))
     assert len(core.tickets(8)) == 8
-    assert core.ask("status")["status"]["failing"] == ""
+    assert core.status()["failing"] == ""
 
 
 def test_a_ticket_whose_reply_was_lost_is_given_again_though_everything_fails(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(admission=Admission(max_lag=100, per_version=4)))
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=100, per_version=4)))
     held = core.tickets(2, worker="other")
     for ticket in core.tickets(STREAK):
         core.fail(ticket.id)

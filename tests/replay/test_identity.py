@@ -14,21 +14,21 @@ import pytest
 
 from asyncrl.config import locations
 from asyncrl.config.schema import RunConfig
-from asyncrl.errors import RefusedError, StoreError
+from asyncrl.errors import AsyncrlError, RefusedError, StoreError
 from asyncrl.learner.run import run as learn
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.service import QUESTIONS, Service
+from asyncrl.replay.protocol import GetAudit, GetStatus, ReplayRequest
+from asyncrl.replay.service import ReplayService
 from asyncrl.replay.store import Store
 from asyncrl.types import RunIdentity
-from asyncrl.wire import Message
 from tests.chaos.support import ReplayProcess
 from tests.helpers import make_labels, make_trajectory, until
 from tests.learner.support import make_config, write_model
-from tests.replay.support import Core, make_rules
-from tests.replay.test_requests import VALID
+from tests.replay.support import Core, make_settings
+from tests.replay.test_requests import VALID, fields, send
 
 OWN = RunIdentity("run", "its id")
-ORDERS = [request for request in VALID if request.kind not in QUESTIONS]
+ORDERS = [request for request in VALID if not request.question]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_learner_of_another_run_ends_with_both_names_and_releases_nothing(
 
 def served(path: Path, run: RunIdentity) -> None:
     with closing(Store(path, 1 << 24, durable=False)) as store, store.transaction() as tx:
-        Service(make_rules(), 1.0, time.monotonic, run=run).start(tx)
+        ReplayService(make_settings(), 1.0, time.monotonic, run=run).start(tx)
 
 
 def test_a_store_is_served_for_its_own_run_only(tmp_path: Path) -> None:
@@ -110,19 +110,19 @@ def test_a_store_is_served_for_its_own_run_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("request_", ORDERS, ids=lambda request: request.kind)
-@pytest.mark.parametrize("said", [{}, {"run": "run"}, {"run": ["run"]}, {"run": ["run", 1]}, {"run": None}])
-def test_an_order_that_does_not_say_its_run_is_refused(tmp_path: Path, request_: Message, said: dict[str, Any]) -> None:
-    core = Core(tmp_path, make_rules(), run=OWN)
-    with pytest.raises(RefusedError, match="does not say which run's it is"):
-        core.ask(request_.kind, **request_.body, **said)
+@pytest.mark.parametrize("run", [None, "run", ["run"], {"id": "its id"}, {"name": "run", "id": 1}])
+def test_an_order_that_does_not_say_its_run_is_refused(tmp_path: Path, request_: ReplayRequest, run: Any) -> None:
+    core = Core(tmp_path, make_settings(), run=OWN)
+    with pytest.raises(AsyncrlError, match=r"does not say which run's it is|malformed request"):
+        send(core, request_.kind, fields(request_), run=run)
 
 
 def test_anybody_may_ask_how_a_run_is(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(), run=OWN)
-    for question in QUESTIONS:
+    core = Core(tmp_path, make_settings(), run=OWN)
+    for question in (GetStatus(), GetAudit()):
         core.ask(question)
         with pytest.raises(RefusedError, match="not of 'other'"):
-            core.ask(question, run=["other", ""])
+            send(core, question.kind, {}, run={"name": "other"})
 
 
 def test_processes_that_make_a_runs_id_at_once_agree_on_one_that_stays(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import RefusedError, StoreError
+from asyncrl.wire import decode, read_labels, split
 from tests.helpers import make_trajectory
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 
 
 @pytest.fixture
 def core(tmp_path: Path) -> Core:
-    return Core(tmp_path, make_rules(needs=lambda source: ("rules", "prm")))
+    return Core(tmp_path, make_settings(needs=lambda source: ("rules", "prm")))
 
 
 def put(core: Core, count: int = 2) -> list[str]:
@@ -21,11 +22,6 @@ def put(core: Core, count: int = 2) -> list[str]:
     for ticket in tickets:
         core.put(make_trajectory(ticket))
     return [ticket.id for ticket in tickets]
-
-
-def requeue(core: Core, ticket: str) -> str:
-    with core.store.transaction() as tx:
-        return core.service.letters.requeue(tx, ticket)
 
 
 def test_a_trajectory_passes_through_the_kinds_in_order_and_is_complete_after_the_last(core: Core) -> None:
@@ -43,19 +39,18 @@ def test_a_trajectory_passes_through_the_kinds_in_order_and_is_complete_after_th
 
 def test_a_scorer_that_serves_all_kinds_does_them_in_one_lease(core: Core) -> None:
     put(core)
-    with core.store.transaction() as tx:
-        leased = core.service.labelling.lease(tx, "s", "1", ["rules", "prm"], 10, 1 << 20)
-    assert [(each.kinds, each.final, each.partial) for each in leased] == [(("rules", "prm"), True, None)] * 2
+    leased = core.leased(10, serves=["rules", "prm"]).body
+    assert [(each.kinds, each.final, each.partial) for each in leased] == [(("rules", "prm"), True, False)] * 2
 
 
 def test_what_an_earlier_kind_found_is_given_to_the_later_one(core: Core) -> None:
     (name, _) = put(core)
     core.lease(1, serves=["rules"])
     core.label(name, 0.25)
-    with core.store.transaction() as tx:
-        (leased,) = core.service.labelling.lease(tx, "t", "1", ["prm"], 1, 1 << 20)
-    assert leased.partial is not None
-    assert (leased.kinds, leased.final) == (("prm",), True)
+    reply = core.leased(1, worker="t", serves=["prm"])
+    (leased,) = reply.body
+    assert (leased.kinds, leased.final, leased.partial) == (("prm",), True, True)
+    assert read_labels(decode(split(reply.frames[1]))).reward == 0.25
 
 
 def test_labels_of_a_scorer_that_lost_its_lease_are_late_and_change_nothing(core: Core) -> None:
@@ -63,13 +58,14 @@ def test_labels_of_a_scorer_that_lost_its_lease_are_late_and_change_nothing(core
     core.lease(1, worker="slow", serves=["rules"])
     core.tick(11)
     core.lease(1, worker="quick", serves=["rules"])
-    assert core.label(name, worker="quick")
-    assert not core.label(name, worker="slow")
+    core.label(name, worker="quick")
+    assert core.status()["late_labels"] == 0
+    core.label(name, worker="slow")
     assert core.status()["late_labels"] == 1
 
 
-def test_an_episode_that_kills_its_scorers_is_buried_and_takes_no_other_along(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(max_attempts=3))
+def test_an_episode_that_kills_its_scorers_becomes_a_dead_letter_and_takes_no_other_along(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(max_attempts=3))
     killer, *others = put(core, 4)
     for life in range(20):
         leased = [each.id for each in core.lease(life=str(life))]
@@ -80,7 +76,7 @@ def test_an_episode_that_kills_its_scorers_is_buried_and_takes_no_other_along(tm
     assert (status["dead"], status["labelled"], status["depth_dead"]) == (1, len(others), 1)
 
 
-def buried(core: Core) -> str:
+def dead_letter(core: Core) -> str:
     name = put(core, 1)[0]
     for _ in range(2):
         core.lease(serves=["rules"])
@@ -89,39 +85,38 @@ def buried(core: Core) -> str:
     return name
 
 
-def test_a_requeued_letter_whose_group_still_waits_is_scored_again_itself(core: Core) -> None:
-    name = buried(core)
-    assert requeue(core, name) == "scoring"
+def test_a_requeued_dead_letter_whose_group_still_waits_is_scored_again_itself(core: Core) -> None:
+    name = dead_letter(core)
+    assert core.requeue(name) == "scoring"
     assert [each.id for each in core.lease(serves=["rules"])] == [name]
     status = core.status()
     assert (status["dead"], status["depth_dead"]) == (0, 0)
     assert core.audit()["lost"] == 0
 
 
-def test_a_requeued_letter_of_a_closed_group_runs_its_task_again(core: Core) -> None:
+def test_a_requeued_dead_letter_of_a_closed_group_runs_its_task_again(core: Core) -> None:
     ticket = core.tickets(1)[0]
     core.fail(ticket.id)
     core.fail(core.tickets(1)[0].id)
     assert core.status()["depth_groups"] == 0
-    assert requeue(core, ticket.id) == "task"
+    assert core.requeue(ticket.id) == "task"
     again = core.tickets(1)[0]
     assert (again.task.id, again.group_id[0]) == (ticket.task.id, "r")
     with pytest.raises(RefusedError, match="no dead letter"):
-        requeue(core, ticket.id)
+        core.requeue(ticket.id)
 
 
-def test_a_discarded_letter_gives_its_room_back(core: Core) -> None:
-    name = buried(core)
+def test_a_discarded_dead_letter_gives_its_room_back(core: Core) -> None:
+    name = dead_letter(core)
     before = core.status()["depth_data"]
-    with core.store.transaction() as tx:
-        core.service.letters.discard(tx, name)
+    core.discard(name)
     assert core.status()["depth_data"] == before - 1
     assert core.audit()["lost"] == 0
 
 
 def test_a_ticket_that_stands_in_the_queue_twice_is_held_by_one_actor(core: Core) -> None:
-    name = buried(core)
-    assert requeue(core, name) == "scoring"
+    name = dead_letter(core)
+    assert core.requeue(name) == "scoring"
     for _ in range(2):
         core.lease(serves=["rules"])
         core.scoring_failed(name)
@@ -140,6 +135,6 @@ def test_lost_replies_to_leases_are_no_attempts(core: Core) -> None:
 
 
 def test_a_store_is_not_served_under_other_groups_or_shards(tmp_path: Path) -> None:
-    Core(tmp_path, make_rules()).store.close()
+    Core(tmp_path, make_settings()).store.close()
     with pytest.raises(StoreError, match="group_size was 2 and is 4"):
-        Core(tmp_path, make_rules(group_size=4))
+        Core(tmp_path, make_settings(group_size=4))

@@ -16,15 +16,14 @@ from hypothesis.extra import numpy as hnp
 from asyncrl.errors import AsyncrlError, RefusedError, WireError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.from_config import vocabulary
-from asyncrl.replay.letters import letters
+from asyncrl.replay.protocol import PutLabels, PutTrajectory
 from asyncrl.types import Trajectory
-from asyncrl.wire import Message, labels_message, read_labels, read_trajectory, trajectory_message
+from asyncrl.wire import Message, encode, labels_message, read_labels, read_trajectory, trajectory_message
 from tests.helpers import make_labels, make_trajectory
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 
 VOCABULARY, MAX_TOKENS = 100, 64
 RULES = {"vocabulary": VOCABULARY, "max_tokens": MAX_TOKENS}
-WHO = {"worker": "s", "incarnation": "1"}
 
 INTEGERS = st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 12)
 FLOATS = st.floats(width=32)
@@ -90,12 +89,11 @@ def assert_trainable(trajectory: Trajectory, newest: int) -> None:
 def test_a_trajectory_with_anything_in_a_field_is_refused_or_can_be_trained(
     tmp_path_factory: pytest.TempPathFactory, field: str, data: st.DataObject
 ) -> None:
-    core = Core(tmp_path_factory.mktemp("store"), make_rules(**RULES))
+    core = Core(tmp_path_factory.mktemp("store"), make_settings(**RULES))
     (ticket,) = core.tickets(1)
     sent = changed(trajectory_message(make_trajectory(ticket)), field, data.draw({**BODY, **ARRAYS}[field]))
     try:
-        with core.store.transaction() as tx, tx.nested() as inner:
-            core.service.handle(inner, sent)
+        core.ask(PutTrajectory(), encode(sent))
     except AsyncrlError:
         assert core.status()["accepted"] == 0
     else:
@@ -109,15 +107,13 @@ def test_a_trajectory_with_anything_in_a_field_is_refused_or_can_be_trained(
 def test_labels_with_anything_in_a_field_are_refused_or_can_be_trained(
     tmp_path_factory: pytest.TempPathFactory, field: str, data: st.DataObject
 ) -> None:
-    core = Core(tmp_path_factory.mktemp("store"), make_rules())
+    core = Core(tmp_path_factory.mktemp("store"), make_settings())
     (ticket,) = core.tickets(1)
     core.put(make_trajectory(ticket))
     core.lease()
     sent = changed(labels_message(make_labels(ticket.id)), field, data.draw(LABELS[field]))
-    sent = Message(sent.kind, 1, {**sent.body, **WHO}, sent.arrays)
     try:
-        with core.store.transaction() as tx, tx.nested() as inner:
-            core.service.handle(inner, sent)
+        core.ask(PutLabels("s", "1"), encode(sent))
     except AsyncrlError:
         assert core.status()["labelled"] == 0
     else:
@@ -138,7 +134,7 @@ def test_labels_with_anything_in_a_field_are_refused_or_can_be_trained(
     ],
 )
 def test_what_would_fail_every_learner_is_refused_by_name(tmp_path: Path, changes: Any, reason: str) -> None:
-    core = Core(tmp_path, make_rules(**RULES))
+    core = Core(tmp_path, make_settings(**RULES))
     (ticket,) = core.tickets(1)
     with pytest.raises(RefusedError, match=reason):
         core.put(make_trajectory(ticket, **changes))
@@ -147,15 +143,14 @@ def test_what_would_fail_every_learner_is_refused_by_name(tmp_path: Path, change
 
 @pytest.mark.parametrize("ends", [[9], [4], [8, 8], [8, 7], [0], [-1]])
 def test_step_scores_of_steps_that_are_not_there_are_refused(tmp_path: Path, ends: list[int]) -> None:
-    core = Core(tmp_path, make_rules())
+    core = Core(tmp_path, make_settings())
     (ticket,) = core.tickets(1)
     core.put(make_trajectory(ticket))
     core.lease()
     arrays = {"step_scores": np.ones(len(ends), np.float32), "step_ends": np.array(ends, np.int32)}
-    sent = Message("labels", 1, {**labels_message(make_labels(ticket.id)).body, **WHO}, arrays)
-    refused = pytest.raises((RefusedError, WireError), match=r"no steps that end|must be 1 or more and increase")
-    with refused, core.store.transaction() as tx:
-        core.service.handle(tx, sent)
+    sent = Message("labels", 1, labels_message(make_labels(ticket.id)).body, arrays)
+    with pytest.raises((RefusedError, WireError), match=r"no steps that end|must be 1 or more and increase"):
+        core.ask(PutLabels("s", "1"), encode(sent))
     core.scoring_failed(ticket.id)
     assert core.lease()[0].id == ticket.id, "its scorer may try again"
 
@@ -179,28 +174,25 @@ def test_the_vocabulary_is_read_from_the_models_folder_without_transformers(
 
 
 def test_a_skipped_plan_stays_where_it_is_and_its_trajectories_are_dead_letters(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(admission=Admission(max_lag=3, per_version=4)))
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=3, per_version=4)))
     core.run_episodes(12)
-    first, second = core.plan(0), core.plan(1)
-    assert first is not None
-    assert second is not None
-    with pytest.raises(RefusedError, match="step 0 was trained: the learner is at step 1 now"):
-        core.skip(0)
+    first, second = core.planned(0), core.planned(1)
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="step 0 was trained: the learner is at step 1 now"):
+            core.skip(0)
+        core.restart()
     assert core.plan(0) == first, "the learner resumes from before it"
     assert core.skip(0, "its tokens kill every learner") == 4
     core.restart()
-    skipped = core.plan(0)
-    assert skipped is not None
+    skipped = core.planned(0)
     assert skipped.skipped == "its tokens kill every learner"
     assert (skipped.ids, core.plan(1)) == (first.ids, second)
     assert core.skip(0, "again") == 0
-    with core.store.transaction(write=False) as tx:
-        reasons = {name: letter.reason for name, letter in letters(tx)}
+    reasons = {name: letter.reason for name, letter in core.dead_letters().items()}
     assert reasons == dict.fromkeys(first.ids, "plan 0 was skipped: its tokens kill every learner")
     status = core.status()
     assert (status["dead"], status["plans_skipped"], status["depth_plans"]) == (4, 1, 2)
-    third = core.plan(2)
-    assert third is not None
+    third = core.planned(2)
     assert not set(third.ids) & {*first.ids, *second.ids}
     for version in (1, 2, 3):
         core.publish(version)
@@ -208,24 +200,21 @@ def test_a_skipped_plan_stays_where_it_is_and_its_trajectories_are_dead_letters(
     audit = core.audit()
     assert audit["states"] == {"dead": 4, "trained": 8}
     assert (audit["lost"], audit["trained_twice"], audit["planned"]) == (0, 0, 8)
-    with pytest.raises(RefusedError, match="in a plan that was skipped"), core.store.transaction() as tx:
-        core.service.letters.requeue(tx, first.ids[0])
+    with pytest.raises(RefusedError, match="in a plan that was skipped"):
+        core.requeue(first.ids[0])
 
 
 def test_groups_of_a_skipped_plan_go_into_no_later_one_and_what_others_trained_stays_trained(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(admission=Admission(max_lag=3, per_version=4, uses=2)))
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=3, per_version=4, uses=2)))
     core.run_episodes(8)
-    plans = [core.plan(step) for step in range(2)]
-    assert plans[0] is not None
-    assert plans[1] is not None
+    plans = [core.planned(step) for step in range(2)]
     committed = core.status()["committed"]
     twice = set(plans[0].ids) & set(plans[1].ids)
     core.publish(1)
     core.checkpointed(1)
     core.skip(1)
     once = set(plans[1].ids) - twice
-    with core.store.transaction(write=False) as tx:
-        assert {name for name, _ in letters(tx)} == once
+    assert set(core.dead_letters()) == once
     later = core.plan(2)
     assert later is None or not set(later.ids) & set(plans[1].ids)
     assert core.audit()["lost"] == 0
@@ -234,7 +223,7 @@ def test_groups_of_a_skipped_plan_go_into_no_later_one_and_what_others_trained_s
 
 
 def test_only_a_plan_that_is_recorded_and_was_not_trained_can_be_skipped(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(admission=Admission(max_lag=3, per_version=4)))
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=3, per_version=4)))
     core.run_episodes(8)
     with pytest.raises(RefusedError, match="step 0 has no recorded plan; 0 steps"):
         core.skip(0)

@@ -15,7 +15,7 @@ import zmq
 
 from asyncrl.replay.client import ReplayClient
 from tests.helpers import make_labels, make_trajectory
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 from tests.replay.test_server import Running
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +61,8 @@ def test_a_reader_that_is_killed_inside_a_transaction_costs_no_space_and_writes_
 ) -> None:
     """Where the clock stands still, the write that finds no room is the first to look for dead readers."""
     with zmq.Context() as context:
-        rules = make_rules(high_water_bytes=MAP_BYTES // 2)
-        replay = Running(tmp_path, context, rules=rules, max_bytes=MAP_BYTES, clock=clock)
+        settings = make_settings(high_water_bytes=MAP_BYTES // 2)
+        replay = Running(tmp_path, context, settings=settings, max_bytes=MAP_BYTES, clock=clock)
         with closing(ReplayClient(replay.endpoint, "a", "1", context=context, give_up_s=60.0)) as client:
             train(client, range(1))
             with reading(tmp_path) as reader:
@@ -78,7 +78,7 @@ def test_a_reader_that_is_killed_inside_a_transaction_costs_no_space_and_writes_
 
 
 def test_a_reader_that_stays_too_long_is_named_until_it_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    core = Core(tmp_path, make_rules())
+    core = Core(tmp_path, make_settings())
     core.tickets(1)
     with reading(tmp_path) as reader:
         core.tickets(2)
@@ -98,12 +98,12 @@ def test_a_reader_that_stays_too_long_is_named_until_it_ends(tmp_path: Path, cap
 
 
 def lingering(core: Core) -> list[dict[str, Any]]:
-    readers: list[dict[str, Any]] = core.ask("status")["status"]["readers"]
+    readers: list[dict[str, Any]] = core.status()["readers"]
     return readers
 
 
 def test_a_reader_that_begins_anew_now_and_then_is_not_named(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules())
+    core = Core(tmp_path, make_settings())
     for want in range(1, 5):
         with reading(tmp_path):
             core.tickets(want)

@@ -3,113 +3,125 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from asyncrl.errors import AsyncrlError, RefusedError
+from asyncrl.errors import AsyncrlError, WireError
+from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.requests import MAX_FETCH, REQUESTS
-from asyncrl.replay.service import TICKETS_A_REPLY, Service
-from asyncrl.wire import Message, labels_message, trajectory_message
+from asyncrl.replay.protocol import KINDS, MAX_FETCH, ReplayRequest, decode_request, encode_request
+from asyncrl.replay.tickets import TICKETS_A_REPLY
+from asyncrl.wire import PROTOCOL, Buffer, encode, labels_message, trajectory_message
 from tests.helpers import make_labels, make_trajectory
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 
-WHO = {"worker": "w", "incarnation": "1"}
-LABELS = labels_message(make_labels("nobody"))
-VALID = [
-    Message("tickets", 1, {**WHO, "holding": [], "waiting": [], "want": 1}),
-    trajectory_message(make_trajectory()),
-    Message("failed", 1, {"ticket": "nobody", "reason": "x"}),
-    Message("lease", 1, {**WHO, "serves": ["rules"], "trajectories": 1, "tokens": 1}),
-    Message("renew", 1, {"worker": "w"}),
-    Message("labels", 1, {**LABELS.body, **WHO}, LABELS.arrays),
-    Message("scoring-failed", 1, {**WHO, "id": "nobody", "reason": "x"}),
-    Message("plan", 1, {"step": 0}),
-    Message("fetch", 1, {"table": "data", "ids": []}),
-    Message("published", 1, {"version": 0}),
-    Message("checkpointed", 1, {"steps": 0, "kept": 0}),
-    Message("evaluate", 1, {"version": 0}),
-    Message("evaluation", 1, {"version": 0, "wait": False}),
-    Message("status", 1, {}),
-    Message("audit", 1, {}),
-    Message("requeue", 1, {"ticket": "nobody"}),
-    Message("discard", 1, {"ticket": "nobody"}),
-    Message("skip-plan", 1, {"step": 0, "reason": "x"}),
+WHO = ("w", "1")
+VALID: list[ReplayRequest] = [
+    protocol.GetTickets(*WHO, [], [], 1),
+    protocol.PutTrajectory(),
+    protocol.FailEpisode("nobody", "x"),
+    protocol.LeaseTrajectories(*WHO, ["rules"], 1, 1),
+    protocol.RenewLease("w"),
+    protocol.PutLabels(*WHO),
+    protocol.FailScoring(*WHO, "nobody", "x"),
+    protocol.GetPlan(0),
+    protocol.Fetch("data", []),
+    protocol.Published(0),
+    protocol.Checkpointed(0, 0),
+    protocol.Evaluate(0),
+    protocol.GetEvaluation(0, False),
+    protocol.GetStatus(),
+    protocol.GetAudit(),
+    protocol.Requeue("nobody"),
+    protocol.Discard("nobody"),
+    protocol.SkipPlan(0, "x"),
 ]
-FIELDS = [(request.kind, name) for request in VALID for name in REQUESTS[request.kind]]
+FRAMES = {
+    "trajectory": encode(trajectory_message(make_trajectory())),
+    "labels": encode(labels_message(make_labels("nobody"))),
+}
+FIELDS = [(request, name) for request in VALID for name in request.__struct_fields__]
 NOTHING_OF_ANY_TYPE: list[Any] = [None, -1, 1.5, math.nan, math.inf, 1 << 63, (1 << 64) - 1, b"x", {}, [None], [[]]]
 
 
 @pytest.fixture
 def core(tmp_path: Path) -> Core:
-    return Core(tmp_path, make_rules())
+    return Core(tmp_path, make_settings())
 
 
-def handle(core: Core, request: Message) -> Message | None:
-    with core.store.transaction() as tx, tx.nested() as nested:
-        return core.service.handle(nested, request)
+def fields(request: ReplayRequest, **changes: Any) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(request), **changes}
 
 
-def request_of(kind: str, **changes: Any) -> Message:
-    (valid,) = (each for each in VALID if each.kind == kind)
-    return Message(kind, 1, {**valid.body, **changes}, valid.arrays)
+def send(core: Core, kind: str, body: Any, frames: list[Buffer] | None = None, run: Any = None) -> Any:
+    """The body of the reply to a request as it arrives over a socket."""
+    header = msgspec.msgpack.encode([PROTOCOL, kind, 1, body, run])
+    reply = core.call(decode_request([header, *(FRAMES.get(kind, []) if frames is None else frames)]))
+    return reply and reply.body
 
 
-def test_every_request_is_described_and_a_valid_one_is_taken(core: Core) -> None:
-    service = Service(make_rules(), 1.0, time.monotonic)
-    assert set(REQUESTS) == set(service._handlers) == {request.kind for request in VALID}
+def test_every_valid_request_is_taken(core: Core) -> None:
+    assert set(KINDS) == {request.kind for request in VALID}
     for request in VALID:
+        assert decode_request(encode_request(request, 7)).request == request
         if request.kind not in ("requeue", "discard", "skip-plan"):  # there is no dead letter and no plan
-            handle(core, request)
+            send(core, request.kind, fields(request))
 
 
-@pytest.mark.parametrize(("kind", "field"), FIELDS)
-def test_a_field_of_another_type_or_none_is_refused(core: Core, kind: str, field: str) -> None:
+@pytest.mark.parametrize(("request_", "field"), FIELDS, ids=lambda each: getattr(each, "kind", each))
+def test_a_field_of_another_type_or_none_is_refused(core: Core, request_: ReplayRequest, field: str) -> None:
     before = core.status()
     for value in NOTHING_OF_ANY_TYPE:
-        with pytest.raises(AsyncrlError):
-            handle(core, request_of(kind, **{field: value}))
-    lacking = {name: value for name, value in request_of(kind).body.items() if name != field}
-    with pytest.raises(AsyncrlError, match=field):
-        handle(core, Message(kind, 1, lacking))
+        with pytest.raises(WireError, match=field):
+            send(core, request_.kind, fields(request_, **{field: value}))
+    lacking = fields(request_)
+    del lacking[field]
+    with pytest.raises(WireError, match=field):
+        send(core, request_.kind, lacking)
     assert core.status() == before
 
 
-def test_a_worker_whose_name_cannot_be_kept_is_not_remembered_either(core: Core) -> None:
-    for kind in ("tickets", "lease", "renew"):
-        for name in ("", "w" * 501, "\u00e9" * 251):
-            with pytest.raises(AsyncrlError, match="worker"):
-                handle(core, request_of(kind, worker=name))
+@pytest.mark.parametrize("body", [None, 1, [], "x", {"unknown": 1}])
+@pytest.mark.parametrize("request_", VALID, ids=lambda request: request.kind)
+def test_a_body_that_is_none_of_its_kind_is_refused(core: Core, request_: ReplayRequest, body: Any) -> None:
+    with pytest.raises(WireError, match="malformed request"):
+        send(core, request_.kind, body)
+
+
+def test_frames_come_only_with_requests_that_have_some(core: Core) -> None:
+    for request in VALID:
+        with pytest.raises(AsyncrlError):
+            send(core, request.kind, fields(request), [] if request.frames else [b"x"])
+    with pytest.raises(AsyncrlError, match="announces"):
+        send(core, "trajectory", {}, [*FRAMES["trajectory"], b""])
+    assert core.status()["accepted"] == 0
+
+
+@pytest.mark.parametrize("name", ["", "w" * 501, "\u00e9" * 251])
+@pytest.mark.parametrize("kind", ["tickets", "lease", "renew"])
+def test_a_worker_whose_name_cannot_be_kept_is_not_remembered_either(core: Core, kind: str, name: str) -> None:
+    (valid,) = (each for each in VALID if each.kind == kind)
+    with pytest.raises(WireError, match="worker"):
+        send(core, kind, fields(valid, worker=name))
     core.tick(1000.0)
+    assert core.status()["silence_s"] == {"actors": {}, "scorers": {}}
 
 
 def test_what_one_reply_holds_is_bounded_whatever_is_wanted(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_rules(admission=Admission(max_lag=1000, per_version=4)))
-    reply = handle(core, request_of("tickets", want=10**9))
-    assert reply is not None
-    assert len(reply.body["tickets"]) == TICKETS_A_REPLY
-    for ticket in reply.body["tickets"]:
-        core.put(make_trajectory(length=4, id=ticket["id"], group_id=ticket["group_id"], member=ticket["member"]))
-    leased = handle(core, request_of("lease", trajectories=10**18, tokens=10**18))
-    assert leased is not None
-    assert len(leased.arrays) == TICKETS_A_REPLY
-    name = reply.body["tickets"][0]["id"]
-    with pytest.raises(AsyncrlError, match=f"up to {MAX_FETCH} ids"):
-        handle(core, request_of("fetch", ids=[name] * 100_000))
-
-
-def test_a_version_that_no_token_can_have_is_refused_and_status_stays_readable(core: Core) -> None:
-    with pytest.raises(AsyncrlError, match="version"):
-        handle(core, request_of("published", version=(1 << 64) - 1))
-    reply = handle(core, request_of("status"))
-    assert reply is not None
-    assert reply.body["status"]["version"] == 0
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=1000, per_version=4)))
+    tickets = core.tickets(10**9)
+    assert len(tickets) == TICKETS_A_REPLY
+    for ticket in tickets:
+        core.put(make_trajectory(ticket, length=4))
+    assert len(core.leased(10**18, tokens=10**18).frames) == TICKETS_A_REPLY
+    with pytest.raises(WireError, match=f"length <= {MAX_FETCH}"):
+        send(core, "fetch", {"table": "data", "ids": [tickets[0].id] * 100_000})
 
 
 def test_an_unknown_request_is_refused_with_a_short_reason(core: Core) -> None:
-    with pytest.raises(RefusedError, match="unknown request") as refused:
-        handle(core, Message("x" * 1_000_000))
+    with pytest.raises(WireError, match="no such request") as refused:
+        send(core, "x" * 1_000_000, {})
     assert len(str(refused.value)) < 1000

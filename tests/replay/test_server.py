@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -15,16 +16,16 @@ from asyncrl.errors import RefusedError, StoppedError, UnavailableError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.letters import letters
-from asyncrl.replay.records import Letter
-from asyncrl.replay.rules import Rules
-from asyncrl.replay.server import Server
-from asyncrl.replay.service import Service
+from asyncrl.replay.protocol import REFUSED, GetTickets, PutTrajectory, decode_reply, encode_request
+from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.server import ReplayServer
+from asyncrl.replay.service import ReplayService
+from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
 from asyncrl.types import Labels, Lease, RunIdentity
-from asyncrl.wire import PROTOCOL, Message, decode, encode
+from asyncrl.wire import PROTOCOL
 from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory, until
-from tests.replay.support import make_rules
+from tests.replay.support import make_settings
 
 FOREVER_S = 1e6
 
@@ -37,7 +38,7 @@ class Running:
         path: Path,
         context: zmq.Context[Any],
         port: int | None = None,
-        rules: Rules | None = None,
+        settings: ReplaySettings | None = None,
         max_bytes: int = 1 << 28,
         clock: Callable[[], float] = time.monotonic,
         run: RunIdentity | None = None,
@@ -50,7 +51,9 @@ class Running:
         self.port = port or self.socket.bind_to_random_port("tcp://127.0.0.1")
         if port:
             until(self._bound)
-        server = Server(self.socket, self.store, Service(rules or make_rules(), 10.0, clock, run=run), clock)
+        server = ReplayServer(
+            self.socket, self.store, ReplayService(settings or make_settings(), 10.0, clock, run=run), clock
+        )
         self.thread = threading.Thread(target=server.run, args=(self.stop,), daemon=True)
         self.thread.start()
 
@@ -136,11 +139,10 @@ def test_nothing_is_an_answer_when_patience_is_over(replay: Running, context: zm
 
 
 def test_a_replay_that_is_killed_between_two_requests_goes_on_where_it_was(
-    tmp_path: Path, context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, context: zmq.Context[Any]
 ) -> None:
-    monkeypatch.setattr("asyncrl.replay.client.RETRY_S", FOREVER_S)
     first = Running(tmp_path, context)
-    worker = client(first, context)
+    worker = client(first, context, retry_s=FOREVER_S)
     tickets = worker.tickets([], 2)
     assert worker.put(make_trajectory(tickets[0])) == "stored"
     first.kill()
@@ -156,13 +158,12 @@ def test_a_replay_that_is_killed_between_two_requests_goes_on_where_it_was(
 
 
 def test_a_request_under_way_at_a_replay_that_dies_is_sent_again_as_soon_as_the_connection_breaks(
-    tmp_path: Path, context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, context: zmq.Context[Any]
 ) -> None:
-    monkeypatch.setattr("asyncrl.replay.client.RETRY_S", FOREVER_S)
     silent = context.socket(zmq.ROUTER)
     silent.linger = 0
     port = silent.bind_to_random_port("tcp://127.0.0.1")
-    worker = ReplayClient(f"tcp://127.0.0.1:{port}", "a", "1", context=context)
+    worker = ReplayClient(f"tcp://127.0.0.1:{port}", "a", "1", context=context, retry_s=FOREVER_S)
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.extend(worker.tickets([], 1)))
     thread.start()
@@ -189,25 +190,21 @@ def test_strangers_are_refused_with_a_reason_and_harm_nobody(replay: Running, co
     stranger = context.socket(zmq.DEALER)
     stranger.linger = 0
     stranger.connect(replay.endpoint)
-    bad: list[list[bytes]] = [
+    bad = [
         [b"noise"],
         [b""],
         [b"\x95" + b"\xc1" * 40, b"x" * 100],
-        encode(Message("trajectory", 7, {"id": "x"})),  # type: ignore[list-item]
-        encode(
-            Message(
-                "tickets", 8, {"worker": "w" * 100_000, "incarnation": "1", "holding": [], "waiting": [], "want": 1}
-            )
-        ),  # type: ignore[list-item]
-        encode(Message("tickets", 9, {"worker": "w", "incarnation": "1", "holding": 3, "waiting": [], "want": "many"})),  # type: ignore[list-item]
-        encode(Message("no such request", 10)),  # type: ignore[list-item]
+        encode_request(PutTrajectory(), 7),
+        encode_request(GetTickets("w" * 100_000, "1", [], [], 1), 8),
+        encode_request(GetTickets("w", "1", [["w"]], [], 1), 9),  # type: ignore[list-item]
+        [msgspec.msgpack.encode([PROTOCOL, "no such request", 10, {}, None])],
     ]
     for frames in bad:
         stranger.send_multipart(frames)
         assert stranger.poll(5000)
-        reply = decode(stranger.recv_multipart())
-        assert reply.kind == "refused"
-        assert reply.body["reason"]
+        reply = decode_reply(stranger.recv_multipart())
+        assert reply.kind == REFUSED
+        assert reply.reason
     honest = client(replay, context)
     assert honest.status()["refused"] == len(bad)
     assert len(honest.tickets([], 1)) == 1
@@ -231,9 +228,9 @@ def test_a_failure_whose_reason_has_no_encoding_or_no_end_is_taken_as_any_other(
     actor.close()
 
 
-def letters_of(replay: Running) -> list[Letter]:
+def letters_of(replay: Running) -> list[DeadLetter]:
     with replay.store.transaction(write=False) as tx:
-        return [letter for _, letter in letters(tx)]
+        return [letter for _, letter in DeadLetter.all(tx)]
 
 
 def test_labels_of_a_scorer_with_any_name_are_taken(replay: Running, context: zmq.Context[Any]) -> None:
@@ -248,7 +245,7 @@ def test_labels_of_a_scorer_with_any_name_are_taken(replay: Running, context: zm
 
 def test_a_reply_that_cannot_be_encoded_fails_its_request_alone(tmp_path: Path, context: zmq.Context[Any]) -> None:
     endless = make_task(extra_info={"number": 2**70})
-    running = Running(tmp_path, context, rules=make_rules(feed=Feed([endless], seed=0, shuffle=False)))
+    running = Running(tmp_path, context, settings=make_settings(feed=Feed([endless], seed=0, shuffle=False)))
     actor = client(running, context)
     with pytest.raises(RefusedError, match="cannot be encoded"):
         actor.tickets([], 1)
@@ -261,26 +258,12 @@ def test_a_reply_that_cannot_be_encoded_fails_its_request_alone(tmp_path: Path, 
 
 def test_a_reply_with_many_long_tasks_is_taken(tmp_path: Path, context: zmq.Context[Any]) -> None:
     long = make_task(messages=[{"role": "user", "content": "x" * (1 << 20)}])
-    rules = make_rules(admission=Admission(1, 8), feed=Feed([long], seed=0, shuffle=False))
-    running = Running(tmp_path, context, rules=rules)
+    settings = make_settings(admission=Admission(1, 8), feed=Feed([long], seed=0, shuffle=False))
+    running = Running(tmp_path, context, settings=settings)
     actor = client(running, context)
     assert len(actor.tickets([], 8)) == 8
     actor.close()
     running.kill()
-
-
-def test_another_protocol_version_is_refused_naming_both(replay: Running, context: zmq.Context[Any]) -> None:
-    import msgpack
-
-    stranger = context.socket(zmq.DEALER)
-    stranger.linger = 0
-    stranger.connect(replay.endpoint)
-    stranger.send_multipart([msgpack.packb([99, "status", 1, {}, []])])
-    assert stranger.poll(5000)
-    reason = decode(stranger.recv_multipart()).body["reason"]
-    assert "99" in reason
-    assert str(PROTOCOL) in reason
-    stranger.close()
 
 
 def test_a_wait_for_an_absent_replay_ends_on_stop_or_when_told_to_give_up(context: zmq.Context[Any]) -> None:

@@ -16,7 +16,7 @@ from asyncrl.replay.feed import Feed
 from asyncrl.replay.shards import ShardedReplay, join_evaluations, shard_of
 from asyncrl.replay.stored import StoredRun
 from tests.helpers import make_labels, make_task, make_trajectory
-from tests.replay.support import make_rules
+from tests.replay.support import make_settings
 from tests.replay.test_server import Running
 
 SHARDS = 2
@@ -30,13 +30,13 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 
 def start(folder: Path, context: zmq.Context[Any], shard: int, port: int | None = None) -> Running:
-    rules = make_rules(
+    settings = make_settings(
         feed=Feed(TASKS, 0, True, shard=shard, shards=SHARDS),
         admission=Admission(max_lag=1, per_version=4),
         shard=shard,
         shards=SHARDS,
     )
-    return Running(folder / str(shard), context, port, rules)
+    return Running(folder / str(shard), context, port, settings)
 
 
 @pytest.fixture

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.filters import Filters
-from asyncrl.replay.letters import letters
-from asyncrl.replay.samplers import Fifo, Freshest, Prioritised, Sampler
+from asyncrl.replay.records import TrajectoryRecord
+from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised, Sampler
 from asyncrl.types import Ticket
 from tests.helpers import make_trajectory
-from tests.replay.support import Core, make_rules
+from tests.replay.support import Core, make_settings
 
 WORKERS = st.sampled_from(["a", "b"])
 
@@ -49,7 +48,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.max_lag, self.uses, self.kinds = max_lag, uses, kinds
         self.admission = Admission(max_lag, 4, uses, oversample)
-        rules = make_rules(
+        rules = make_settings(
             admission=self.admission,
             sampler=sampler,
             filters=Filters(zero_variance=zero_variance),
@@ -120,13 +119,10 @@ class ReplayMachine(RuleBasedStateMachine):
         self.core.tick(seconds)
 
     @rule(data=st.data(), back=st.booleans())
-    def look_at_a_dead_letter(self, data: st.DataObject, back: bool) -> None:
-        with self.core.store.transaction() as tx:
-            found = letters(tx)
-            if found:
-                ticket, _ = data.draw(st.sampled_from(found))
-                act = self.core.service.letters.requeue if back else self.core.service.letters.discard
-                act(tx, ticket)
+    def settle_a_dead_letter(self, data: st.DataObject, back: bool) -> None:
+        if names := sorted(self.core.dead_letters()):
+            act = self.core.requeue if back else self.core.discard
+            act(data.draw(st.sampled_from(names)))
 
     @rule()
     def kill_the_replay(self) -> None:
@@ -170,7 +166,7 @@ class ReplayMachine(RuleBasedStateMachine):
         assert 0 <= self.core.status()["committed"] <= self.admission.capacity(self.version)
         with self.core.store.transaction(write=False) as tx:
             for step, ids in enumerate(self.plans):
-                assert all(step - tx.get("facts", name)[4] <= self.max_lag for name in ids)
+                assert all(step - TrajectoryRecord.of(tx, name).oldest <= self.max_lag for name in ids)
 
     def teardown(self) -> None:
         if hasattr(self, "core"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from asyncrl.errors import StoreError
@@ -24,22 +25,30 @@ def test_bytes_come_back_as_they_were(store: Store, size: int) -> None:
         assert tx.get_bytes("data", "a") == value[:size]
 
 
-def test_a_value_under_anothers_key_is_damage(store: Store) -> None:
+def test_a_value_under_anothers_key_is_damage(store: Store, tmp_path: Path) -> None:
     with store.transaction() as tx:
         tx.put("facts", "a", [1, 2, 3])
-        raw = tx._raw.get(b"a", db=tx._tables["facts"])
-        tx._raw.put(b"b", raw, db=tx._tables["facts"])
-        assert tx.get("facts", "a") == [1, 2, 3]
-        for read in (lambda: tx.get("facts", "b"), lambda: list(tx.items("facts"))):
+    store.close()
+    with lmdb.open(str(tmp_path), max_dbs=100) as environment:
+        table = environment.open_db(b"facts")
+        with environment.begin(write=True) as raw:
+            raw.put(b"b", raw.get(b"a", db=table), db=table)
+    with Store(tmp_path, 1 << 24, durable=False).transaction() as tx:
+        assert tx.get("facts", "a", list[int]) == [1, 2, 3]
+        for read in (lambda: tx.get("facts", "b", list[int]), lambda: list(tx.items("facts", list[int]))):
             with pytest.raises(
                 StoreError, match=r"data\.mdb is damaged: facts of b'b' is not what was written; restore"
             ):
                 read()
 
 
-def test_what_others_refer_to_and_is_gone_is_damage(store: Store) -> None:
-    with store.transaction() as tx, pytest.raises(StoreError, match="facts of 'a' is gone"):
-        tx.present(tx.get("facts", "a"), "facts", "a")
+def test_a_value_of_another_type_and_one_that_is_gone_are_damage(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.put("facts", "a", [1, 2, 3])
+        with pytest.raises(StoreError, match="facts of b'a' is no int"):
+            tx.get("facts", "a", int)
+        with pytest.raises(StoreError, match="facts of 'b' is gone"):
+            tx.present(tx.get("facts", "b", int), "facts", "b")
 
 
 def test_pages_that_were_freed_unwritten_at_the_end_are_no_truncation(store: Store, tmp_path: Path) -> None:

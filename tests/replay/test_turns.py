@@ -11,29 +11,51 @@ import lmdb
 import pytest
 import zmq
 
+from asyncrl.errors import BusyError, RefusedError
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.rules import Rules
-from asyncrl.replay.server import PATIENCE_S, Server
-from asyncrl.replay.service import Service
+from asyncrl.replay.protocol import (
+    BUSY,
+    NOTHING,
+    OK,
+    REFUSED,
+    TEXT,
+    TICKETS,
+    Answer,
+    Call,
+    Discard,
+    GetStatus,
+    GetTickets,
+    LeaseTrajectories,
+    Published,
+    PutTrajectory,
+    Reply,
+    decode_reply,
+    encode_request,
+)
+from asyncrl.replay.server import PATIENCE_S, ReplayServer
+from asyncrl.replay.service import ReplayService
+from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store, Transaction
-from asyncrl.wire import Message, decode, encode, read_ticket, trajectory_message
+from asyncrl.types import Ticket
+from asyncrl.wire import Buffer, encode, trajectory_message
 from tests.helpers import make_trajectory
-from tests.replay.support import make_rules
+from tests.replay.support import make_settings
 
 
-class CountingService(Service):
-    """Counts the requests that it handles, by kind; those of kind `raise` fail after a write, for the reason given."""
+class CountingService(ReplayService):
+    """Counts the requests that it handles, by kind. Requests to discard fail after a write with `fails`."""
 
-    def __init__(self, rules: Rules, clock: Callable[[], float]) -> None:
-        super().__init__(rules, 10.0, clock)
+    def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
+        super().__init__(settings, 10.0, clock)
         self.asked: Counter[str] = Counter()
+        self.fails: Exception = lmdb.MapFullError("full")
 
-    def handle(self, tx: Transaction, request: Message) -> Message | None:
-        self.asked[request.kind] += 1
-        if request.kind == "raise":
+    def handle(self, tx: Transaction, call: Call) -> Reply | None:
+        self.asked[call.kind] += 1
+        if call.kind == "discard":
             tx.add("spoiled")
-            raise lmdb.MapFullError("full")
-        return super().handle(tx, request)
+            raise self.fails
+        return super().handle(tx, call)
 
 
 class Turns:
@@ -42,15 +64,13 @@ class Turns:
     def __init__(self, path: Path, **rules: Any) -> None:
         self.now, self._requests = 0.0, list[list[zmq.Frame]]()
         self.store = Store(path, 1 << 28, durable=False)
-        self.service = CountingService(make_rules(**rules), lambda: self.now)
+        self.service = CountingService(make_settings(**rules), lambda: self.now)
         socket = cast("zmq.Socket[bytes]", self)
-        self._server = Server(socket, self.store, self.service, lambda: self.now)
+        self._server = ReplayServer(socket, self.store, self.service, lambda: self.now)
 
-    def ask(self, *requests: tuple[str, Message]) -> dict[str, Message]:
-        self.replies: dict[str, Message] = {}
-        self._requests = [
-            [zmq.Frame(client.encode()), *map(zmq.Frame, encode(message))] for client, message in requests
-        ]
+    def ask(self, *requests: tuple[str, list[Buffer]]) -> dict[str, Answer]:
+        self.replies: dict[str, Answer] = {}
+        self._requests = [[zmq.Frame(client.encode()), *map(zmq.Frame, frames)] for client, frames in requests]
         while True:
             self._server.turn()
             if not self._requests:
@@ -62,7 +82,7 @@ class Turns:
         return self._requests.pop(0)
 
     def send_multipart(self, frames: list[bytes], flags: int, copy: bool) -> None:
-        self.replies[frames[0].decode()] = decode([bytes(frame) for frame in frames[1:]])
+        self.replies[frames[0].decode()] = decode_reply([bytes(frame) for frame in frames[1:]])
 
     def counter(self, name: str) -> int:
         with self.store.transaction(write=False) as tx:
@@ -76,19 +96,31 @@ def turns(tmp_path: Path) -> Iterator[Turns]:
     turns.store.close()
 
 
-def tickets(worker: str, want: int = 1, holding: Any = ()) -> Message:
-    return Message(
-        "tickets", 1, {"worker": worker, "incarnation": "1", "holding": holding, "waiting": [], "want": want}
-    )
+STATUS = encode_request(GetStatus(), 1)
 
 
-def test_what_is_refused_after_a_write_is_undone_alone(turns: Turns) -> None:
-    given = [read_ticket(body) for body in turns.ask(("a", tickets("a", 2)))["a"].body["tickets"]]
-    first, second = (trajectory_message(make_trajectory(ticket)) for ticket in given)
-    replies = turns.ask(("a", first), ("b", Message("raise")), ("c", tickets("c", 1, [["no id"]])), ("d", second))
-    assert [replies[name].kind for name in "abcd"] == ["ok", "busy", "refused", "ok"]
-    assert [replies[name].body["result"] for name in "ad"] == ["stored", "stored"]
-    assert (turns.counter("accepted"), turns.counter("refused"), turns.counter("spoiled")) == (2, 1, 0)
+def tickets(worker: str, want: int = 1, holding: Any = ()) -> list[Buffer]:
+    return encode_request(GetTickets(worker, "1", holding, [], want), 1)
+
+
+def trajectory(ticket: Ticket) -> list[Buffer]:
+    return encode_request(PutTrajectory(), 1, frames=encode(trajectory_message(make_trajectory(ticket))))
+
+
+@pytest.mark.parametrize("error", [lmdb.MapFullError("full"), BusyError("later"), RefusedError("no"), KeyError("bug")])
+def test_what_fails_after_a_write_is_undone_alone(
+    turns: Turns, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns.service.fails = error
+    first, second = turns.ask(("a", tickets("a", 2)))["a"].read(TICKETS)
+    failing, malformed = encode_request(Discard("x"), 1), tickets("c", 1, [["no id"]])
+    replies = turns.ask(("a", trajectory(first)), ("b", failing), ("c", malformed), ("d", trajectory(second)))
+    busy, bug = isinstance(error, (lmdb.Error, BusyError)), isinstance(error, KeyError)
+    assert [replies[name].kind for name in "abcd"] == [OK, BUSY if busy else REFUSED, REFUSED, OK]
+    assert [replies[name].read(TEXT) for name in "ad"] == ["stored", "stored"]
+    assert (turns.counter("accepted"), turns.counter("spoiled")) == (2, 0)
+    assert (turns.counter("refused"), turns.counter("internal_errors")) == (1 + (not busy and not bug), bug)
+    assert ("internal error" in replies["b"].reason) == ("Traceback" in caplog.text) == bug
     with turns.store.transaction(write=False) as tx:
         assert list(tx.keys("actors")) == [b"a"]
 
@@ -98,26 +130,25 @@ def test_a_thousand_who_wait_for_tickets_cost_one_attempt_a_turn(tmp_path: Path)
     turns.ask(("first", tickets("first", 4)))
     turns.ask(*((f"a{i}", tickets(f"a{i}")) for i in range(1000)))
     turns.service.asked.clear()
-    assert turns.ask(("p", Message("status"))).keys() == {"p"}
+    assert turns.ask(("p", STATUS)).keys() == {"p"}
     assert turns.service.asked == {"status": 1, "tickets": 1}
-    answered = turns.ask(("l", Message("published", 1, {"version": 1})))
+    answered = turns.ask(("l", encode_request(Published(1), 1)))
     assert answered.keys() == {"l", "a0", "a1", "a2", "a3"}
     turns.now += PATIENCE_S
-    assert Counter(reply.kind for reply in turns.ask().values()) == {"nothing": 996}
+    assert Counter(reply.kind for reply in turns.ask().values()) == {NOTHING: 996}
     turns.service.asked.clear()
-    turns.ask(("p", Message("status")))
+    turns.ask(("p", STATUS))
     assert turns.service.asked == {"status": 1}
     turns.store.close()
 
 
 def test_scorers_of_different_kinds_do_not_wait_for_each_other(turns: Turns) -> None:
-    def lease(worker: str, kind: str) -> Message:
-        body = {"worker": worker, "incarnation": "1", "serves": [kind], "trajectories": 1, "tokens": 100}
-        return Message("lease", 1, body)
+    def lease(worker: str, kind: str) -> list[Buffer]:
+        return encode_request(LeaseTrajectories(worker, "1", [kind], 1, 100), 1)
 
     assert not turns.ask(("p", lease("p", "prm")), ("q", lease("q", "prm")), ("r", lease("r", "rules")))
-    ticket = read_ticket(turns.ask(("a", tickets("a")))["a"].body["tickets"][0])
+    (ticket,) = turns.ask(("a", tickets("a")))["a"].read(TICKETS)
     turns.service.asked.clear()
-    replies = turns.ask(("a", trajectory_message(make_trajectory(ticket))))
-    assert {name: reply.kind for name, reply in replies.items()} == {"a": "ok", "r": "ok"}
+    replies = turns.ask(("a", trajectory(ticket)))
+    assert {name: reply.kind for name, reply in replies.items()} == {"a": OK, "r": OK}
     assert turns.service.asked["lease"] == 2

@@ -12,65 +12,66 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
-from msgspec import structs
 
-from asyncrl.errors import AsyncrlError
-from asyncrl.replay.requests import check
-from asyncrl.types import Role, ToolCall, Turn
-from asyncrl.wire import PROTOCOL, Message, decode, encode, labels_message, trajectory_message
+from asyncrl.replay import protocol
+from asyncrl.replay.protocol import decode_request, encode_request
+from asyncrl.types import Role, RunIdentity, ToolCall, Turn
+from asyncrl.wire import PROTOCOL, Message, encode, labels_message, trajectory_message
 from tests.helpers import make_labels, make_trajectory
 
 Frames = list[bytes]
 
-WHO = {"worker": "stranger", "incarnation": "1"}
-LABELS = labels_message(make_labels("nobody"))
+RUN = RunIdentity("train")
+WHO = ("stranger", "1")
 CALLS = Turn(4, 8, Role.ASSISTANT, "stop", (ToolCall("calculator", {"expression": "1+1", "nested": [[{"a": [1]}]]}),))
-_REQUESTS = [
-    Message("tickets", 1, {**WHO, "holding": ["nobody"], "waiting": [], "want": 0}),
-    trajectory_message(make_trajectory(id="nobody", group_id="nothing"), 2),
-    trajectory_message(make_trajectory(length=400, id="nobody", group_id="nothing"), 3),
-    trajectory_message(
-        make_trajectory(
-            id="nobody",
-            group_id="nothing",
-            turns=(Turn(0, 4, Role.PROMPT), CALLS),
-            rewards={"tool": 0.5},
-            timings={"generate": 1.5},
-        ),
-        17,
+TRAJECTORIES = [
+    make_trajectory(id="nobody", group_id="nothing"),
+    make_trajectory(length=400, id="nobody", group_id="nothing"),
+    make_trajectory(
+        id="nobody",
+        group_id="nothing",
+        turns=(Turn(0, 4, Role.PROMPT), CALLS),
+        rewards={"tool": 0.5},
+        timings={"generate": 1.5},
     ),
-    Message("failed", 4, {"ticket": "nobody", "reason": "broken"}),
-    Message("lease", 5, {**WHO, "serves": ["rules", "process"], "trajectories": 0, "tokens": 4096}),
-    Message("renew", 6, {"worker": "stranger"}),
-    Message(LABELS.kind, 7, {**LABELS.body, **WHO}, LABELS.arrays),
-    Message("scoring-failed", 8, {**WHO, "id": "nobody", "reason": "nonsense"}),
-    Message("plan", 9, {"step": 10**6}),
-    Message("fetch", 10, {"table": "data", "ids": ["nobody", "no one"]}),
-    Message("published", 11, {"version": 0}),
-    Message("checkpointed", 12, {"steps": 0, "kept": 0}),
-    Message("evaluate", 13, {"version": 0}),
-    Message("evaluation", 14, {"version": 0, "wait": False}),
-    Message("status", 15, {}),
-    Message("audit", 16, {}),
-    Message("requeue", 18, {"ticket": "nobody"}),
-    Message("discard", 19, {"ticket": "nobody"}),
 ]
-_WEIGHT_REQUESTS = [
-    Message("manifest", 1, {"holds": 5, "base": ""}),
-    Message("join", 1, {"holds": 5, "backend": "gloo"}),
-    Message("chunks", 2, {"version": 1, "chunks": [[0, 0, 2048], [0, 2048, 4096]]}),
+REPLAY_REQUESTS: Sequence[Frames] = [
+    [bytes(frame) for frame in encode_request(request, number, RUN, frames)]
+    for number, (request, frames) in enumerate(
+        [
+            *((protocol.PutTrajectory(), encode(trajectory_message(each))) for each in TRAJECTORIES),
+            (protocol.PutLabels(*WHO), encode(labels_message(make_labels("nobody")))),
+            *(
+                (request, ())
+                for request in (
+                    protocol.GetTickets(*WHO, ["nobody"], [], 0),
+                    protocol.FailEpisode("nobody", "broken"),
+                    protocol.LeaseTrajectories(*WHO, ["rules", "process"], 0, 4096),
+                    protocol.RenewLease("stranger"),
+                    protocol.FailScoring(*WHO, "nobody", "nonsense"),
+                    protocol.GetPlan(10**6),
+                    protocol.Fetch("data", ["nobody", "no one"]),
+                    protocol.Published(0),
+                    protocol.Checkpointed(0, 0),
+                    protocol.Evaluate(0),
+                    protocol.GetEvaluation(0, False),
+                    protocol.GetStatus(),
+                    protocol.GetAudit(),
+                    protocol.Requeue("nobody"),
+                    protocol.Discard("nobody"),
+                )
+            ),
+        ]
+    )
 ]
-REPLAY_REQUESTS, WEIGHT_REQUESTS = (
-    [structs.replace(each, content={**each.body, "run": ["train", ""]}) for each in requests]
-    for requests in (_REQUESTS, _WEIGHT_REQUESTS)
-)
-ORDERS = {
-    "tickets": "want",
-    "lease": "trajectories",
-    "published": "version",
-    "checkpointed": "steps",
-    "evaluate": "version",
-}
+WEIGHT_REQUESTS: Sequence[Frames] = [
+    [bytes(frame) for frame in encode(Message(kind, 1, {**body, "run": [RUN.name, RUN.id]}))]
+    for kind, body in (
+        ("manifest", {"holds": 5, "base": ""}),
+        ("join", {"holds": 5, "backend": "gloo"}),
+        ("chunks", {"version": 1, "chunks": [[0, 0, 2048], [0, 2048, 4096]]}),
+    )
+]
 DEEP: Any = []
 for _ in range(990):
     DEEP = [DEEP]
@@ -119,10 +120,10 @@ BOMBS = [
 class Mutator:
     """An endless stream of damaged `requests`, the same for the same seed."""
 
-    def __init__(self, requests: Sequence[Message], seed: int) -> None:
+    def __init__(self, requests: Sequence[Frames], seed: int) -> None:
         self._random = random.Random(seed)
-        self._bases = [[bytes(frame) for frame in encode(request)] for request in requests]
-        self._kinds = [request.kind for request in requests]
+        self._bases = requests
+        self._kinds = [msgpack.unpackb(frames[0])[1] for frames in requests]
         self._ways: list[Callable[[Frames], Frames]] = [
             *(self._flip, self._flip, self._cut, self._grow, self._drop, self._double, self._swap, self._insert),
             *([self._retype] * 8 + [self._reshape] * 4),
@@ -141,8 +142,11 @@ class Mutator:
                 return frames
 
     def _position(self, frames: Frames) -> int:
-        # The header is where the structure is.
-        return 0 if self._random.random() < 0.7 else self._random.randrange(len(frames))
+        return self._header(frames) if self._random.random() < 0.7 else self._random.randrange(len(frames))
+
+    def _header(self, frames: Frames) -> int:
+        """A frame with structure: a header, or that of the trajectory or labels behind it."""
+        return self._random.randrange(min(2, len(frames)))
 
     def _flip(self, frames: Frames) -> Frames:
         index = self._position(frames)
@@ -207,7 +211,7 @@ class Mutator:
         """Arrays that lie about themselves."""
 
         def change(header: list[Any]) -> None:
-            layout = header[4]
+            layout = header[-1]
             if not layout or self._random.random() < 0.1:
                 layout.append(["a", "<f4", [1 << 39]])
                 return
@@ -224,18 +228,17 @@ class Mutator:
     def _invent(self, frames: Frames) -> Frames:
         """A message whose structure is right and whose contents are anything."""
         body = {str(self._random.choice(("id", "worker", "ids", "want", "x"))): self._random.choice(HOSTILE)}
-        arrays = [bytes(self._random.randrange(4)) for _ in range(self._random.randrange(3))]
-        layout = [[str(index), "|u1", [len(array)]] for index, array in enumerate(arrays)]
-        kind, sequence = self._random.choice([*self._kinds, "invented"]), self._random.randrange(100)
-        # Packed as a stranger would: the codec encodes no such bodies.
-        return [msgpack.packb([PROTOCOL, kind, sequence, body, layout]), *arrays]
+        extra = [bytes(self._random.randrange(4)) for _ in range(self._random.randrange(3))]
+        kind = self._random.choice([*self._kinds, "invented"])
+        return [msgpack.packb([PROTOCOL, kind, self._random.randrange(100), body, []]), *extra]
 
     def _rewrite(self, frames: Frames, change: Callable[[list[Any]], Any]) -> Frames:
-        """Change the header where it can still be read."""
+        """Change a header where it can still be read."""
+        index = self._header(frames)
         try:
-            header = msgpack.unpackb(frames[0])
+            header = msgpack.unpackb(frames[index])
             change(header)
-            frames[0] = msgpack.packb(header)
+            frames[index] = msgpack.packb(header)
         except (ValueError, TypeError, IndexError, AttributeError, KeyError, msgpack.UnpackException):
             return self._noise(frames)
         return frames
@@ -253,11 +256,11 @@ class Mutator:
 
 def is_order(frames: Frames) -> bool:
     """Whether this is a valid request that changes what others get."""
-    if not any(kind.encode() in frames[0] for kind in ORDERS):
-        return False
-    try:
-        message = decode(frames)
-        check(message.kind, message.body)
-    except AsyncrlError:
-        return False
-    return message.kind in ORDERS and bool(message.body[ORDERS[message.kind]])
+    match decode_request(frames).request:
+        case protocol.GetTickets(want=amount) | protocol.LeaseTrajectories(trajectories=amount):
+            return bool(amount)
+        case protocol.Published(version=amount) | protocol.Evaluate(version=amount):
+            return bool(amount)
+        case protocol.Checkpointed(steps=steps):
+            return bool(steps)
+    return False

@@ -8,19 +8,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import zmq
 import zmq.asyncio
 
-from asyncrl import wire
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import UnavailableError, WireError
 from asyncrl.network.keys import ClientKeys, add_client
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.report import COUNTERS
+from asyncrl.replay.counters import COUNTERS
+from asyncrl.replay.protocol import decode_reply
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
+from asyncrl.wire import PROTOCOL
 from tests.helpers import GENEROUS_S, make_task, make_trajectory, until
 from tests.network.support import client_of, made, peer, strangers
 from tests.security import published
@@ -70,7 +72,7 @@ def test_a_stranger_gets_nothing_from_the_replay_while_a_client_is_served(
             stranger.tickets([], 1)
         after = client.status()
         stranger.close()
-        seen = until(lambda: client.status()["strangers"] > before["strangers"])
+        seen = until(lambda: client.status()["failed_handshakes"] > before["failed_handshakes"])
         assert seen
         assert [after[name] for name in COUNTERS] == [before[name] for name in COUNTERS]
         ticket = client.tickets([], 1)[0]
@@ -130,22 +132,22 @@ def test_a_peer_that_sends_more_than_the_limit_is_cut_off_and_the_others_go_on(f
         with peer(target.endpoint, None) as modest:
             modest.send(b"x" * (1 << 20))
             assert modest.poll(1000 * GENEROUS_S)
-            assert wire.decode(modest.recv_multipart()).kind == "refused"
+            assert decode_reply(modest.recv_multipart()).kind == "refused"
         assert asked(target, "status")["refused"] == 1
 
 
-def test_a_client_of_another_version_is_told_both_versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_refuse_another_version_naming_both(folder: Path) -> None:
+    strange = [msgspec.msgpack.encode([99, "status", 1, {}, []])]
+    reason = f"protocol 99, this side speaks {PROTOCOL}"
     with replay(folder / "open") as target:
-        spoken = wire.PROTOCOL
-        monkeypatch.setattr(wire, "PROTOCOL", 99)
-        monkeypatch.setattr(wire, "READABLE", (99,))
-        client = ReplayClient(target.endpoint, "a", "1", give_up_s=GENEROUS_S)
-        with pytest.raises(WireError, match=rf"protocol {spoken}, this side speaks 99"):
-            client.status()
-        client.close()
-        monkeypatch.undo()
+        with peer(target.endpoint, None) as other:
+            other.send_multipart(strange)
+            assert other.poll(1000 * GENEROUS_S)
+            assert reason in decode_reply(other.recv_multipart()).reason
         assert asked(target, "status")["refused"] == 1
-        assert f"protocol 99, this side speaks {spoken}" in target.log
+        assert reason in target.log
+    with pytest.raises(WireError, match=reason):
+        decode_reply(strange)
 
 
 def test_a_replay_that_others_can_reach_does_not_start_without_keys(folder: Path, keys: Path) -> None:

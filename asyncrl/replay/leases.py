@@ -1,7 +1,8 @@
-"""Leases by worker: who asks within `lease_s` keeps what it holds; who falls silent, or starts anew, loses it.
+"""Leases by worker: a worker that asks within `lease_s` keeps what it holds; one that is silent or restarts loses it.
 
-Times are of a monotonic clock and live in memory, so that neither a jumping clock nor a restart takes work away: after
-a restart every worker has a fresh lease. Who asks but finishes nothing for LONGEST_LEASES leases is as good as silent.
+Times are of a monotonic clock and live in memory, so that neither a jumping clock nor a restart of the replay takes
+work away: after a restart every worker has a fresh lease. A worker that asks but finishes nothing for LONGEST_LEASES
+leases counts as silent.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from asyncrl.replay.store import Transaction
 LONGEST_LEASES = 20
 
 
-class Workers:
-    """Who of one kind ("actors", "scorers") was heard of, and when. `clock` gives seconds."""
+class WorkerLeases:
+    """The leases of the workers of one kind ("actors", "scorers"). `clock` gives seconds."""
 
     def __init__(self, table: str, lease_s: float, clock: Callable[[], float]) -> None:
         self._table = table
@@ -23,16 +24,15 @@ class Workers:
         self._seen: dict[str, float] = {}
         self._worked: dict[str, float] = {}
 
-    def adopt(self, tx: Transaction) -> None:
-        """Give everyone whom the store knows a fresh lease."""
-        now = self._clock()
-        self._seen = {key.decode(): now for key, _ in tx.items(self._table)}
+    def resume(self, tx: Transaction) -> None:
+        """Give every worker in the store a fresh lease."""
+        self._seen = dict.fromkeys((key.decode() for key in tx.keys(self._table)), self._clock())
         self._worked = dict(self._seen)
 
-    def seen(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """Renew a worker's lease. True where it is a new incarnation: what the older one held is lost to it."""
+    def renew(self, tx: Transaction, worker: str, incarnation: str) -> bool:
+        """Renew a worker's lease. True for a new incarnation, which has lost what the older one held."""
         self._seen[worker] = self._worked[worker] = self._clock()
-        if tx.get(self._table, worker) == incarnation:
+        if tx.get(self._table, worker, str) == incarnation:
             return False
         tx.put(self._table, worker, incarnation)
         return True
@@ -49,7 +49,7 @@ class Workers:
             self._worked[worker] = self._clock()
 
     def expire(self, tx: Transaction) -> list[str]:
-        """Workers that were silent for too long; they are forgotten, and what they hold must go to others."""
+        """Forget the workers that were silent for too long, and return them: what they hold must go to others."""
         horizon = self._clock() - self._lease_s
         silent = [worker for worker, when in self._seen.items() if when < horizon]
         for worker in silent:
@@ -58,7 +58,7 @@ class Workers:
         return silent
 
     def silence(self) -> dict[str, float]:
-        """For how many seconds each of them was not heard."""
+        """Seconds since each worker's last request."""
         now = self._clock()
         return {worker: now - when for worker, when in self._seen.items()}
 

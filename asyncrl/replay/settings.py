@@ -1,4 +1,4 @@
-"""What the replay is told at its start."""
+"""The settings of one shard of the replay."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.filters import Filters
-from asyncrl.replay.records import Group
-from asyncrl.replay.samplers import Fifo, Sampler
+from asyncrl.replay.records import GroupRecord
+from asyncrl.replay.sampling import Fifo, Filters, Sampler
 from asyncrl.types import Task
 
 
-def rules_alone(data_source: str) -> tuple[str, ...]:
+def rules_only(data_source: str) -> tuple[str, ...]:
     """The kinds of scores that a task needs where there are only rules."""
     return ("rules",)
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules of one shard.
+class ReplaySettings:
+    """`batch_size` is this shard's part of a batch, in trajectories; `publish_every` is in learner steps.
 
-    `batch_size` is this shard's part of a batch, in trajectories; `publish_every` is in learner steps. A store of more
-    than `high_water_bytes` stops new groups until some of it is released. With `greedy_sibling` the first member of
-    every group is sampled greedily. `needs` gives the kinds of scores that a task of a data source passes through.
-    `keep_steps` is for how many trained steps trajectories are kept; infinity keeps them all. Above `full_bytes` of
-    trajectories none is taken, so that labels, plans and releases still find room. An actor may hold a ticket for
-    `longest_episode_s`. At most `max_letters` dead letters are kept, of at most `max_letter_bytes` with their episodes.
-    A trajectory may have `max_tokens`, whose ids are below `vocabulary`, if that is known.
+    - A store of more than `high_water_bytes` stops new groups until some of it is released. Above `full_bytes` of
+      trajectories none is taken, so that labels, plans and releases still find room.
+    - With `greedy_sibling` the first member of every group is sampled greedily.
+    - `needs` gives the kinds of scores that a task of a data source passes through.
+    - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps them all.
+    - An actor may hold a ticket for `longest_episode_s`.
+    - At most `max_dead_letters` are kept, and with their episodes at most `max_dead_letter_bytes`.
+    - A trajectory may have `max_tokens`. Its token ids are below `vocabulary`, if that is known.
     """
 
     admission: Admission
@@ -42,15 +42,15 @@ class Rules:
     temperature: float
     high_water_bytes: int
     greedy_sibling: bool = False
-    needs: Callable[[str], tuple[str, ...]] = rules_alone
+    needs: Callable[[str], tuple[str, ...]] = rules_only
     filters: Filters = field(default_factory=Filters)
     sampler: Sampler = field(default_factory=Fifo)
     reissue_evicted: bool = False
     keep_steps: float = 0
     full_bytes: float = math.inf
     longest_episode_s: float = math.inf
-    max_letters: float = math.inf
-    max_letter_bytes: float = math.inf
+    max_dead_letters: float = math.inf
+    max_dead_letter_bytes: float = math.inf
     vocabulary: int | None = None
     max_tokens: float = math.inf
     seed: int = 0
@@ -58,14 +58,14 @@ class Rules:
     shards: int = 1
 
     def pinned(self) -> dict[str, int]:
-        """What may not change while a store lasts: its rows, groups and ids are told by these."""
+        """What may not change while a store lasts: its rows, groups and ids depend on these."""
         counts = {"tasks": len(self.feed.tasks), "held_out": len(self.held_out)}
         return {**counts, "group_size": self.group_size, "shard": self.shard, "shards": self.shards}
 
-    def task(self, group: Group) -> Task:
+    def task(self, group: GroupRecord) -> Task:
         return self.feed.tasks[group.row] if group.training else self.held_out[group.row]
 
-    def temperature_of(self, group: Group, member: int) -> float:
+    def temperature_of(self, group: GroupRecord, member: int) -> float:
         greedy = not group.training or (self.greedy_sibling and member == 0)
         return 0.0 if greedy else self.temperature
 

@@ -1,8 +1,8 @@
-"""Slowing down while everything fails: a fleet whose tool is broken would else burn through tasks at full speed.
+"""Slows tickets down while everything fails: a fleet whose tool is broken would otherwise use up tasks at full speed.
 
-Episodes and their scorings are watched apart, since episodes may end well while none of them can be scored. Once the
+Episodes and their scorings are counted apart, since episodes may end well while none of them can be scored. Once the
 last STREAK of either have failed, tickets are issued one at a time, at intervals that double from FIRST_S to LONGEST_S.
-The first success of that kind ends it.
+The first success of that kind ends the slowdown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHOWN_CHARACTERS = 300
 EPISODES, SCORINGS = "episodes", "scorings of episodes"
 
 
-class Failing:
+class FailureBackoff:
     """Counts failures in a row of each kind. `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -53,7 +53,7 @@ class Failing:
         return min(want, int(self._clock() >= self._next))
 
     def issued(self) -> None:
-        """Tickets were issued, as many as were allowed or fewer."""
+        """A ticket was issued that was allowed."""
         if self._interval_s:
             self._next = self._clock() + self._interval_s
             self._interval_s = min(LONGEST_S, 2 * self._interval_s)

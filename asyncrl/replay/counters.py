@@ -1,0 +1,70 @@
+"""What the replay counts: counters and depths for people, and an audit for tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from asyncrl.errors import StoreError
+from asyncrl.replay.records import LIVE, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.store import Transaction
+from asyncrl.types import BatchPlan
+
+COUNTERS = (
+    *("version", "committed", "accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead", "late"),
+    *("duplicates", "failures", "scoring_failures", "late_labels", "tickets_redelivered", "leases_redelivered"),
+    *("groups_reissued", "plans_skipped", "tasks_passed_over", "tokens_thrown_away", "damaged", "refused"),
+    *("internal_errors", "dead_letters_dropped"),
+)
+DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "dead", "again")
+
+
+def status(tx: Transaction, settings: ReplaySettings) -> dict[str, int]:
+    """Counters, depths, bytes and bounds."""
+    return {
+        **counters(tx),
+        "store_bytes": tx.live_bytes(),
+        "dead_letter_bytes": tx.counter("dead_letter_bytes"),
+        "high_water_bytes": settings.high_water_bytes,
+        "capacity": settings.admission.capacity(tx.counter("version")),
+    }
+
+
+def counters(tx: Transaction) -> dict[str, int]:
+    """Every counter, those of filters by their reasons, and the depths of the tables."""
+    return {
+        **{name: tx.counter(name) for name in COUNTERS},
+        **tx.counters("filtered/"),
+        **{f"depth_{table}": tx.count(table) for table in DEPTHS},
+    }
+
+
+def audit(tx: Transaction, uses: int) -> dict[str, Any]:
+    """Every trajectory ever accepted for training, by state; `lost` are live ones without readable data,
+    `trained_twice` counts how often ids are in more than `uses` plans, `largest_lag` is that of any planned trajectory.
+    Plans that were skipped do not count."""
+    states: Counter[str] = Counter()
+    lost = 0
+    for key, record in tx.items("facts", TrajectoryRecord):
+        if record.state is TrajectoryState.EVALUATED or record.group.startswith("e"):
+            continue
+        states[record.state.value] += 1
+        lost += record.state in LIVE and not _readable(tx, key.decode())
+    plans = [plan for _, plan in tx.items("plans", BatchPlan) if not plan.skipped]
+    planned = Counter(name for plan in plans for name in plan.ids)
+    lags = [plan.version - TrajectoryRecord.of(tx, name).oldest for plan in plans for name in plan.ids]
+    return {
+        "states": dict(states),
+        "lost": lost + tx.counter("accepted") - states.total(),
+        "trained_twice": sum(max(0, times - uses) for times in planned.values()),
+        "planned": len(planned),
+        "largest_lag": max(lags, default=0),
+    }
+
+
+def _readable(tx: Transaction, trajectory: str) -> bool:
+    try:
+        return tx.get_bytes("data", trajectory) is not None
+    except StoreError:
+        return False

@@ -1,0 +1,48 @@
+"""Dead letters: attempts that were given up, with the reason and, where there is one, the episode."""
+
+from __future__ import annotations
+
+from asyncrl.errors import RefusedError
+from asyncrl.replay.records import DeadLetter, forget
+from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.store import Transaction
+
+
+class DeadLetters:
+    """Keeps dead letters within the bounds of the settings, each call within the caller's transaction."""
+
+    def __init__(self, settings: ReplaySettings) -> None:
+        self._max_count = settings.max_dead_letters
+        self._max_bytes = settings.max_dead_letter_bytes
+
+    def add(self, tx: Transaction, ticket: str, letter: DeadLetter) -> None:
+        """Keep a dead letter, with its episode if that is stored; where there are too many, the oldest are dropped."""
+        letter.order = tx.append("burials", ticket)
+        letter.size = len(letter.reason) + tx.size("data", ticket) + tx.size("labels", ticket)
+        letter.save(tx, ticket)
+        tx.add("dead_letter_bytes", letter.size)
+        while tx.count("dead") > self._max_count or tx.counter("dead_letter_bytes") > self._max_bytes:
+            oldest = tx.first("burials", str)
+            if oldest is None:
+                return
+            self.discard(tx, oldest[1])
+            tx.add("dead_letters_dropped")
+
+    def get(self, tx: Transaction, ticket: str) -> DeadLetter:
+        """Raises RefusedError: there is no such dead letter."""
+        letter = DeadLetter.load(tx, ticket)
+        if letter is None:
+            raise RefusedError(f"there is no dead letter {ticket}; `asyncrl replay dead-letters` lists them")
+        return letter
+
+    def discard(self, tx: Transaction, ticket: str) -> None:
+        """Forget a dead letter and its episode. Raises RefusedError: there is no such dead letter."""
+        self.remove(tx, ticket)
+        forget(tx, ticket)
+
+    def remove(self, tx: Transaction, ticket: str) -> None:
+        """Forget that an attempt was given up, but keep its episode. Raises RefusedError as `get` does."""
+        letter = self.get(tx, ticket)
+        tx.delete("dead", ticket)
+        tx.delete("burials", letter.order)
+        tx.add("dead_letter_bytes", -letter.size)

@@ -1,0 +1,71 @@
+"""Evaluations: the held-out tasks, run once for a policy version. They take no part in admission and training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from asyncrl.replay.records import EvaluationRecord, GroupRecord
+from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.store import Transaction
+from asyncrl.types import Purpose, Trajectory
+
+
+def start(
+    tx: Transaction,
+    settings: ReplaySettings,
+    version: int,
+    open_group: Callable[[Transaction, str, GroupRecord], None],
+) -> None:
+    """Open one group of one member for each held-out task of this shard; a second call does nothing."""
+    if EvaluationRecord.load(tx, version) is not None:
+        return
+    rows = range(settings.shard, len(settings.held_out), settings.shards)
+    EvaluationRecord(len(rows)).save(tx, version)
+    for row in rows:
+        open_group(tx, f"e{version}-{row:06d}", GroupRecord(row, Purpose.EVAL, version, [0], [False]))
+
+
+def count_episode(tx: Transaction, version: int, trajectory: Trajectory) -> None:
+    """Count by which versions an episode of the evaluation of `version` was sampled."""
+    evaluation = EvaluationRecord.of(tx, version)
+    evaluation.tokens += trajectory.sampled_tokens
+    evaluation.newer_tokens += int(np.count_nonzero(trajectory.versions > version))
+    evaluation.newest = max(evaluation.newest, trajectory.newest_version)
+    evaluation.save(tx, version)
+
+
+def count_task(tx: Transaction, version: int, outcome: float, reward: float) -> None:
+    """Count one held-out task as done."""
+    evaluation = EvaluationRecord.of(tx, version)
+    evaluation.outcome += outcome
+    evaluation.reward += reward
+    evaluation.done += 1
+    evaluation.save(tx, version)
+
+
+def count_failure(tx: Transaction, version: int) -> None:
+    """Count one held-out task as failed: it has no score and no weight."""
+    evaluation = EvaluationRecord.of(tx, version)
+    evaluation.failed += 1
+    evaluation.done += 1
+    evaluation.save(tx, version)
+
+
+def result(tx: Transaction, version: int) -> dict[str, Any] | None:
+    """The result of a complete evaluation; None before."""
+    evaluation = EvaluationRecord.load(tx, version)
+    if evaluation is None or evaluation.done < evaluation.total:
+        return None
+    scored = evaluation.done - evaluation.failed
+    return {
+        "accuracy": evaluation.outcome / scored if scored else float("nan"),
+        "mean_reward": evaluation.reward / scored if scored else float("nan"),
+        "count": scored,
+        "failed": evaluation.failed,
+        "tokens": evaluation.tokens,
+        "newer_tokens": evaluation.newer_tokens,
+        "newest_version": evaluation.newest,
+    }

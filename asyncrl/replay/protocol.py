@@ -1,0 +1,347 @@
+"""The replay's protocol: one struct a request, which client and server share, and raw frames beside it.
+
+A message is a header frame in msgpack, `[PROTOCOL, kind, sequence, body, run]`, and raw frames behind it: trajectories
+and labels as `wire` encodes them. The header of a request has the request's kind, its struct as body, and the run of
+whoever asks. The header of a reply has one of REPLIES as kind. `sequence` pairs a reply with its request.
+
+A struct is checked once, where it is decoded: an object that exists holds what its fields say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.msgpack import Decoder
+
+from asyncrl.errors import WireError
+from asyncrl.text import cut
+from asyncrl.types import BatchPlan, RunIdentity, Task, Ticket
+from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CHARS, PROTOCOL, Buffer, pack
+
+T = TypeVar("T")
+
+OK, NOTHING, BUSY, REFUSED = REPLIES = ("ok", "nothing", "busy", "refused")
+"""What became of a request: done; nothing to give yet; to be sent again later; refused. The body of the last two is
+the reason."""
+MAX_FRAMES = 8192
+MAX_FETCH = 16
+
+Name = Annotated[str, Meta(min_length=1, max_length=120)]
+"""An id or a worker's name. In UTF-8 it has at most 480 bytes, so that it fits into a key of the store."""
+Names = Annotated[list[Name], Meta(max_length=1 << 16)]
+Whole = Annotated[int, Meta(ge=0, le=1 << 62)]
+Version = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Reason = Annotated[str, Meta(max_length=2 * MAX_REASON_CHARS)]
+
+
+class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all requests. Anybody may ask a `question`; everything else must come from the run that is served.
+    With `frames` the request has raw frames, else it has none."""
+
+    kind: ClassVar[str]
+    question: ClassVar[bool] = False
+    frames: ClassVar[bool] = False
+
+    def queue(self) -> Hashable:
+        """What the request waits for: where there is nothing for one request, there is nothing for its equals."""
+        return self
+
+
+class WorkerRequest(ReplayRequest, frozen=True):
+    """A request of one worker. `incarnation` tells one start of the worker from the next."""
+
+    worker: Name
+    incarnation: Name
+
+
+class GetTickets(WorkerRequest, frozen=True):
+    """Up to `want` tickets for an actor that holds `holding`; the episodes of those in `waiting` do not run now."""
+
+    kind = "tickets"
+    holding: Names
+    waiting: Names
+    want: Whole
+
+    def queue(self) -> Hashable:
+        return self.kind
+
+
+class PutTrajectory(ReplayRequest, frozen=True):
+    """Store the trajectory in the frames."""
+
+    kind = "trajectory"
+    frames = True
+
+
+class FailEpisode(ReplayRequest, frozen=True):
+    """Give the episode of a ticket up."""
+
+    kind = "failed"
+    ticket: Name
+    reason: Reason
+
+
+class LeaseTrajectories(WorkerRequest, frozen=True):
+    """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens."""
+
+    kind = "lease"
+    serves: Annotated[list[Name], Meta(max_length=64)]
+    trajectories: Whole
+    tokens: Whole
+
+    def queue(self) -> Hashable:
+        return self.kind, *self.serves
+
+
+class RenewLease(ReplayRequest, frozen=True):
+    """Keep what a scorer leased for another while."""
+
+    kind = "renew"
+    worker: Name
+
+
+class PutLabels(WorkerRequest, frozen=True):
+    """Store the labels in the frames."""
+
+    kind = "labels"
+    frames = True
+
+
+class FailScoring(WorkerRequest, frozen=True):
+    """Give the scoring of a leased trajectory up for now."""
+
+    kind = "scoring-failed"
+    id: Name
+    reason: Reason
+
+
+class GetPlan(ReplayRequest, frozen=True):
+    """The batch plan of a learner step."""
+
+    kind = "plan"
+    step: Whole
+
+
+class Fetch(ReplayRequest, frozen=True):
+    """The stored frames of trajectories or of their labels."""
+
+    kind = "fetch"
+    table: Literal["data", "labels"]
+    ids: Annotated[list[Name], Meta(max_length=MAX_FETCH)]
+
+
+class Published(ReplayRequest, frozen=True):
+    """The learner has published a policy version."""
+
+    kind = "published"
+    version: Version
+
+
+class Checkpointed(ReplayRequest, frozen=True):
+    """A checkpoint covers the first `steps` steps; every checkpoint that is kept covers the first `kept`."""
+
+    kind = "checkpointed"
+    steps: Whole
+    kept: Whole
+
+
+class Evaluate(ReplayRequest, frozen=True):
+    """Run the held-out tasks with `version` or newer."""
+
+    kind = "evaluate"
+    version: Version
+
+
+class GetEvaluation(ReplayRequest, frozen=True):
+    """The result of an evaluation; with `wait` the reply may take until it is complete."""
+
+    kind = "evaluation"
+    version: Version
+    wait: bool
+
+
+class GetStatus(ReplayRequest, frozen=True):
+    """Counters and depths."""
+
+    kind = "status"
+    question = True
+
+
+class GetAudit(ReplayRequest, frozen=True):
+    """Every accepted trajectory by state."""
+
+    kind = "audit"
+    question = True
+
+
+class Requeue(ReplayRequest, frozen=True):
+    """Put a dead letter back."""
+
+    kind = "requeue"
+    ticket: Name
+
+
+class Discard(ReplayRequest, frozen=True):
+    """Forget a dead letter."""
+
+    kind = "discard"
+    ticket: Name
+
+
+class SkipPlan(ReplayRequest, frozen=True):
+    """Have a recorded step train nothing."""
+
+    kind = "skip-plan"
+    step: Whole
+    reason: Annotated[str, Meta(pattern=r"\S", max_length=2 * MAX_REASON_CHARS)]
+
+
+class LeasedTask(Struct, frozen=True):
+    """What a reply says of one leased trajectory; its frame follows, and with `partial` that of its labels so far."""
+
+    task: Task
+    kinds: tuple[str, ...]
+    final: bool
+    partial: bool
+
+
+class _Header(Struct, frozen=True, array_like=True):
+    protocol: int
+    kind: str
+    sequence: int
+    body: msgspec.Raw
+    run: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as it arrived. `request` is a WireError with the reason where the message is malformed; `kind` and
+    `sequence` are empty where the header is."""
+
+    kind: str
+    sequence: int
+    request: ReplayRequest | WireError
+    run: RunIdentity | None = None
+    frames: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply as it arrived: `kind` is one of REPLIES, and `read` decodes the body."""
+
+    kind: str
+    sequence: int
+    body: msgspec.Raw
+    frames: Sequence[Buffer]
+
+    def read(self, decoder: Decoder[T]) -> T:
+        """The body as `decoder` types it. Raises WireError: it is something else."""
+        return _decoded(decoder, self.body)
+
+    @property
+    def reason(self) -> str:
+        """Why the request was refused or must wait."""
+        return self.read(TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the service answers: a body that msgspec encodes, and raw frames."""
+
+    body: Any = None
+    frames: Sequence[Buffer] = ()
+
+
+NUMBER, TEXT = Decoder(int), Decoder(str)
+VALUES, RESULT = Decoder(dict[str, Any]), Decoder(dict[str, Any] | None)
+TICKETS, PLAN, LEASES = Decoder(list[Ticket]), Decoder(BatchPlan), Decoder(list[LeasedTask])
+_HEADER = Decoder(_Header)
+_RUN = Decoder(RunIdentity | None)
+_REQUESTS = {
+    each.kind: (each, Decoder(each))
+    for base in (ReplayRequest, WorkerRequest)
+    for each in base.__subclasses__()
+    if each is not WorkerRequest
+}
+KINDS = tuple(_REQUESTS)
+
+
+def encode_request(
+    request: ReplayRequest, sequence: int, run: RunIdentity | None = None, frames: Sequence[Buffer] = ()
+) -> list[Buffer]:
+    """The frames of a request. Raises WireError: a value has no encoding, or the header is too large."""
+    return [_header(request.kind, sequence, request, run, MAX_HEADER_BYTES), *frames]
+
+
+def encode_reply(kind: str, sequence: int, reply: Reply) -> list[Buffer]:
+    """The frames of a reply. Raises WireError: a value has no encoding, or the header is too large."""
+    return [_header(kind, sequence, reply.body, None, MAX_LARGE_HEADER_BYTES), *reply.frames]
+
+
+def encode_reason(kind: str, sequence: int, reason: str) -> list[Buffer]:
+    """The frames of a reply that is BUSY or REFUSED; a long reason is cut."""
+    return encode_reply(kind, sequence, Reply(cut(reason, MAX_REASON_CHARS)))
+
+
+def decode_request(frames: Sequence[Buffer]) -> Call:
+    """The request in `frames`; one that is malformed says why."""
+    try:
+        header = _read_header(frames, MAX_HEADER_BYTES)
+    except WireError as error:
+        return Call("", 0, error)
+    try:
+        request = _read_request(header, len(frames) - 1)
+        return Call(header.kind, header.sequence, request, _decoded(_RUN, header.run), frames[1:])
+    except WireError as error:
+        return Call(header.kind, header.sequence, WireError(f"malformed request {header.kind!r:.50}: {error}"))
+
+
+def decode_reply(frames: Sequence[Buffer]) -> Answer:
+    """The reply in `frames`. Raises WireError: it is malformed."""
+    header = _read_header(frames, MAX_LARGE_HEADER_BYTES)
+    if header.kind not in REPLIES:
+        raise WireError(f"a reply of kind {header.kind!r:.50} is not known; known are {', '.join(REPLIES)}")
+    return Answer(header.kind, header.sequence, header.body, frames[1:])
+
+
+def _header(kind: str, sequence: int, body: Any, run: RunIdentity | None, max_bytes: int) -> bytes:
+    header = pack((PROTOCOL, kind, sequence, body, run), f"a message {kind}")
+    if len(header) > max_bytes:
+        raise WireError(f"a message {kind} cannot be sent: its header has {len(header)} bytes of at most {max_bytes}")
+    return header
+
+
+def _read_header(frames: Sequence[Buffer], max_bytes: int) -> _Header:
+    if not 0 < len(frames) <= MAX_FRAMES:
+        raise WireError(f"a message has 1 to {MAX_FRAMES} frames, not {len(frames)}")
+    if len(frames[0]) > max_bytes:
+        raise WireError(f"the header has {len(frames[0])} bytes; at most {max_bytes} are taken")
+    try:
+        header = _decoded(_HEADER, frames[0])
+    except WireError as error:
+        raise WireError(f"the header cannot be read: {error}") from error
+    if header.protocol != PROTOCOL:
+        raise WireError(
+            f"the message speaks protocol {header.protocol}, this side speaks {PROTOCOL}; use one asyncrl version"
+        )
+    return header
+
+
+def _read_request(header: _Header, frames: int) -> ReplayRequest:
+    if header.kind not in _REQUESTS:
+        raise WireError(f"no such request; known are {', '.join(KINDS)}")
+    kind, decoder = _REQUESTS[header.kind]
+    if frames and not kind.frames:
+        raise WireError(f"it has no frames, but {frames} came")
+    return _decoded(decoder, header.body)
+
+
+def _decoded(decoder: Decoder[T], packed: Buffer | msgspec.Raw) -> T:
+    try:
+        return decoder.decode(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(str(error)) from error

@@ -1,0 +1,203 @@
+"""Tickets out to actors, trajectories in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from asyncrl.errors import BusyError, RefusedError
+from asyncrl.replay import evaluation
+from asyncrl.replay.backoff import EPISODES, FailureBackoff
+from asyncrl.replay.groups import EVALUATION, TRAINING, OpenGroups, pending_queue
+from asyncrl.replay.labelling import Labelling
+from asyncrl.replay.leases import WorkerLeases
+from asyncrl.replay.protocol import GetTickets
+from asyncrl.replay.records import GroupRecord, TicketRecord, TrajectoryRecord
+from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.store import Transaction
+from asyncrl.types import Purpose, Ticket, Trajectory
+from asyncrl.wire import TASKS_BYTES, task_bytes
+
+TICKETS_A_REPLY = 256
+
+
+class TicketQueue:
+    """The replay's part towards actors, each call within the caller's transaction."""
+
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        groups: OpenGroups,
+        labelling: Labelling,
+        actors: WorkerLeases,
+        backoff: FailureBackoff,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._groups = groups
+        self._labelling = labelling
+        self._actors = actors
+        self._backoff = backoff
+        self._clock = clock
+        self._given: dict[str, float] = {}
+
+    def resume(self, tx: Transaction) -> None:
+        """Go on after a restart: every actor has a fresh lease, and every ticket its full time."""
+        self._actors.resume(tx)
+        now = self._clock()
+        self._given = {name: now for worker in tx.keys("held") for name in tx.members("held", worker)}
+
+    def give(self, tx: Transaction, request: GetTickets) -> list[Ticket]:
+        """Up to as many tickets as the actor wants; renews its lease.
+
+        Tickets that it holds by the store but not by its own words come first: their reply was lost. Evaluations come
+        next, but half of the actor's slots are for training as long as there is any. While everything fails, new
+        tickets are few. Where tasks are so large that a reply has no room for all, the rest comes with the next.
+        """
+        now = self._clock()
+        self._given |= {name: now for name in request.waiting if name in self._given}
+        if self._actors.renew(tx, request.worker, request.incarnation):
+            self._take_back(tx, request.worker)
+        issued: list[Ticket] = []
+        room = TASKS_BYTES
+        for ticket in self._choose(tx, request, min(request.want, TICKETS_A_REPLY)):
+            issued.append(ticket)
+            room -= task_bytes(ticket.task)
+            if room <= 0:
+                break
+        return issued
+
+    def _choose(self, tx: Transaction, request: GetTickets, want: int) -> Iterator[Ticket]:
+        lost = sorted(set(tx.members("held", request.worker)).difference(request.holding))[:want]
+        for name in lost:
+            yield self._ticket(tx, name)
+        slots, evaluations = (
+            len(request.holding) + want,
+            sum(pending_queue(name) == EVALUATION for name in (*request.holding, *lost)),
+        )
+        for _ in range(self._backoff.allowed(want - len(lost))):
+            ticket = self._issue(tx, request.worker, evaluations_last=2 * evaluations >= slots)
+            if ticket is None:
+                return
+            evaluations += ticket.purpose is Purpose.EVAL
+            self._backoff.issued()
+            yield ticket
+
+    def _issue(self, tx: Transaction, worker: str, evaluations_last: bool) -> Ticket | None:
+        queues = (TRAINING, EVALUATION) if evaluations_last else (EVALUATION, TRAINING)
+        found = (self._next_of(tx, queue, worker) for queue in queues)
+        return next((ticket for ticket in found if ticket is not None), None)
+
+    def _next_of(self, tx: Transaction, queue: str, worker: str) -> Ticket | None:
+        while True:
+            first = tx.first("pending", str, queue)
+            if first is None:
+                if queue == EVALUATION or not self._groups.open_if_admitted(tx):
+                    return None
+                continue
+            order, name = first
+            tx.delete("pending", order)
+            record = TicketRecord.load(tx, name)
+            # A ticket that was withdrawn and offered anew is in the queue twice: the second time a worker holds it.
+            if record is not None and not record.worker:
+                record.worker = worker
+                record.save(tx, name)
+                tx.add_member("held", worker, name)
+                self._given[name] = self._clock()
+                return self._ticket(tx, name)
+
+    def _ticket(self, tx: Transaction, name: str) -> Ticket:
+        record = TicketRecord.of(tx, name)
+        group = GroupRecord.of(tx, record.group)
+        oldest = max(0, self._settings.oldest_allowed(tx.counter("version")))
+        return Ticket(
+            id=name,
+            task=self._settings.task(group),
+            group_id=record.group,
+            member=record.member,
+            purpose=group.purpose,
+            temperature=self._settings.temperature_of(group, record.member),
+            min_version=oldest if group.training else group.version,
+        )
+
+    def _take_back(self, tx: Transaction, worker: str) -> None:
+        for name in tx.members("held", worker):
+            record = TicketRecord.of(tx, name)
+            record.worker = ""
+            record.save(tx, name)
+            tx.remove_member("held", worker, name)
+            self._given.pop(name, None)
+            tx.append("pending", name, pending_queue(name), urgent=True)
+            tx.add("tickets_redelivered")
+
+    def expire(self, tx: Transaction) -> None:
+        """Give the tickets of silent actors to others; fail those that were held for too long."""
+        for worker in self._actors.expire(tx):
+            self._take_back(tx, worker)
+        horizon = self._clock() - self._settings.longest_episode_s
+        for name in [name for name, when in self._given.items() if when < horizon]:
+            del self._given[name]
+            if TicketRecord.load(tx, name) is not None:
+                self.fail(tx, name, "its actor held it for longer than actor.episode_timeout_s")
+
+    def put(self, tx: Transaction, trajectory: Trajectory, frames: bytes) -> str:
+        """Take a trajectory; `frames` is its joined encoding. Returns stored, duplicate, or late: its ticket has ended,
+        so it is counted and not kept. Raises RefusedError: it does not fit its ticket; BusyError: there is no room."""
+        name = trajectory.id
+        if TrajectoryRecord.load(tx, name) is not None:
+            tx.add("duplicates")
+            return "duplicate"
+        ticket = TicketRecord.load(tx, name)
+        group = None if ticket is None else GroupRecord.load(tx, ticket.group)
+        if ticket is None or group is None:
+            tx.add("late")
+            tx.add("tokens_thrown_away", trajectory.sampled_tokens)
+            return "late"
+        if (trajectory.group_id, trajectory.member) != (ticket.group, ticket.member):
+            raise RefusedError(
+                f"{name} says that it is member {trajectory.member} of {trajectory.group_id}; "
+                f"its ticket is for member {ticket.member} of {ticket.group}"
+            )
+        self._check(tx, trajectory)
+        if tx.table_bytes("data") > self._settings.full_bytes:
+            raise BusyError("the store is full until the learner releases what it has trained; see replay.max_store_gb")
+        record = TrajectoryRecord(
+            ticket.group,
+            ticket.member,
+            len(trajectory),
+            trajectory.sampled_tokens,
+            trajectory.oldest_version,
+        )
+        self._backoff.succeeded(EPISODES)
+        tx.put_bytes("data", name, frames)
+        self._labelling.offer(tx, name, record, group, urgent=not group.training)
+        tx.add("accepted" if group.training else "accepted_evaluations")
+        if not group.training:
+            evaluation.count_episode(tx, group.version, trajectory)
+        self._groups.withdraw(tx, name)
+        self._given.pop(name, None)
+        return "stored"
+
+    def _check(self, tx: Transaction, trajectory: Trajectory) -> None:
+        """Raises RefusedError: the learner could not train it, and would fail on its plan for ever."""
+        settings, name, newest = self._settings, trajectory.id, trajectory.newest_version
+        if len(trajectory) > settings.max_tokens:
+            raise RefusedError(
+                f"{name} has {len(trajectory)} tokens; actor.max_tokens allows {settings.max_tokens:.0f}"
+            )
+        if settings.vocabulary is not None and (largest := int(trajectory.tokens.max())) >= settings.vocabulary:
+            raise RefusedError(
+                f"{name} has the token id {largest}, but the policy's embedding has {settings.vocabulary} rows: "
+                "the tokenizer of its actor is not the policy's"
+            )
+        # Engines serve a version before the learner has reported it to the replay, and no newer one.
+        if newest > tx.counter("version") + 1:
+            raise RefusedError(f"{name} was sampled by version {newest}, the newest is {tx.counter('version')}")
+
+    def fail(self, tx: Transaction, ticket: str, reason: str) -> None:
+        """An actor gives an episode up."""
+        record = TicketRecord.load(tx, ticket)
+        if record is None:
+            tx.add("late")
+            return
+        self._groups.withdraw(tx, ticket)
+        self._groups.fail_member(tx, record.group, record.member, reason)
