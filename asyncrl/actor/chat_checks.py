@@ -1,18 +1,26 @@
-"""What the start finds out about the model's chat template, so that no episode has to.
+"""What an actor finds out about the model's chat template when it starts, so that no episode fails for it later.
 
-Each tool is tried alone, with its schema: a call of it and a result. Of the data, one row for every order of roles is
-rendered: what templates refuse is an order, such as a system message first, or two users in a row.
+* Each tool is tried alone, with its schema: a call of it and a result.
+* The data are tried with one row for every order of roles: a template refuses an order, such as a system message first.
+* Short conversations show whether the template rewrites the history. An episode records what was sampled, with suffixes
+  in between. Some templates render a conversation differently once it goes on: they drop thoughts before a later
+  question, move the list of tools, or open the turn with a prompt that the history lacks. A policy that is deployed
+  through such a template sees other contexts than it was trained in.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.history import rewritings
-from asyncrl.actor.template import QUESTION, result
+from asyncrl.actor.template import QUESTION, TOOL, Messages, answer, calling, result
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.types import Task
@@ -20,6 +28,36 @@ from asyncrl.types import Task
 log = logging.getLogger(__name__)
 
 Function = Mapping[str, Any]
+
+_SYSTEM = {"role": "system", "content": "instruction"}
+_AGAIN = {"role": "user", "content": "another question"}
+_ANSWER = answer("answer")
+_THOUGHT = "<think>\nthought\n</think>\n\n"
+_ONE, _TWO = {"mark": "one"}, {"mark": "two"}
+
+CONVERSATIONS: Mapping[str, tuple[Messages, Messages]] = {
+    "a later question": ([QUESTION, _ANSWER, _AGAIN, _ANSWER], []),
+    "a system message and tools": ([_SYSTEM, QUESTION, _ANSWER, _AGAIN, _ANSWER], [TOOL]),
+    "text before a call": ([QUESTION, calling([_ONE], content="text"), result("15"), _ANSWER], [TOOL]),
+    "several calls at once": ([QUESTION, calling([_ONE, _TWO]), result("15"), result("16"), _ANSWER], [TOOL]),
+    "calls one after another": (
+        [QUESTION, calling([_ONE]), result("15"), calling([_TWO]), result("16"), _ANSWER],
+        [TOOL],
+    ),
+    "a question behind a result": (
+        [QUESTION, calling([_ONE]), result("15"), _ANSWER, _AGAIN, _ANSWER],
+        [TOOL],
+    ),
+    "thoughts": ([QUESTION, answer(_THOUGHT + "answer"), _AGAIN, _ANSWER], []),
+    "thoughts before a call": ([QUESTION, calling([_ONE], content=_THOUGHT), result("15"), _ANSWER], [TOOL]),
+}
+"""The conversations that are tried: messages and tools of each."""
+
+_CONSEQUENCES = {
+    "sampled": "episodes go on from what was sampled, whereas a policy deployed through this template sees its "
+    "rendering; actor.history=template begins a new branch instead",
+    "template": "episodes begin a new branch there",
+}
 
 
 def open_chat(config: TrainConfig) -> Chat:
@@ -37,7 +75,7 @@ def open_chat(config: TrainConfig) -> Chat:
 def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
     """Raises ConfigError: the template cannot show one of the tools, a call of it or its result."""
     for name, function in functions.items():
-        shown = [as_tool(function)]
+        shown = [_as_tool(function)]
         try:
             chat.prompt([QUESTION], shown)
             chat.suffix([result("", name)], shown)
@@ -49,9 +87,9 @@ def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
 
 
 def check_tasks(chat: Chat, path: str, rows: Mapping[int, Task], functions: Mapping[str, Function]) -> None:
-    """Raises ConfigError: the template refuses one of the `rows` of the file `path`, with the tools that it offers."""
+    """Raises ConfigError: the template refuses one of the `rows` of the file `path`, with the tools of that row."""
     for row, task in rows.items():
-        tools = [as_tool(function) for function in (task.tools or functions.values())]
+        tools = [_as_tool(function) for function in (task.tools or functions.values())]
         try:
             chat.prompt(task.messages, tools)
         except RefusedError as error:
@@ -62,29 +100,69 @@ def check_tasks(chat: Chat, path: str, rows: Mapping[int, Task], functions: Mapp
             ) from error
 
 
-def as_tool(function: Function) -> Mapping[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """A conversation of `CONVERSATIONS` that the template rewrites: its name, and what is recorded and rendered around
+    the point where both begin to differ."""
+
+    name: str
+    recorded: str
+    rendered: str
+
+
+def rewritings(chat: Chat) -> list[Rewriting]:
+    """What the template rewrites. Conversations that it refuses are left out."""
+    found = []
+    for name, (messages, tools) in CONVERSATIONS.items():
+        try:
+            tokens = _recorded(chat, messages, tools)
+            if not chat.renders(tokens, messages, tools):
+                both = chat.text(tokens), chat.text(chat.rendered(messages, tools))
+                found.append(Rewriting(name, *_first_difference(*both)))
+        except RefusedError:
+            continue
+    return found
+
+
+def report_rewritings(chat: Chat, history: str) -> None:
+    """Log once what the template rewrites, and what `actor.history` makes of it."""
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for each in rewritings(chat):
+        alike[each.recorded, each.rendered].append(each.name)
+    if alike:
+        log.warning(
+            "the model's chat template rewrites the history (docs/agents.md): %s. It rewrites %s",
+            _CONSEQUENCES[history],
+            "; ".join(
+                f"{', '.join(names)}: recorded {recorded!r}, rendered {rendered!r}"
+                for (recorded, rendered), names in alike.items()
+            ),
+        )
+
+
+def _as_tool(function: Function) -> Function:
     """A function object as templates take it."""
     return {"type": "function", "function": function.get("function", function)}
 
 
-def report_rewritings(chat: Chat, history: str) -> Sequence[str]:
-    """Log once what the template rewrites, and what `actor.history` makes of it. Returns the kinds of conversations."""
-    found = rewritings(chat)
-    alike: dict[tuple[str, str], list[str]] = {}
-    for each in found:
-        alike.setdefault((each.recorded, each.rendered), []).append(each.what)
-    if found:
-        consequence = {
-            "sampled": "episodes go on from what was sampled, whereas a policy deployed through this template sees its "
-            "rendering; actor.history=template begins a new branch instead",
-            "template": "episodes begin a new branch there",
-        }[history]
-        log.warning(
-            "the model's chat template rewrites what was said before (docs/agents.md): %s. It rewrites %s",
-            consequence,
-            "; ".join(
-                f"{', '.join(kinds)}: recorded {recorded!r}, rendered {rendered!r}"
-                for (recorded, rendered), kinds in alike.items()
-            ),
-        )
-    return [each.what for each in found]
+def _recorded(chat: Chat, messages: Messages, tools: Messages) -> NDArray[np.int32]:
+    """The tokens of an episode in which the policy writes the assistant turns of `messages` as the template would.
+
+    Raises RefusedError: the template does not take the messages.
+    """
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    tokens = [chat.prompt(messages[: turns[0]], tools)]
+    for turn, following in zip(turns, [*turns[1:], len(messages)], strict=True):
+        sampled = chat.encode(chat.written(messages[: turn + 1], tools))
+        tokens.append(sampled)
+        if turn + 1 < len(messages):
+            tokens.append(chat.suffix(messages[turn + 1 : following], tools, int(sampled[-1])))
+    return np.concatenate(tokens)
+
+
+def _first_difference(recorded: str, rendered: str) -> tuple[str, str]:
+    """Both texts around the first character in which they differ."""
+    shorter = min(len(recorded), len(rendered))
+    first = next((index for index in range(shorter) if recorded[index] != rendered[index]), shorter)
+    start = max(0, first - 30)
+    return recorded[start : first + 30], rendered[start : first + 30]

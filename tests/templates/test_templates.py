@@ -12,10 +12,10 @@ import pytest
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.messages import read_request
+from asyncrl.actor.chat_checks import CONVERSATIONS, rewritings
 from asyncrl.actor.contents import OWN_MARKS
 from asyncrl.actor.conversation import Conversation
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.history import CONVERSATIONS, rewritings
 from asyncrl.actor.recorder import EpisodeLimits, Recorder
 from asyncrl.errors import RefusedError
 from asyncrl.types import Role
@@ -176,7 +176,7 @@ def test_what_is_recorded_is_the_templates_own_rendering_or_listed(name: str, wh
 
 @NAMES
 def test_what_a_template_rewrites_is_found_at_the_start(name: str):
-    found_out = {each.what for each in rewritings(chat_of(name))}
+    found_out = {each.name for each in rewritings(chat_of(name))}
     assert found_out == REWRITTEN.get(name, set())
 
 
