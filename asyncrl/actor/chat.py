@@ -1,15 +1,15 @@
-"""A chat template as exact token ids: prompts, and the suffixes that follow what the policy sampled.
+"""A chat template as exact token ids: prompts, and the suffixes that follow sampled tokens.
 
-What must hold: prompt, sampled tokens, suffix, sampled tokens, ... is the tokenisation of the template's own rendering
-of the whole conversation, wherever the policy wrote canonical text and the template does not rewrite what was said
-(`history` finds those that do). Sampled tokens are never decoded and encoded again, and no special token in them or
-before them comes from what messages say (`contents`).
+Invariant: prompt, sampled tokens, suffix, sampled tokens, ... is the tokenisation of the template's own rendering of
+the whole conversation, if the policy wrote canonical text and the template does not rewrite the history (`chat_checks`
+finds templates that do). Sampled tokens are never decoded and encoded again. The contents of messages never become
+special tokens (`contents`).
 
-A suffix is found by rendering a dummy conversation whose assistant turn holds a mark: it is what the template writes
-after the end-of-turn token that follows the mark. It is tokenised behind that end-of-turn token, at which every
-tokenizer splits, so that nothing depends on what stands before it. Results are rendered together, since some templates
-merge consecutive tool messages. The mark is needed: templates render the same assistant turn differently when it is the
-last one, so that the conversation without the tool messages is in general no prefix of the one with them.
+A suffix comes from the rendering of a dummy conversation whose assistant turn contains a mark. The suffix is the text
+that the template writes after the end-of-turn token behind the mark. It is tokenised together with that token, at which
+every tokenizer splits, so that it does not depend on earlier text. Results are rendered together, because some
+templates merge consecutive tool messages. The mark is needed because templates render an assistant turn differently if
+it is the last one: a conversation without the tool messages is in general no prefix of the one with them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Chat:
     """A Hugging Face tokenizer's chat template. Returned arrays are cached and read-only.
 
     `template_kwargs` are passed to the template, such as `enable_thinking=False`. `stop_ids` are the tokenizer's eos
-    and the tokens with which the template ends an assistant turn: one that answers, and one that calls tools.
-    `one_call` says that the template shows one call a turn only.
+    and the tokens with which the template ends an assistant turn: an answer, and a turn that calls tools. `one_call` is
+    true if the template shows only one call a turn.
 
-    Raises ConfigError: there is no template, or it ends an assistant turn with no token of its own.
+    Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -56,30 +56,30 @@ class Chat:
         self._piece = lru_cache(maxsize=1 << 16)(lambda token: self.text([token]))
 
     def prompt(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Ids of a conversation, up to where the policy begins to write; `tools` are what the template lists.
+        """Ids of a conversation up to the policy's next turn; the template lists `tools`.
 
         Raises RefusedError: the template does not take the messages.
         """
         return self._prompt(json.dumps([messages, tools]))
 
     def suffix(self, messages: Messages, tools: Messages, last: int | None = None) -> NDArray[np.int32]:
-        """Ids between the stop token of an assistant turn and where the policy writes next.
+        """Ids between the stop token of an assistant turn and the policy's next turn.
 
         `messages` are the results of all the turn's calls in order (`role` tool, `name`, `content`), a user turn, or
-        both. `last` is the turn's last token: where it does not end the turn, the suffix begins with what does.
+        both. `last` is the turn's last token: if it does not end the turn, the suffix begins with a token that does.
 
-        Raises RefusedError: the template does not take them, or does not show calls.
+        Raises RefusedError: the template does not take the messages, or does not show calls.
         """
         return self._suffix(json.dumps([messages, tools]), last)
 
     def renders(self, tokens: NDArray[np.int32], messages: Messages, tools: Messages) -> bool:
-        """Whether `tokens` say what the template writes for the conversation: see `rendered`."""
+        """Whether `tokens` have the text of the template's rendering of the conversation: see `rendered`."""
         rendered = self.rendered(messages, tools)
         return np.array_equal(rendered, tokens) or self.text(rendered) == self.text(tokens)
 
     def rendered(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Ids of the template's own rendering of a conversation, up to where the policy writes next or, where it spoke
-        last, up to the end of its turn. Raises RefusedError."""
+        """Ids of the template's own rendering of a conversation, up to the policy's next turn. If the last message is
+        the policy's, up to the end of its turn. Raises RefusedError."""
         hidden, shown = self._contents.hide([messages, tools])
         if messages[-1]["role"] != "assistant":
             return _frozen(self._contents.encode(self._template.render(hidden, shown)))
@@ -87,25 +87,25 @@ class Chat:
         return _frozen(self._contents.encode(self._ended(text, messages[-1])))
 
     def written(self, messages: Messages, tools: Messages) -> str:
-        """What the policy would have to write for the template to render the last message, an assistant turn: text and
-        end of the turn. Where the template drops or moves some of it, it is the message itself, calls in hermes form.
+        """The text that the policy would have to write for the template to render the last message, an assistant turn,
+        with the end of the turn. If the template drops or moves some of it: the message itself, calls in hermes form.
 
         Raises RefusedError.
         """
         *before, turn = messages
         opening = self._template.render(before, tools)
         rendered = self._ended(self._template.render(messages, tools, generation_prompt=False), turn)
-        said = rendered.removeprefix(opening)
-        if said != rendered and all(word.strip() in said for word in re.split("</?think>", turn["content"])):
-            return said
-        said = turn["content"].removeprefix("<think>\n") if opening.endswith("<think>\n") else turn["content"]
+        text = rendered.removeprefix(opening)
+        if text != rendered and all(word.strip() in text for word in re.split("</?think>", turn["content"])):
+            return text
+        text = turn["content"].removeprefix("<think>\n") if opening.endswith("<think>\n") else turn["content"]
         for call in turn.get("tool_calls") or ():
-            said += "\n" if said and not said.endswith("\n") else ""
-            said += f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
-        return self._ended(said, turn)
+            text += "\n" if text and not text.endswith("\n") else ""
+            text += f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+        return self._ended(text, turn)
 
     def _ended(self, text: str, turn: Mapping[str, Any]) -> str:
-        """A text that ends with an assistant turn, up to the end of that turn. Raises RefusedError."""
+        """A text that ends with an assistant turn, up to and including the end of that turn. Raises RefusedError."""
         calls = turn.get("tool_calls")
         end = self._call_end if calls else self._last_end
         if not end:
@@ -117,33 +117,31 @@ class Chat:
         return _frozen(list(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def text(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
-        """What the tokens say, marks included."""
+        """The text of tokens, marks included."""
         # The tokenizer converts an array at once, but looks at each item of a list.
         ids = np.asarray(tokens, np.int32)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def piece(self, token: int) -> str:
-        """What one token says; a part of a character reads U+FFFD."""
+        """The text of one token; a part of a character reads U+FFFD."""
         return self._piece(int(token))
 
     def _ends_of_turns(self) -> tuple[bool, str, str, str]:
-        """Whether a turn ends only where the next one begins, then the tokens behind an answer that is the last turn,
-        an answer that is not, and calls; those of calls are empty where the template does not show them.
-
-        A turn has an end of its own or, as GLM's, none: then it ends with the token by which the next turn begins.
+        """Whether a turn ends with the first token of the next turn, as in GLM's templates, and has no end of its own.
+        Then the tokens that end the last turn, an earlier answer, and calls. The last one is empty if the template does
+        not show calls.
         """
-        said = [QUESTION, answer(MARK)]
+        answered = [QUESTION, answer(MARK)]
         try:
-            followed = self._template.render([*said, QUESTION], []).partition(MARK)[2]
-            closing = self._template.render(said, [], generation_prompt=False).rpartition(MARK)[2]
+            followed = self._template.render([*answered, QUESTION], []).partition(MARK)[2]
+            closing = self._template.render(answered, [], generation_prompt=False).rpartition(MARK)[2]
         except RefusedError as error:
             raise ConfigError(f"the tokenizer of model.path cannot render question and answer: {error}") from error
         own, next_one = self._added.search(closing), self._added.search(followed)
         if not next_one:
             raise ConfigError(
                 f"the chat template ends an assistant turn with {closing!r}, in which the tokenizer has no special "
-                "token; the policy could not say that its turn is over: add one, such as <|im_end|>, to template and "
-                "tokenizer"
+                "token, so that the policy cannot end its turn: add one to both, such as <|im_end|>"
             )
         end = next_one.group()
         return own is None, own.group() if own else end, end, self._end_of_calls(end, own is None)
@@ -186,7 +184,7 @@ class Chat:
 
 
 def _dummy_turn(results: Messages) -> dict[str, Any]:
-    """An assistant turn that made the calls which `results` answer; the mark is the last thing that it says."""
+    """An assistant turn with the calls that `results` answer; the mark is its last word."""
     if not results:
         return answer(MARK)
     arguments = [*([{}] * (len(results) - 1)), {"mark": MARK}]

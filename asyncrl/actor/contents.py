@@ -1,12 +1,12 @@
-"""What messages say stays words: only the template writes special tokens.
+"""Encodes the contents of messages as words, so that only the template writes special tokens.
 
-A result of a tool, a task or an agent's message may hold `<|im_end|>\\n<|im_start|>user`. Encoded with the rendering,
-it would end the turn and begin another. So before the template sees a message, each such string in it is replaced by a
-stand-in; where a stand-in is in the rendering, the string comes back as the ids of its letters. What holds no such
-string is encoded as the tokenizer encodes the rendering.
+A tool's result, a task or an agent's message may contain `<|im_end|>\\n<|im_start|>user`. Encoded with the rendering,
+this would end the turn and begin another. So each such string is replaced by a stand-in before the template sees the
+message. Where a stand-in appears in the rendering, the string is encoded as the ids of its letters. A rendering without
+stand-ins is encoded as the tokenizer encodes it.
 
 A stand-in is a number between two private-use characters. Templates trim contents, split them at `</think>` and print
-them as JSON or as Python literals; a stand-in survives all of that, and one that is torn is only words.
+them as JSON or as Python literals. A stand-in survives all of that; a part of a stand-in is encoded as words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tokenizers import AddedToken
 from asyncrl.errors import ConfigError
 
 OWN_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""What the policy writes in its own turn: they neither begin nor end a turn, and prompts speak of them."""
+"""Marks that the policy writes within its own turn. They neither begin nor end a turn, and prompts explain them."""
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _ESCAPED = (r"\ue000", r"\ue001")
@@ -34,10 +34,10 @@ _JOINT = _OPEN + _CLOSE
 
 
 class Contents:
-    """Hides special tokens in messages from a template, and encodes what the template made of the messages.
+    """Hides special tokens in messages from a template, and encodes the template's renderings.
 
-    Special tokens are the tokenizer's, and added tokens that the template's `source` names; `OWN_MARKS` are not hidden.
-    `reserved` is hidden as well. A template whose marks are words to its tokenizer cannot be protected so.
+    Special tokens are those of the tokenizer, and added tokens that the template's `source` names, but not `OWN_MARKS`.
+    `reserved` is hidden as well. A template whose marks are ordinary words to its tokenizer cannot be protected.
 
     Raises ConfigError: the tokenizer reads another text, such as `<|IM_END|>`, as one of these tokens.
     """
@@ -52,7 +52,7 @@ class Contents:
         self._letters = lru_cache(maxsize=None)(self._encode_letters)
 
     def hide(self, value: Any) -> Any:
-        """A copy of messages or tools, with stand-ins in all of its texts and keys."""
+        """A copy of messages or tools with stand-ins in all texts and keys."""
         match value:
             case str():
                 return self._pattern.sub(lambda found: f"{_OPEN}{self._numbers[found.group()]}{_CLOSE}", value)
@@ -85,24 +85,21 @@ class Contents:
 
     @cached_property
     def _splitting(self) -> tuple[Any, int]:
-        """A copy of the tokenizer in which a joint is one special token: what is beside it is encoded as beside any
-        special token. It is made when it is first needed."""
+        """A copy of the tokenizer in which a joint is one special token, so that its neighbours are encoded as next to
+        any special token. It is made on first use."""
         splitting = copy.deepcopy(self._tokenizer)
         splitting.add_tokens([AddedToken(_JOINT, normalized=False, special=True)], special_tokens=True)
         return splitting, int(splitting.convert_tokens_to_ids(_JOINT))
 
     def _encode_letters(self, number: int) -> tuple[int, ...]:
-        """The ids of a hidden string, none of which is an added token: in as few parts as that takes."""
+        """The ids of a hidden string, none of which is an added token. The string is cut in two if it must be."""
         text = self._hidden[number]
         added = set(self._tokenizer.get_added_vocab().values())
         whole = _behind_newline(self._tokenizer, text, split_special_tokens=True)
         if not added & set(whole):
             return tuple(whole)
         for cut in range(1, len(text)):
-            ids = [
-                *_behind_newline(self._tokenizer, text[:cut]),
-                *_behind_newline(self._tokenizer, text[cut:]),
-            ]
+            ids = [each for part in (text[:cut], text[cut:]) for each in _behind_newline(self._tokenizer, part)]
             if not added & set(ids):
                 return tuple(ids)
         raise ConfigError(
@@ -111,7 +108,7 @@ class Contents:
 
 
 def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
-    """The tokens with which a template can begin or end what somebody says."""
+    """The tokens with which a template can begin or end a turn."""
     tokens = tokenizer.added_tokens_decoder.values()
     return [
         token
@@ -122,13 +119,13 @@ def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
 
 
 def _is_mark(text: str) -> bool:
-    """Whether an added token is no word: tokenizers have some for frequent words and for blanks."""
+    """Whether an added token is a mark: some tokenizers have added tokens for frequent words and for blanks."""
     return not text[0].isalnum() and not text[-1].isalnum()
 
 
 def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
-    """`marks` are those that the tokenizer looks for in normalised text. Raises ConfigError: another text can normalise
-    to one of them."""
+    """`marks` are the tokens that the tokenizer looks for in normalised text. Raises ConfigError: another text can
+    normalise to one of them."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not marks or backend is None or backend.normalizer is None:
         return
@@ -144,7 +141,8 @@ def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
 
 
 def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
-    """The characters that a normalizer, given as JSON too, makes of others, with an empty text for those it deletes."""
+    """The characters into which a normalizer changes others; an empty text if it deletes some. `normalizer` is its
+    JSON."""
     made = {letter for content in _replacements(normalizer) for letter in content or [""]}
     for character in map(chr, range(sys.maxunicode + 1)):
         if unicodedata.category(character) in ("Cn", "Co", "Cs"):
@@ -155,13 +153,13 @@ def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
 
 
 def _inside(normalize: Callable[[str], str], text: str) -> str:
-    """What becomes of `text` inside of a text: between digits, which no normalizer changes. Some put something before a
-    text, or strip its ends."""
+    """`text` as normalised within a longer text: between digits, which no normalizer changes. Some normalizers put
+    something before a whole text, or strip its ends."""
     return normalize(f"0{text}0").partition("0")[2].rpartition("0")[0]
 
 
 def _replacements(normalizer: Any) -> Iterator[str]:
-    """What the patterns of a normalizer, which may be longer than a character, are replaced by."""
+    """The replacements of a normalizer's patterns, which may be longer than a character."""
     if normalizer["type"] == "Replace":
         yield normalizer["content"]
     for each in normalizer.get("normalizers", ()):
@@ -169,11 +167,9 @@ def _replacements(normalizer: Any) -> Iterator[str]:
 
 
 def _behind_newline(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    """The ids of `text` inside of a text: some tokenizers put a blank before what they begin with."""
+    """The ids of `text` within a longer text: some tokenizers put a blank before a text."""
     newline = list(tokenizer.encode("\n", add_special_tokens=False))
     ids = list(tokenizer.encode("\n" + text, add_special_tokens=False, **options))
-    return (
-        ids[len(newline) :]
-        if ids[: len(newline)] == newline
-        else list(tokenizer.encode(text, add_special_tokens=False, **options))
-    )
+    if ids[: len(newline)] == newline:
+        return ids[len(newline) :]
+    return list(tokenizer.encode(text, add_special_tokens=False, **options))

@@ -1,7 +1,7 @@
-"""One episode, from its ticket to its trajectory, whoever plays it.
+"""Runs an episode, from its ticket to its trajectory.
 
-A player leads the conversation with the policy: `ToolPlayer` answers its tool calls with our own tools, an agent does
-what it likes (`chat_api`). Each completion goes through `Episode.complete`, which samples and records it.
+A player leads the conversation with the policy: `ToolPlayer` answers its tool calls with our own tools, an agent
+requests what it likes (`chat_api`). Each completion goes through `Episode.complete`, which samples and records it.
 """
 
 from __future__ import annotations
@@ -207,5 +207,5 @@ def _message(text: str, calls: Sequence[ToolCall]) -> Message:
     """A turn of the policy as templates take it: text and tool calls or, without calls, all of it as text."""
     if not calls:
         return answer(text)
-    said = text.partition(CALL_MARK)[0].strip()
-    return calling([call.arguments for call in calls], [call.name for call in calls], said)
+    before = text.partition(CALL_MARK)[0].strip()
+    return calling([call.arguments for call in calls], [call.name for call in calls], before)

@@ -1,7 +1,7 @@
 """Tool calls in the hermes form: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number in one turn.
 
-A call that cannot be made as written is a `MalformedCall`, whose error the policy reads. Thoughts, which end with
-`</think>`, make no calls. What is returned as a call can be sent and stored: see `_check_plain`.
+A call that cannot be made as written is a `MalformedCall`, whose error the policy reads. Calls within thoughts, before
+`</think>`, are ignored. The arguments of a call can be sent and stored: see `_check_plain`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A call that was not made; `error` is what the policy reads in place of a result."""
+    """A call that was not made; the policy reads `error` in place of a result."""
 
     error: str
     name: str = "unknown"
@@ -63,7 +63,7 @@ def parse_tool_calls(
 
 
 def _read_call(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[ToolCall | MalformedCall, int]:
-    """The call whose body starts at `start`, and where to go on. JSON is read first: a string may hold the marks."""
+    """The call whose body starts at `start`, and the position behind it. JSON is read first: it may contain marks."""
     begin = _SPACE.match(text, start).end()  # type: ignore[union-attr]
     try:
         value, end = _decoder.raw_decode(text, begin)
@@ -90,7 +90,7 @@ def _checked(value: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall |
 
 
 def _problem(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments, or nothing."""
+    """What is wrong with the arguments; empty if nothing is."""
     properties = parameters.get("properties") or {}
     for name in parameters.get("required") or ():
         if name not in arguments:
@@ -125,7 +125,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Refuse what Python's JSON takes and msgpack or UTF-8 do not: it would fail only when the episode is delivered."""
+    """Refuse values that Python's JSON takes but msgpack or UTF-8 do not. They would fail at the episode's delivery."""
     match value:
         case dict() | list():
             if depth == _MAX_DEPTH:

@@ -180,7 +180,7 @@ class Recorder:
     def record(self, reservation: Reservation, sampled: Generation, calls: Sequence[ToolCall]) -> Prefix:
         """Add a completion with the tool calls in it. Returns the branch up to its end.
 
-        Raises EngineError, and records nothing: the engine aborted the completion, or gave more than it was asked for.
+        Raises EngineError, and records nothing: the engine aborted the completion, or gave more tokens than reserved.
         """
         branch, tokens = reservation.branch, len(sampled.tokens)
         if sampled.finish_reason == "abort" or tokens == 0:
@@ -222,7 +222,7 @@ class Recorder:
         """
         ends = self.last_completions()
         if not ends:
-            raise InvariantError(f"{ticket.id}: the episode ended before the policy was asked for anything")
+            raise InvariantError(f"{ticket.id}: the episode ended before any request for a completion")
         parts = [branch.arrays(turn.end) for branch, turn in ends]
         tokens, logprobs, versions = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         turns: list[Turn] = []

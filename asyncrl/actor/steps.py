@@ -1,7 +1,7 @@
-"""Where the steps of an episode lie, in policy tokens: the spans that each get one process score.
+"""The steps of an episode: the token spans that each get one process score.
 
-Nothing is tokenised again: the tokens are read one by one. A newline is a character of its own in UTF-8, so that a
-token's own text shows its newlines even where it holds only a part of some other character.
+Nothing is tokenised again: the tokens are read one by one. A newline is one byte in UTF-8, so the text of a token shows
+its newlines even if the token contains only a part of another character.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from asyncrl.text import reason_of
 from asyncrl.types import Role, Step, Turn
 
 Split = str | Callable[[Sequence[str]], Sequence[int]]
-"""`turn`, `paragraph`, `line`, or a function of yours. It gets the texts of a turn's tokens, without the stop token,
-and returns the indices of those with which a step begins; the first always does. A token that is a part of a character
-reads U+FFFD."""
+"""`turn`, `paragraph`, `line`, or a function of yours. The function gets the texts of a turn's tokens, without the stop
+token, and returns the indices of the tokens that begin a step; the first token always does. A part of a character reads
+U+FFFD."""
 
 _NEWLINES = {"line": 1, "paragraph": 2}
 """Newlines with only blanks between them that end a step."""
 
 
 def find_split(name: str) -> Split:
-    """What `actor.step_split` names. Raises ConfigError: it is neither a way to split nor a function."""
+    """The split that `actor.step_split` names. Raises ConfigError: there is none."""
     if name in ("turn", *_NEWLINES):
         return name
-    told = f"actor.step_split={name}"
+    setting = f"actor.step_split={name}"
     if "." not in name:
-        raise ConfigError(f"{told}: use turn, {', '.join(reversed(_NEWLINES))}, or the dotted path of a function")
-    function = imported(name, told)
+        raise ConfigError(f"{setting}: use turn, {', '.join(reversed(_NEWLINES))}, or the dotted path of a function")
+    function = imported(name, setting)
     if not callable(function):
-        raise ConfigError(f"{told} is no function; it must take the texts of a turn's tokens")
+        raise ConfigError(f"{setting} is no function; it must take the texts of a turn's tokens")
     split: Split = function
     return split
 
@@ -42,11 +42,10 @@ def find_split(name: str) -> Split:
 def split_steps(
     split: Split, tokens: NDArray[np.int32], turns: Sequence[Turn], piece: Callable[[int], str]
 ) -> tuple[Step, ...]:
-    """The steps of all assistant turns: whole turns (`turn`), paragraphs (`paragraph`) or lines (`line`) of them, or
-    what a function makes of them.
+    """The steps of all assistant turns, which together cover these turns. The newlines that end a step, and the stop
+    token, belong to the step before them. `piece` returns the text of one token.
 
-    `piece` gives the text of one token. The steps of a turn cover it: the newlines that end a step, and the stop token,
-    belong to the step before them. Raises InvariantError: the function failed, or returned no such indices.
+    Raises InvariantError: the function failed, or did not return such indices.
     """
     spans = [turn for turn in turns if turn.role is Role.ASSISTANT]
     if split == "turn":

@@ -1,8 +1,8 @@
-"""A tokenizer's chat template: messages to text, in the form that this template takes.
+"""A tokenizer's chat template: it renders messages as text.
 
-Templates differ in what they accept. Some want the arguments of a call as JSON text, some take one call a turn, some
-want an id of nine letters with each call, some know no system message. What can be adapted is adapted here; what a
-template refuses is a RefusedError that says why.
+Templates accept different messages. Some want the arguments of a call as JSON text, some show one call a turn, some
+want an id of nine letters with each call, some have no system message. `Template` adapts messages where it can; where
+it cannot, it raises a RefusedError with the template's reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asyncrl.errors import ConfigError, RefusedError
 Messages = Sequence[Mapping[str, Any]]
 
 MARK = "asyncrlmark"
-"""A word that stands for what the policy writes, where a rendering is searched for it."""
+"""A word in place of the policy's text, which is looked for in a rendering."""
 
 QUESTION = {"role": "user", "content": "question"}
 TOOL = {
@@ -28,16 +28,16 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"mark": {"type": "string"}}, "required": ["mark"]},
     },
 }
-"""What is shown to a template that is tried out."""
+"""A tool that is shown to a template to try it."""
 
 
 def answer(text: str) -> dict[str, Any]:
-    """An assistant turn that only says something."""
+    """An assistant turn that calls no tool."""
     return {"role": "assistant", "content": text}
 
 
 def calling(arguments: Sequence[Mapping[str, Any]], names: Sequence[str] = (), content: str = "") -> dict[str, Any]:
-    """An assistant turn with one call for each of `arguments`; they call `TOOL` unless `names` says otherwise."""
+    """An assistant turn with one call for each of `arguments`, of the tools `names` or else of `TOOL`."""
     functions = [
         {"name": name, "arguments": dict(each)}
         for name, each in zip(names or [TOOL["function"]["name"]] * len(arguments), arguments, strict=True)  # type: ignore[index]
@@ -59,11 +59,11 @@ def call_id(number: int) -> str:
 
 
 class Template:
-    """The chat template of a Hugging Face tokenizer, or its templates where it has one for tools.
+    """The chat template of a Hugging Face tokenizer, or its templates if it has another one for tools.
 
-    `source` is what they are written in. `one_call` says that it shows one call a turn only.
+    `source` is their text. `one_call` is true if the template shows only one call a turn.
 
-    Raises ConfigError: there is none.
+    Raises ConfigError: there is no template.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:

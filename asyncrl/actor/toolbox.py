@@ -1,7 +1,7 @@
-"""The tools of an actor, and those that one episode holds open.
+"""The tools of an actor, and the tools that one episode has open.
 
-A refusal or a malformed call becomes a text that the policy reads. Any other exception of a tool, or a call that takes
-too long, is tried again, then ToolError ends the episode. Every tool that was opened is released exactly once.
+The policy reads the text of a refusal or of a malformed call as its result. If a tool raises anything else, or takes
+too long, the call is tried again; then ToolError ends the episode. Every open tool is released exactly once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ToolLimits:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """Since the start: calls that the policy made, of them malformed and refused ones; tries in which a tool failed."""
+    """Since the start: the policy's calls, malformed and refused ones among them; tries in which a tool failed."""
 
     calls: int = 0
     malformed: int = 0
@@ -46,12 +46,11 @@ class ToolCounts:
 
 
 class Toolbox:
-    """The tools on offer, by the name that the policy calls them."""
+    """The tools on offer, by the names that the policy uses."""
 
     def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits) -> None:
         self._classes = classes
-        self.names = tuple(classes)
-        self.limits = limits
+        self._limits = limits
         self.counts = ToolCounts()
 
     @property
@@ -61,18 +60,18 @@ class Toolbox:
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenTools]:
-        """The tools of one episode: all on offer or, where the task brings its own schemas, those that it names.
+        """The tools of one episode: all on offer or, if the task has its own schemas, those that the schemas name.
 
         Raises ToolError: the task names a tool that is not on offer, or a tool cannot be created.
         """
         schemas = self._schemas(ticket)
         tools = {name: self._classes[name](ticket.id) for name in schemas}
         try:
-            opened = OpenTools(tools, schemas, self.limits, self.counts)
+            opened = OpenTools(tools, schemas, self._limits, self.counts)
             await opened.create(ticket.task.tools_kwargs)
             yield opened
         finally:
-            await _to_the_end(_release_all(tools, self.limits.timeout_s))
+            await _to_the_end(_release_all(tools, self._limits.timeout_s))
 
     def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
         if not ticket.task.tools:
@@ -84,7 +83,7 @@ class Toolbox:
 
 
 class OpenTools:
-    """The tools that one episode holds. `functions` maps a name to its function object; `shown` is for the template."""
+    """The tools of one episode. `functions` maps a name to its function object; `shown` is for the template."""
 
     def __init__(
         self,
@@ -101,14 +100,14 @@ class OpenTools:
         self._used: set[str] = set()
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
-        """Prepare each tool with its own entry; verl's form, with the entry under `create_kwargs`, is taken as well."""
+        """Prepare each tool with its own entry, which may be under `create_kwargs`, as in verl's data."""
         for name, tool in self._tools.items():
             kwargs = tools_kwargs.get(name) or {}
             kwargs = kwargs.get("create_kwargs", kwargs) or {}
             await self._within_limits(name, "create", partial(tool.create, **kwargs))
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[str]:
-        """The texts that answer the calls, in their order; the calls run at the same time. Raises ToolError."""
+        """The results of the calls, in their order. The calls run at the same time. Raises ToolError."""
         self._counts.calls += len(calls)
         answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
         for answer in answers:
@@ -117,7 +116,7 @@ class OpenTools:
         return [cut(answer, self._limits.max_chars) for answer in answers if isinstance(answer, str)]
 
     async def rewards(self) -> dict[str, float]:
-        """The environment's rewards, of the tools that were used. Raises ToolError."""
+        """The rewards of the tools that were used. Raises ToolError."""
         rewards = {}
         for name in sorted(self._used):
             reward = float(await self._within_limits(name, "reward", self._tools[name].reward))

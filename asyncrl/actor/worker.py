@@ -1,8 +1,8 @@
-"""One actor: turns tickets into trajectories, many at once, and delivers them.
+"""The rollout worker: runs the episodes of tickets, many at once, and delivers their trajectories.
 
-What must hold: a ticket's id is reported as held from its arrival until its delivery was acknowledged; every ticket
-ends as one delivered trajectory or one reported failure, or is abandoned at a stop, after which the replay gives it to
-another. A failed episode never ends the worker. Evaluation tickets run before training tickets.
+Invariants: a ticket is reported as held from its arrival until its delivery was acknowledged. Every ticket ends as one
+delivered trajectory or one reported failure; at a stop it is abandoned, and the replay gives it to another actor. A
+failed episode never ends the worker. Evaluation tickets run before training tickets.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class TicketSource(Protocol):
     """Where tickets come from; called from one thread."""
 
     def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
-        """Up to `want` tickets, waiting about a second for the first; with `want` 0 it answers at once. The call
-        renews the leases of `holding`; any other ticket that was given to this actor is given again. The time of those
-        in `waiting`, a part of `holding`, is not counted as their episodes'. It retries by itself."""
+        """Up to `want` tickets. Waits about a second for the first, or not at all if `want` is 0. Renews the leases of
+        `holding`; any other ticket of this actor is sent again. The tickets in `waiting`, which are also in `holding`,
+        wait for a policy version: this time does not count as their episodes'. Retries by itself."""
         ...
 
 
 class ResultSink(Protocol):
-    """Where episodes are delivered; called from one thread, which is not the source's. Calls retry by themselves."""
+    """Where episodes are delivered; called from one thread, but not from the source's. Calls retry by themselves."""
 
     def put(self, trajectory: Trajectory) -> object:
         """Returns once the trajectory is durable. Raises RefusedError; WireError: it cannot be sent."""
@@ -57,14 +57,15 @@ class Failure:
 
 
 class RunEpisode(Protocol):
-    """Plays a ticket's episode. It calls `begin` once the engine serves its version, and may raise anything."""
+    """Runs the episode of a ticket. It calls `begin` once the engine serves the ticket's version, and may raise
+    anything."""
 
     async def __call__(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory: ...
 
 
 class RolloutWorker:
-    """Keeps up to `concurrency` episodes running. `run_episode` is awaited once a ticket, for `limit_s` seconds at
-    most after its `begin`: a version that the engine has yet to get is not waited for on the episode's time."""
+    """Keeps up to `concurrency` episodes running. `run_episode` is awaited once a ticket, and may take `limit_s`
+    seconds after it called `begin`. Leases are renewed every `renew_s` seconds, at the latest."""
 
     def __init__(
         self,
@@ -93,18 +94,17 @@ class RolloutWorker:
 
     @property
     def active(self) -> int:
-        """Episodes at work now."""
+        """The number of running episodes."""
         return self._active
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`; running episodes are then cancelled, which releases their tools, and abandoned. No call of
-        source or sink is at work any more when it returns.
+        """Work until `stop`. Then running episodes are cancelled, which releases their tools, and abandoned. All calls
+        of source and sink have returned when this returns.
 
-        Raises what source or sink raise: without them there is no work. StoppedError is a stop.
+        Raises what source or sink raise, except StoppedError, which is a stop.
         """
-        loops = [self._take_tickets(), self._deliver()]
-        tasks = [asyncio.create_task(loop) for loop in (*loops, *(self._work() for _ in range(self._concurrency)))]
-        tasks.append(asyncio.create_task(_until(stop)))
+        work = [self._take_tickets(), self._deliver(), *(self._work() for _ in range(self._concurrency))]
+        tasks = [asyncio.create_task(each) for each in (*work, stop.wait())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -156,7 +156,7 @@ class RolloutWorker:
             return Failure(ticket.id, reason_of(error))
         except Exception as error:
             if limit.expired():
-                log.warning("episode %s was given up after %.0f s", ticket.id, self._limit_s)
+                log.warning("episode %s was stopped after %.0f s", ticket.id, self._limit_s)
                 return Failure(ticket.id, f"it took more than actor.episode_timeout_s={self._limit_s:g}")
             log.exception("episode %s failed", ticket.id)
             return Failure(ticket.id, reason_of(error))
@@ -173,7 +173,10 @@ class RolloutWorker:
                 self._metrics.refused()
                 await self._in_thread(self._sink.fail, outcome.id, f"refused: {error}")
             else:
-                self._count(outcome)
+                if isinstance(outcome, Failure):
+                    self._metrics.failed()
+                else:
+                    self._metrics.delivered(outcome)
             self._holding.discard(outcome.id)
 
     def _send(self, outcome: Trajectory | Failure) -> None:
@@ -183,15 +186,5 @@ class RolloutWorker:
             self._sink.put(outcome)
 
     async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
-        """In a thread of our own: tools may keep the shared ones busy for longer than a lease lasts."""
+        """Call in a thread of our own: tools may keep the shared threads busy for longer than a lease lasts."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
-
-    def _count(self, outcome: Trajectory | Failure) -> None:
-        if isinstance(outcome, Failure):
-            self._metrics.failed()
-        else:
-            self._metrics.delivered(outcome)
-
-
-async def _until(stop: asyncio.Event) -> None:
-    await stop.wait()

@@ -98,7 +98,7 @@ def test_limits_hold_and_every_answer_stands_once_behind_what_was_asked(acts: li
         assert {each for each in recorder.branches if each.reserved} == {each.branch for _, each in in_flight}
     assert len(set(sessions)) == len(sessions)
     if not answered:
-        with pytest.raises(InvariantError, match="before the policy was asked"):
+        with pytest.raises(InvariantError, match="before any request"):
             recorded.trajectory()
         return
     trajectory = recorded.trajectory()

@@ -1,1 +1,1 @@
-"""The door for agents from outside: they speak the chat-completions API, and become episodes."""
+"""Episodes by agents from outside, which speak the chat-completions API."""

@@ -1,7 +1,7 @@
-"""The chat-completions API as far as an agent under training may use it: requests read, answers written.
+"""The messages of the chat-completions API: reads requests, writes answers.
 
-What would bend the policy's distribution, or cannot be recorded as tokens, is refused with the reason. The temperature
-is the ticket's: one that the agent names is ignored.
+A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
+The temperature is the ticket's; a temperature in the request is ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def read_request(body: Any) -> tuple[CompletionRequest, bool]:
     """The request in a decoded body, and whether the client wants a stream. Raises RefusedError."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise RefusedError("a request must be an object with a list of messages")
-    _refuse_unable(body)
+    _refuse_unsupported(body)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise RefusedError(f"max_tokens is {limit!r}; it must be a positive integer")
@@ -32,22 +32,22 @@ def read_request(body: Any) -> tuple[CompletionRequest, bool]:
     return CompletionRequest(messages, _read_tools(body.get("tools") or []), limit), bool(body.get("stream"))
 
 
-def _refuse_unable(body: Mapping[str, Any]) -> None:
-    unable = {
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    unsupported = {
         "n": body.get("n") not in (None, 1),
         "stop": bool(body.get("stop")),
         "logit_bias": bool(body.get("logit_bias")),
         "tool_choice": body.get("tool_choice") not in (None, "auto"),
         "response_format": (body.get("response_format") or {"type": "text"}).get("type") != "text",
     }
-    for name, refused in unable.items():
+    for name, refused in unsupported.items():
         if refused:
             raise RefusedError(f"{name}={body[name]!r} would change what the policy samples; leave it out")
 
 
 def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
-    """One message in one form, whatever the client made of it; `names` maps the ids of calls so far to their tools and
-    to the ids that templates take."""
+    """A message in the form that templates take, whatever form it has. `names` maps the ids of earlier calls to their
+    tools and to the ids that templates take."""
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise RefusedError(f"a message must have a role of {', '.join(_ROLES)}, not {message!s:.100}")
     role = "system" if message["role"] == "developer" else message["role"]
@@ -84,7 +84,7 @@ def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
 
 
 def _read_tools(tools: Any) -> tuple[Message, ...]:
-    """Tools as templates take them. Raises RefusedError: the policy's calls could not be checked against one."""
+    """Tools as templates take them. Raises RefusedError: one has no schema to check the policy's calls against."""
     for tool in tools if isinstance(tools, list) else [tools]:
         match tool:
             case {"function": {"name": str(), **rest}}:
@@ -129,7 +129,7 @@ def completion_body(completion: Completion, created: int) -> dict[str, Any]:
 
 
 def as_events(body: Mapping[str, Any]) -> bytes:
-    """An answer as the stream of events that a client expects which asked for one: all of it in one piece."""
+    """An answer as a stream of events, with the whole answer in the first event."""
     choice = body["choices"][0]
     message = dict(choice["message"])
     if "tool_calls" in message:

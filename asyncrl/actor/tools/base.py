@@ -8,26 +8,26 @@ from typing import Any, ClassVar
 
 
 class ToolRefusal(Exception):  # noqa: N818 - a refusal is the policy's mistake, not an error of the system
-    """The call cannot be answered because of how the policy made it; its text is what the policy reads."""
+    """The policy made a call that cannot be answered. The policy reads the text of the exception as the result."""
 
 
 class Tool(ABC):
     """One tool in one episode. `schema` is the OpenAI function object: name, description, parameters.
 
-    An instance is made for each episode that offers the tool, with the task's `tools_kwargs` for it. `execute` may
-    raise ToolRefusal (the policy reads the text and goes on); any other exception, or taking too long, is the tool's
-    own failure: it is retried, and then the episode fails, which is never a reward of zero. Several calls of one turn
-    run at the same time, and all methods run on the event loop: what blocks belongs into `asyncio.to_thread`.
+    Each episode that offers the tool has its own instance. `execute` may raise ToolRefusal: the policy reads its text
+    and goes on. If `execute` raises anything else or takes too long, the tool itself has failed: the call is tried
+    again, and then the episode fails, which is never a reward of zero. Several calls of one turn run at the same time.
+    All methods run on the event loop: use `asyncio.to_thread` for code that blocks.
     """
 
     schema: ClassVar[Mapping[str, Any]]
 
     @classmethod
     def prepare(cls) -> None:
-        """Called when a role that uses the tool starts: warn of what this machine lacks, or raise ConfigError."""
+        """Called once when an actor starts: warn of what this machine lacks, or raise ConfigError."""
 
     def __init__(self, episode: str) -> None:
-        """`episode` is the episode's unique id: a name for a session elsewhere, or a seed."""
+        """`episode` is the episode's unique id, which may name a session elsewhere or seed a generator."""
         self.episode = episode
 
     async def create(self, **kwargs: Any) -> None:
@@ -42,4 +42,4 @@ class Tool(ABC):
         return 0.0
 
     async def release(self) -> None:
-        """Give back whatever the episode holds; called exactly once, also after a failure."""
+        """Release the episode's resources; called exactly once, also after a failure."""

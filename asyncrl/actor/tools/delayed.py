@@ -1,4 +1,4 @@
-"""Heavy-tailed delays for any tool, to measure what waiting for tools costs; `slow_calculator` is one with them."""
+"""Heavy-tailed delays for any tool, to measure the cost of waiting for tools; `slow_calculator` has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.actor.tools.calculator import Calculator
 
 
 class Delayed(Tool):
-    """Put before a tool among a class's bases. Delays are drawn from the episode's id: a run can be repeated."""
+    """A base class to put before a tool. The episode's id seeds the delays, so that a run can be repeated."""
 
     async def create(self, scale_s: float = 0.1, alpha: float = 1.5, max_s: float = 5.0, **kwargs: Any) -> None:
         """Each call sleeps scale_s * Pareto(alpha) seconds, at most max_s, which `actor.tool_timeout_s` must exceed."""
@@ -26,4 +26,4 @@ class Delayed(Tool):
 
 
 class SlowCalculator(Delayed, Calculator):
-    """To the policy it is `calculator`."""
+    """Named `calculator`, as the policy sees it."""

@@ -1,6 +1,6 @@
 """The tool `python`: runs a program in a process of its own, under limits, and answers with what it printed.
 
-An exception, a time-out or a limit that the program met is an answer, not a failure of the tool.
+An exception of the program, a timeout or an exceeded limit is an answer, not a failure of the tool.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncrl.machine import sandbox
 
 
 class PythonSandbox(Tool):
-    """Each call starts anew: no names or files are kept between calls."""
+    """Each call is a new process in a new folder: no names or files are kept between calls."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "python",

@@ -567,7 +567,7 @@ def test_an_agent_that_fails_or_asks_nothing_and_an_engine_that_fails_make_no_tr
         empty = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), finish)
         for play, error, reason in (
             (raises, AgentError, "I am lost"),
-            (silent, InvariantError, "before the policy was asked"),
+            (silent, InvariantError, "before any request"),
             (swallows, EngineError, "aborted"),
         ):
             with pytest.raises(error, match=reason):

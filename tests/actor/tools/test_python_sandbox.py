@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,12 @@ def test_nothing_of_the_actor_is_in_reach(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_each_call_has_a_folder_of_its_own_that_goes_away():
-    program = "import os; print(os.listdir()); open('a', 'w').write('x'); os.mkdir('b', 0); print(os.getcwd())"
+    # The program sees its folder at a path at which the machine may have another one.
+    file, folder = uuid.uuid4().hex, uuid.uuid4().hex
+    program = f"import os; print(os.listdir()); open('{file}', 'w'); os.mkdir('{folder}', 0); print(os.getcwd())"
     first, second = answer(program), answer(program)
     assert first.startswith("[]\n")
     assert second.startswith("[]\n")
-    assert not list(Path(first.splitlines()[1]).glob("[ab]"))
+    here = Path(first.splitlines()[1])
+    assert not (here / file).exists()
+    assert not (here / folder).exists()
