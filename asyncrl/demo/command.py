@@ -14,7 +14,7 @@ from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.demo.prepare import Prepared, prepare
-from asyncrl.demo.report import draw, summarise, table
+from asyncrl.demo.summary import draw, summarise, table
 from asyncrl.launch.local import train
 from asyncrl.machine import process
 

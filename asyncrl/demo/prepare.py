@@ -1,6 +1,6 @@
 """Everything that the demo needs before its run: tasks, policy, step scorer. Made once, then found again.
 
-A folder is named by a hash of the code and the seed that made it, and has its name only once it is whole.
+The name of the folder is a hash of the code and the seed that made it. It gets this name only when it is complete.
 """
 
 from __future__ import annotations
@@ -21,8 +21,17 @@ HELD_OUT_TASKS = 200
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """Updates of the policy and of the step scorer, and the held-out expressions on which the scorer is judged."""
+
+    warm_start: int = 180
+    step_scorer: int = 150
+    judged: int = 200
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """Where the parts lie: two Parquet files, and two model folders with their tokenizers."""
+    """The parts: two Parquet files, and two model folders with their tokenizers."""
 
     train: Path
     held_out: Path
@@ -30,19 +39,22 @@ class Prepared:
     step_scorer: Path
 
 
-def prepare(directory: Path, seed: int, progress: Callable[[str], None]) -> Prepared:
-    """Make the parts under `directory`, or find them there; `progress` is told what goes on."""
-    folder = directory / _fingerprint(seed)
+FULL_EFFORT = Effort()
+
+
+def prepare(directory: Path, seed: int, progress: Callable[[str], None], effort: Effort = FULL_EFFORT) -> Prepared:
+    """Make the parts under `directory`, or find them there. `progress` gets a line of text now and then."""
+    folder = directory / _fingerprint(seed, effort)
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             progress(f"preparing tasks, a warm-started policy and a step scorer in {folder} (once, 1 to 3 minutes)")
-            aside = directory / f".{folder.name}.partial"
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            _make(_parts(aside), seed, progress)
-            aside.rename(folder)
+            partial = directory / f".{folder.name}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            _make(_parts(partial), seed, progress, effort)
+            partial.rename(folder)
     return _parts(folder)
 
 
@@ -50,15 +62,15 @@ def _parts(folder: Path) -> Prepared:
     return Prepared(folder / "train.parquet", folder / "eval.parquet", folder / "policy", folder / "step_scorer")
 
 
-def _fingerprint(seed: int) -> str:
-    digest = hashlib.sha256(str(seed).encode())
+def _fingerprint(seed: int, effort: Effort) -> str:
+    digest = hashlib.sha256(f"{seed} {effort}".encode())
     for file in sorted(Path(__file__).parent.glob("*.*")):
-        if file.stem not in ("command", "report"):
+        if file.stem not in ("command", "summary"):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def _make(parts: Prepared, seed: int, progress: Callable[[str], None]) -> None:
+def _make(parts: Prepared, seed: int, progress: Callable[[str], None], effort: Effort) -> None:
     from asyncrl.demo.step_scorer import save_step_scorer, train_step_scorer
     from asyncrl.demo.tokenizer import build_tokenizer
     from asyncrl.demo.warm_start import warm_start
@@ -69,10 +81,10 @@ def _make(parts: Prepared, seed: int, progress: Callable[[str], None]) -> None:
     for path, split, expressions in ((parts.held_out, "eval", held_out), (parts.train, "train", training)):
         write_tasks(path, (arithmetic_task(each, split, index) for index, each in enumerate(expressions)))
     tokenizer = build_tokenizer()
-    policy = warm_start(tokenizer, seed, progress)
+    policy = warm_start(tokenizer, seed, progress, effort.warm_start)
     policy.save_pretrained(parts.model)
     tokenizer.save_pretrained(parts.model)
-    scorer, judgements = train_step_scorer(policy, tokenizer, seed, progress)
+    scorer, judgements = train_step_scorer(policy, tokenizer, seed, progress, effort.step_scorer, effort.judged)
     for source, found in judgements.items():
         progress(f"the step scorer judges {found.accuracy:.1%} of {source} steps rightly ({found.right:.1%} are right)")
     save_step_scorer(scorer, tokenizer, judgements, parts.step_scorer)

@@ -18,15 +18,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3Model
 
 from asyncrl.demo.arithmetic import Expression, distinct_expressions
-from asyncrl.demo.batches import batch
 from asyncrl.demo.gsm8k import excerpt
-from asyncrl.demo.transcripts import judged
+from asyncrl.demo.transcripts import batch, judged
 from asyncrl.demo.warm_start import descend, make_optimisers, schedule
 from asyncrl.scoring.models.value_head import HEAD_FILE
 
-STEPS = 150
 BATCH = 24
-HELD_OUT = 200
 JUDGEMENTS_FILE = "held_out.json"
 
 
@@ -44,7 +41,7 @@ class StepScorer(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Of the steps of unseen expressions: how many the scorer judges rightly, and how many are right steps."""
+    """Shares of the steps of unseen expressions: those that the scorer judges rightly, and those that are right."""
 
     accuracy: float
     right: float
@@ -55,15 +52,17 @@ def train_step_scorer(
     tokenizer: PreTrainedTokenizerFast,
     seed: int,
     progress: Callable[[str], None],
-    steps: int = STEPS,
+    steps: int,
+    held_out: int,
 ) -> tuple[StepScorer, dict[str, HeldOut]]:
-    """Train from a copy of the policy's backbone; returns the scorer and its judgements of steps by their source."""
+    """Train from a copy of the policy's backbone. Returns the scorer, and how it judges the steps of `held_out` unseen
+    expressions of each source."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     scorer = _untrained(policy)
     optimisers = make_optimisers(scorer)
     noted = excerpt()
-    sources = {"generated": distinct_expressions(HELD_OUT, random.Random(seed + 1)), "GSM8K": noted[:HELD_OUT]}
+    sources = {"generated": distinct_expressions(held_out, random.Random(seed + 1)), "GSM8K": noted[:held_out]}
     unseen = {each for expressions in sources.values() for each in expressions}
     known = [each for each in noted if each not in unseen]
     for step in range(steps):

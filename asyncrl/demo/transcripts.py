@@ -1,12 +1,19 @@
-"""Worked transcripts of the demo's task: demonstrations for the policy, and judged steps for the step scorer."""
+"""Worked transcripts of the demo's task: demonstrations for the policy, judged steps for the step scorer, and batches
+of both."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerFast
+
 from asyncrl.demo.arithmetic import Expression, opening
+from asyncrl.demo.tokenizer import ASSISTANT_MARK
 from asyncrl.demo.tool import StepCalculator
 
 TOOLS: list[Any] = [{"type": "function", "function": StepCalculator.schema}]
@@ -15,7 +22,7 @@ Message = dict[str, Any]
 
 _LEANING = {"+": 1.75, "*": 1.4, "-": 1.0}
 _CARELESS = 0.05
-"""How often a step is careless: seldom, so that the order of operations is what the scorer learns."""
+"""The share of careless steps: small, so that the scorer learns the order of operations."""
 
 
 def call(operator: str, expression: str) -> Message:
@@ -40,8 +47,8 @@ def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
 
 
 def judged(expression: Expression, rng: random.Random) -> tuple[list[Message], list[bool]]:
-    """A transcript with right and wrong steps, and which are right: those that copy exactly what is left and keep its
-    value, and an answer when nothing is left to do."""
+    """A transcript with right and wrong steps, and which of them are right. A call is right if it copies the expression
+    exactly and keeps its value. An answer is right if it is that of an expression without operators."""
     messages: list[Message] = [*opening(expression)]
     right: list[bool] = []
     while expression.operators and (rng.random() > _CARELESS / 4):
@@ -62,3 +69,19 @@ def _miscopied(expression: Expression, rng: random.Random) -> Expression:
     index = rng.randrange(len(numbers))
     numbers[index] += rng.choice([-10, -2, -1, 1, 2, 10])
     return Expression(tuple(numbers), expression.operators)
+
+
+def batch(tokenizer: PreTrainedTokenizerFast, transcripts: Sequence[list[Message]]) -> tuple[Tensor, Tensor]:
+    """Token ids int64[B, T], padded on the right, and bool[B, T], true on the assistant's turns with their ends."""
+    rows: Any = [tokenizer.apply_chat_template(each, tools=TOOLS, return_dict=False) for each in transcripts]
+    masks = [torch.tensor(list(_assistant(row, tokenizer))) for row in rows]
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=tokenizer.pad_token_id)
+    return ids, pad_sequence(masks, batch_first=True)
+
+
+def _assistant(row: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> Iterator[bool]:
+    mark, end = tokenizer.convert_tokens_to_ids(ASSISTANT_MARK), tokenizer.eos_token_id
+    inside = False
+    for token in row:
+        yield inside
+        inside = token == mark or (inside and token != end)

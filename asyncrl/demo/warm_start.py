@@ -1,8 +1,8 @@
 """The demo's policy: a small Qwen3-shaped model, taught well-formed calls and exact copying, not precedence.
 
-Matrices are trained with Muon, which learns to copy in a third of AdamW's steps here, the rest with AdamW. Two heads
-that are thrown away predict the tokens after the next (multi-token prediction, Gloeckle et al. 2024, arXiv:2404.19737):
-looking ahead is what copying needs, and with them reinforcement learning does not wear the copying down.
+Muon trains the matrices, and learns to copy in a third of AdamW's steps here; AdamW trains the rest. Two further heads
+predict the tokens after the next and are thrown away afterwards (multi-token prediction, Gloeckle et al. 2024,
+arXiv:2404.19737): copying needs to look ahead, and with them it survives reinforcement learning.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.demo.arithmetic import random_expression
-from asyncrl.demo.batches import batch
-from asyncrl.demo.transcripts import demonstration
+from asyncrl.demo.transcripts import batch, demonstration
 
-STEPS = 180
 BATCH = 16
 MATRIX_LR = 0.02
 OTHER_LR = 3e-3
@@ -49,9 +47,9 @@ def model_config(tokenizer: PreTrainedTokenizerFast, layers: int = 3, hidden: in
 
 
 def warm_start(
-    tokenizer: PreTrainedTokenizerFast, seed: int, progress: Callable[[str], None], steps: int = STEPS
+    tokenizer: PreTrainedTokenizerFast, seed: int, progress: Callable[[str], None], steps: int
 ) -> Qwen3ForCausalLM:
-    """Train a new model on demonstrations; `progress` is told now and then."""
+    """Train a new model on demonstrations; `progress` gets a line of text now and then."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     model = Qwen3ForCausalLM(model_config(tokenizer))

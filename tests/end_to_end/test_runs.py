@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.demo.report import summarise
 from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
+from asyncrl.demo.summary import summarise
 from asyncrl.types import Task, Trajectory
 from tests.chaos.world import World
 from tests.end_to_end.support import Run, read_config

@@ -1,4 +1,4 @@
-"""What a run did, from its metrics and its store: one summary for programs, a table and a picture for people."""
+"""The summary of a run from its metrics and its store: figures for programs, a table and a picture for people."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def summarise(config: TrainConfig, run_dir: Path, seconds: float) -> dict[str, A
 
 
 def _steps(learner: Lines) -> Lines:
-    """The newest line of each learner step: a step that was done again after a crash stands twice."""
+    """The newest line of each learner step: a step that was trained again after a crash has two."""
     newest = {line["step"]: line for line in learner if "reward/mean" in line}
     return [newest[step] for step in sorted(newest)]
 
