@@ -112,8 +112,7 @@ class Squared(Loss):
         return TokenLosses(penalty - updates.advantages * updates.logprobs)
 ```
 
-`algorithm.loss.name=my_package.squared.Squared +algorithm.loss.params.weight=0.2` (the plus: a key
-that the preset does not have). The base classes are
+`algorithm.loss.name=my_package.squared.Squared algorithm.loss.params.weight=0.2` uses it. The base classes are
 `advantages.base.SequenceAdvantage` (one number a sequence) and `Advantage` (one a token), `losses.base.Loss`,
 `corrections.base.Correction`, `kl.Kl`, `aggregation.Aggregation`, `rewards.base.Reward` and `losses.value.Value`.
 """

@@ -12,11 +12,20 @@ from asyncrl.config.schema import TrainConfig
 
 HEAD = """# Configuration
 
-Every role reads the same configuration. Three levels, the later wins: the defaults below, an experiment file
-(`experiment=NAME`, a file of `configs/experiment/`), the command line (`KEY=VALUE`). `algorithm=NAME` and
-`scoring=NAME` take presets of `configs/algorithm/` and `configs/scoring/`. A mapping gets new names with a plus,
-`+scoring.rules={my_data: gsm8k}`. `--cfg job` prints what would run, `--help` lists the groups. Unknown keys, bad
-values and impossible combinations end the command before anything starts, with a line for each and the fix.
+Every role reads the same configuration. It has three levels, and the later wins: the defaults below, files, and the
+command line.
+
+* The command line sets a key with `KEY=VALUE`: `learner.lr=1e-5`, `actor.tools=[calculator,python]`,
+  `scoring.rules.my_data=gsm8k`. Quote a value with special characters twice, once for the shell and once for asyncrl:
+  `"data.train='my file.parquet'"`.
+* `GROUP=NAME` chooses a file of a group: `algorithm=dapo`, `engine=sglang`, `scoring=pure` and `experiment=demo` choose
+  files of `configs/`. `--config-dir DIR` adds a folder of your own ([quick_start.md](quick_start.md)).
+* `--cfg job` prints the configuration that would run. `--help` lists groups and sections, `--help SECTION` the keys of
+  a section.
+
+Before anything starts, asyncrl refuses unknown keys, values that are not allowed, and combinations that cannot work. It
+names all of them at once, one a line, with the fix. Intervals are written as in mathematics: (0, inf) is without 0,
+[0, inf) with it.
 
 This page is generated from `asyncrl/config/schema/`; `make docs` writes it anew.
 """

@@ -46,3 +46,12 @@ def test_a_model_without_a_tokenizer_is_named(tmp_path: Path):
     config.model.path = str(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"model\.path=.*none: its tokenizer cannot be loaded"):
         preflight(config)
+
+
+def test_all_that_cannot_be_used_is_named_at_once(tmp_path: Path):
+    config = config_of(tmp_path, "gemma2", ["user"], ["abacus"])
+    config.scoring.rule, config.algorithm.loss.name = "guess", "pppo"
+    with pytest.raises(ConfigError) as refused:
+        preflight(config)
+    lines = str(refused.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["actor.tools", "scoring.rule=guess", "algorithm.loss=pppo"]
