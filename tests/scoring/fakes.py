@@ -191,37 +191,30 @@ class FakeOutcome:
 
 
 class FakeReplay:
-    """Hands out batches of episodes for the kinds that they need, as the replay does, and remembers what comes back."""
+    """Leases episodes for the kinds that they need, as the replay does, and remembers what comes back. A lease holds as
+    many as the first batch."""
 
     def __init__(self, *batches: list[tuple[Task, Trajectory]], config: ScoringConfig | None = None) -> None:
         self.config = config or ScoringConfig()
-        self.batches = [[(task, trajectory, None) for task, trajectory in batch] for batch in batches]
+        self.waiting = [(task, trajectory, None, ()) for batch in batches for task, trajectory in batch]
         self.labels: dict[str, Labels] = {}
         self.failures: dict[str, str] = {}
         self.renewals = 0
         self.deliveries: list[int] = []
-        self._leased: dict[str, Lease] = {}
-        self._done: dict[str, tuple[str, ...]] = {}
+        self._size = len(batches[0])
+        self._leased: dict[str, tuple[tuple, Lease]] = {}
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
-        back = [(each.task, each.trajectory, each.partial) for each in self._leased.values()]
-        self._leased = {}
-        self.batches[:0] = [back] if back else []
-        for index, batch in enumerate(self.batches):
-            offers = [self._offer(*waiting, serves) for waiting in batch]
-            leases = [offer for offer in offers if offer.kinds]
-            if leases:
-                left = [waiting for waiting, offer in zip(batch, offers, strict=True) if not offer.kinds]
-                self.batches[index : index + 1] = [left] if left else []
-                self._leased |= {each.trajectory.id: each for each in leases}
-                return leases
-        return []
+        waiting = [*(entry for entry, _ in self._leased.values()), *self.waiting]
+        pairs = [(entry, lease) for entry in waiting if (lease := self._offer(*entry, serves)).kinds][: self._size]
+        self._leased = {lease.trajectory.id: (entry, lease) for entry, lease in pairs}
+        self.waiting = [entry for entry in waiting if entry[1].id not in self._leased]
+        return [lease for _, lease in pairs]
 
-    def _offer(self, task: Task, trajectory: Trajectory, found: Labels | None, serves: Sequence[str]) -> Lease:
-        done = self._done.get(trajectory.id, ())
+    def _offer(self, task, trajectory, partial, done, serves) -> Lease:
         missing = [kind for kind in needs(self.config, task.data_source) if kind not in done]
-        now = tuple(takewhile(lambda kind: kind in serves, missing))
-        return Lease(task, trajectory, now, found, list(now) == missing)
+        kinds = tuple(takewhile(lambda kind: kind in serves, missing))
+        return Lease(task, trajectory, kinds, partial, list(kinds) == missing)
 
     def renew(self) -> None:
         self.renewals += 1
@@ -229,13 +222,12 @@ class FakeReplay:
     def label(self, labels: Sequence[Labels]) -> None:
         self.deliveries.append(len(labels))
         for each in labels:
-            lease = self._leased.pop(each.trajectory_id)
+            (task, trajectory, _, done), lease = self._leased.pop(each.trajectory_id)
             if lease.final:
                 assert each.trajectory_id not in self.labels
                 self.labels[each.trajectory_id] = each
             else:
-                self._done[each.trajectory_id] = (*self._done.get(each.trajectory_id, ()), *lease.kinds)
-                self.batches.append([(lease.task, lease.trajectory, each)])
+                self.waiting.append((task, trajectory, each, (*done, *lease.kinds)))
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
         del self._leased[trajectory_id]

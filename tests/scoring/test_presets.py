@@ -69,18 +69,6 @@ def test_pure_pays_the_worst_step_and_the_outcome(preset):
     assert score(lines(*RIGHT), config, PRM).step_scores.tolist() == pytest.approx([0.5, -0.5, 0.5])
 
 
-def test_the_defaults_of_every_shaping_key_are_the_references(preset):
-    shaping = preset("scoring=qwen_prm", "scoring.prm.path=p").shaping
-    assert (shaping.prm_aggregation, shaping.use_logit_tanh, shaping.prm_apply_sigmoid) == (
-        "mean_response",
-        False,
-        False,
-    )
-    assert (shaping.tanh_tau, shaping.tanh_rmax, shaping.prm_acc_bonus_weight) == (2.0, 1.0, 0.0)
-    assert (shaping.enable_anti_hack, shaping.stop_at_answer, shaping.incorrect_answer_penalty) == (True, True, 0)
-    assert (shaping.max_resp_len, shaping.target_response_length, shaping.length_bonus_weight) == (1024, 400, 0.05)
-
-
 def test_rules_needs_and_transforms_can_be_written_on_the_command_line(preset):
     config = preset(
         "+scoring.rules={test: [{name: exact_number}, {name: format, weight: 0.5, params: {pattern: '#'}}], b: gsm8k}",

@@ -148,32 +148,18 @@ def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
     assert "reward_mean" not in last
 
 
-def test_labels_that_the_replay_refuses_are_a_failure_and_the_others_are_delivered():
+@pytest.mark.parametrize("error", [RefusedError("refused: too late"), WireError("cannot be encoded")], ids=str)
+def test_labels_that_are_refused_or_cannot_be_sent_are_a_failure_and_the_others_are_delivered(error):
     class Refusing(FakeReplay):
         def label(self, labels):
             if any(each.trajectory_id == "episode-0" for each in labels):
-                raise RefusedError("the replay refused labels: too late")
+                raise error
             super().label(labels)
 
-    log = Log()
     replay = replay_of([answered("72", index) for index in range(6)], kind=Refusing)
-    one = worker(replay, log=log)
-    one.work(threading.Event())
+    worker(replay).work(threading.Event())
     assert set(replay.labels) == {f"episode-{index}" for index in range(1, 6)}
-    assert "too late" in replay.failures["episode-0"]
-
-
-def test_labels_that_cannot_be_sent_are_a_failure_and_the_others_are_delivered():
-    class Sending(FakeReplay):
-        def label(self, labels):
-            if any(each.trajectory_id == "episode-0" for each in labels):
-                raise WireError("a message labels cannot be encoded")
-            super().label(labels)
-
-    replay = replay_of([answered("72", index) for index in range(3)], kind=Sending)
-    worker(replay, log=Log()).work(threading.Event())
-    assert set(replay.labels) == {"episode-1", "episode-2"}
-    assert "cannot be encoded" in replay.failures["episode-0"]
+    assert replay.failures == {"episode-0": str(error)}
 
 
 def test_a_stop_ends_the_work_after_what_is_being_delivered():

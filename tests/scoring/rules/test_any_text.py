@@ -14,6 +14,7 @@ from asyncrl.scoring.rules.program import program
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.rules.text import boxes, fenced_blocks, tagged
 from tests.scoring.fakes import rule_input
+from tests.scoring.rules.tables.judging import rows
 
 TRUTHS = {
     "exact_match": "72",
@@ -27,30 +28,11 @@ TRUTHS = {
     "tool_calls": "[]",
 }
 RULES = {rule: load_rules(ScoringConfig(rule=rule)) for rule in TRUTHS}
-PIECES = [
-    *(
-        "72",
-        "1/2",
-        r"\frac",
-        "{",
-        "}",
-        "10^6",
-        "⁶",
-        "½",
-        "-",
-        "$",
-        "C",
-        "(",
-        ")",
-        "answer",
-        "is",
-        "correct",
-        "or",
-        "not",
-    ),
-    *("<answer>", "</answer>", "<think>", "</think>", r"\boxed{", "```", "~~~", "json", "python", "####", "\n", " "),
-    *("[", "]", '"', "\ud800", "\x00", "^", "**", "e", ".", ",", "=", "9" * 400),
-]
+PIECES = rows(r"""
+72 | 1/2 | \frac | { | } | 10^6 | ⁶ | ½ | - | $ | C | ( | ) | answer | is | correct | or | not | <answer> | </answer>
+<think> | </think> | \boxed{ | ``` | ~~~ | json | python | #### | [ | ] | " | ^ | ** | e | . | , | =
+""")
+PIECES += ["\n", " ", "\ud800", "\x00", "9" * 400]
 SNIPPETS = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.scoring.rules.tables.judging import assert_judged
+from tests.scoring.rules.tables.judging import assert_judged, rows
 
 SCHEMA = json.dumps(
     {
@@ -51,46 +51,20 @@ FRAMES = [
     "<answer>{}</answer>",
     "<think>{{</think>{}",
 ]
-BAD = [
-    "{}",
-    "[]",
-    "null",
-    "36",
-    '"Ada"',
-    '{"name": "Ada"}',
-    '{"age": 36}',
-    '{"name": "ada", "age": 36}',
-    '{"name": 1, "age": 36}',
-    '{"name": "Ada", "age": "36"}',
-    '{"name": "Ada", "age": -1}',
-    '{"name": "Ada", "age": 36.25}',
-    '{"name": "Ada", "age": true}',
-    '{"name": "Ada", "age": null}',
-    '{"name": "Ada", "age": NaN}',
-    '{"name": "Ada", "age": Infinity}',
-    '{"name": "Ada", "age": -Infinity}',
-    '{"name": "Ada", "age": 1e999}',
-    '{"name": "Ada", "age": 1' + "0" * 400 + "}",
-    '{"name": "Ada", "age": 1' + "0" * 5000 + "}",
-    '{"name": "Ada", "age": 36, "more": NaN}',
-    '{"name": "Ada", "age": 36, "more": [Infinity]}',
-    '{"name": "Ada", "age": 36, "more": -1e999}',
-    '{"name": "Ada", "age": 36, "extra": 1}',
-    '{"name": "Ada", "age": 36, "tags": ["a", "a"]}',
-    '{"name": "Ada", "age": 36, "tags": [1]}',
-    '{"name": "Ada", "age": 36,}',
-    "{'name': 'Ada', 'age': 36}",
-    '{name: "Ada", age: 36}',
-    '{"name": "Ada", "age": 36',
-    '{"name": "Ada" "age": 36}',
-    '{"name": "Ada", "age": 36} // done',
-    '{"name": "Ada", "age": 036}',
-    '{"name": "Ada", "age": 0x24}',
-    '{"name": "Ada", "age": +36}',
-    '{"name": "Ada\n", "age": 36}',
-    '{"name": "Ada", "age": None}',
-    "[" * 2000,
-]
+BAD = rows(r"""
+{} | [] | null | 36 | "Ada" | {"name": "Ada"} | {"age": 36} | {"name": "ada", "age": 36} | {"name": 1, "age": 36}
+{"name": "Ada", "age": "36"} | {"name": "Ada", "age": -1} | {"name": "Ada", "age": 36.25}
+{"name": "Ada", "age": true} | {"name": "Ada", "age": null} | {"name": "Ada", "age": NaN}
+{"name": "Ada", "age": Infinity} | {"name": "Ada", "age": -Infinity} | {"name": "Ada", "age": 1e999}
+{"name": "Ada", "age": 36, "more": NaN} | {"name": "Ada", "age": 36, "more": [Infinity]}
+{"name": "Ada", "age": 36, "more": -1e999} | {"name": "Ada", "age": 36, "extra": 1}
+{"name": "Ada", "age": 36, "tags": ["a", "a"]} | {"name": "Ada", "age": 36, "tags": [1]} | {"name": "Ada", "age": 36,}
+{'name': 'Ada', 'age': 36} | {name: "Ada", age: 36} | {"name": "Ada", "age": 36 | {"name": "Ada" "age": 36}
+{"name": "Ada", "age": 36} // done | {"name": "Ada", "age": 036} | {"name": "Ada", "age": 0x24}
+{"name": "Ada", "age": +36} | {"name": "Ada", "age": None}
+""")
+BAD += ['{"name": "Ada\n", "age": 36}', "[" * 2000]
+BAD += [f'{{"name": "Ada", "age": 1{"0" * zeros}}}' for zeros in (400, 5000)]
 MORE = [
     f"Here it is: {ADA}",
     f"{ADA}{ADA}",

@@ -1,0 +1,58 @@
+"""The pages on scoring: they name every family with its parameters, and their examples run."""
+
+import importlib
+import re
+from contextlib import closing
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.config.schema import ScoringConfig, ScoringModelConfig
+from asyncrl.scoring.models.registry import OUTCOME_FAMILIES, PRM_FAMILIES
+from asyncrl.scoring.transcript import Passage
+from asyncrl.scoring.verifier import Verifier
+from tests.scoring.fakes import rule_input
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "scoring.md").read_text()
+
+
+@pytest.mark.parametrize("family", sorted({*PRM_FAMILIES, *OUTCOME_FAMILIES}))
+def test_the_page_has_every_family_with_its_parameters(family):
+    assert f"| `{family}` |" in PAGE
+    for module in {families[family] for families in (PRM_FAMILIES, OUTCOME_FAMILIES) if family in families}:
+        for each in fields(importlib.import_module(f"asyncrl.scoring.models.{module}").Params):
+            assert re.search(rf"`(params\.)?{each.name}`", PAGE), each.name
+
+
+def test_the_pages_own_model_scores():
+    source = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class MyPRM" in code)
+    names = {}
+    exec(source, names)
+    model = names["MyPRM"](ScoringModelConfig(params={"version": 2}))
+    (scores,) = model.score([[Passage("q", False), Passage("abc", True)]])
+    assert model.name == "lengths@2"
+    np.testing.assert_allclose(scores.probability, [0.25])
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """The text of the page on rewards; its modules can be imported."""
+    text = (DOCS / "writing_a_reward.md").read_text()
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        (tmp_path / re.match(r'"""(\w+\.py)"""', code)[1]).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    return text
+
+
+def test_the_rules_on_the_page_judge(page):
+    (own,) = re.findall(r"scoring\.rule=(my_rewards\.\w+)", page)
+    (verl,) = re.findall(r"scoring\.rule=(verl_rewards\.\w+)", page)
+    with closing(Verifier(ScoringConfig(rules={"test": own, "other": verl}))) as verifier:
+        right = verifier.score(rule_input("I think so.\nAnswer: 72"))
+        assert right.scores == {"final_answer": 1.0, "final_answer/correct": 1.0, "final_answer/turns": 2.0}
+        assert verifier.score(rule_input("72")).outcome == 0.0
+        answers = [verifier.score(rule_input(answer, source="other")).outcome for answer in ("so 72", "so 27")]
+        assert answers == [1.0, 0.0]

@@ -1,0 +1,152 @@
+"""Scorers against a real replay: every trajectory is labelled exactly once, whoever dies or is unavailable."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+import numpy as np
+import pytest
+import zmq
+
+from asyncrl.config.needs import needs
+from asyncrl.config.schema import ScoringConfig, ScoringModelConfig
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.server import ReplayServer
+from asyncrl.replay.service import ReplayService
+from asyncrl.replay.store import Store
+from asyncrl.scoring.scorer import KindUnavailableError
+from asyncrl.scoring.worker import Outages, ScoringWorker
+from tests.helpers import GENEROUS_S, make_trajectory, until
+from tests.replay.support import make_settings
+from tests.scoring.fakes import ServedPRM, make_scorer
+from tests.scoring.mortal_scorer import CONFIG, Silent
+
+COUNT, MORTAL = 200, 8
+KINDS = ["rules", "outcome_model,prm", "rules,outcome_model,prm"]
+FEW, ATTEMPTS = 24, 2
+
+
+@contextmanager
+def replay_at(folder, config, count, max_attempts):
+    """The endpoint of a replay in a thread that takes `count` trajectories, which need the kinds of `config`."""
+    admission = Admission(max_lag=0, per_version=count)
+    rules = make_settings(
+        admission=admission, batch_size=count, max_attempts=max_attempts, needs=partial(needs, config)
+    )
+    stop, store = threading.Event(), Store(folder, 1 << 28, durable=False)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.linger, socket.router_mandatory = 0, True
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        server = threading.Thread(
+            target=ReplayServer(socket, store, ReplayService(rules, 10.0, time.monotonic)).run, args=(stop,)
+        )
+        server.start()
+        yield f"tcp://127.0.0.1:{port}"
+        stop.set()
+        server.join()
+    store.close()
+
+
+def filled(replay, count):
+    """The ids of `count` trajectories that wait to be scored."""
+    ids = []
+    while len(ids) < count:
+        for ticket in replay.tickets([], count):
+            replay.put(make_trajectory(ticket, tokens=np.full(8, 97, np.int32)))
+            ids.append(ticket.id)
+    return ids
+
+
+@pytest.fixture
+def endpoint(tmp_path):
+    with replay_at(tmp_path, CONFIG, COUNT, max_attempts=1000) as endpoint:
+        yield endpoint
+
+
+def test_every_trajectory_is_labelled_exactly_once_however_scorers_die(endpoint):
+    lives, chance = count(), random.Random(0)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    def start(worker):
+        life = next(lives)
+        life_s = chance.uniform(0.05, 0.3) if life < MORTAL else 0
+        arguments = [endpoint, f"scorer-{worker}", str(life), KINDS[worker], str(life_s)]
+        return subprocess.Popen([sys.executable, "-m", "tests.scoring.mortal_scorer", *arguments], env=environment)
+
+    def all_labelled():
+        for worker, scorer in enumerate(scorers):
+            if scorer.poll() is not None:
+                scorers[worker] = start(worker)
+        return replay.status()["labelled"] == COUNT
+
+    scorers = [start(worker) for worker in range(len(KINDS))]
+    replay = ReplayClient(endpoint, "test", "1", give_up_s=GENEROUS_S)
+    try:
+        ids = filled(replay, COUNT)
+        until(all_labelled)
+        labels = replay.labels(ids)
+        status = replay.status()
+    finally:
+        for scorer in scorers:
+            scorer.kill()
+            scorer.wait()
+        replay.close()
+    assert (status["labelled"], status["scoring_failures"]) == (COUNT, 0)
+    assert next(lives) > len(KINDS)
+    assert status["leases_redelivered"] > 0
+    assert {each.scorer for each in labels} == {"exact_match+outcome@1+fake@1"}
+    assert {(each.reward, each.outcome) for each in labels} == {(0.25 + 0.75, 0.0)}
+
+
+@pytest.mark.parametrize("serve", [[], ["prm"]])
+def test_no_trajectory_is_buried_however_often_its_service_is_away(tmp_path, serve):
+    """Seconds count as hours; where `serve` has no rules, another scorer judges by them."""
+    config = ScoringConfig(rule="exact_match", prm=ScoringModelConfig(path="p"), batch_trajectories=4, serve=serve)
+    stop, prm = threading.Event(), ServedPRM(calls=3 * ATTEMPTS)
+
+    def work(endpoint, name, kinds):
+        own = replace(config, serve=kinds)
+        with closing(ReplayClient(endpoint, name, "1")) as client:
+            ScoringWorker(client, make_scorer(own, prm), own, Silent(), 1e6, lambda: 1000 * time.monotonic()).run(stop)
+
+    with (
+        replay_at(tmp_path, config, FEW, ATTEMPTS) as endpoint,
+        closing(ReplayClient(endpoint, "test", "1", give_up_s=GENEROUS_S)) as replay,
+    ):
+        ids = filled(replay, FEW)
+        names = {"first": serve, **({"second": ["rules"]} if serve else {})}
+        workers = [threading.Thread(target=work, args=(endpoint, *each)) for each in names.items()]
+        for each in workers:
+            each.start()
+        try:
+            until(lambda: replay.status()["labelled"] == FEW)
+        finally:
+            stop.set()
+            for each in workers:
+                each.join()
+        status = replay.status()
+        assert {each.scorer for each in replay.labels(ids)} == {"exact_match+fake@1"}
+    assert status["scoring_failures"] == 0
+    assert status["leases_redelivered"] > ATTEMPTS
+
+
+def test_one_kind_that_is_away_leaves_the_others_and_a_pause_is_no_news():
+    outages = Outages()
+    outages.begin(KindUnavailableError("prm", "refused"), 0.0)
+    outages.begin(KindUnavailableError("prm", "refused"), 0.5)
+    assert outages.available(["rules", "prm"], 0.9) == ["rules"]
+    assert outages.available(["rules", "prm"], 1.0) == ["rules", "prm"]
+    outages.end(["rules"], 1.0)
+    outages.begin(KindUnavailableError("prm", "refused"), 1.0)
+    assert outages.available(["prm"], 2.9) == []
+    outages.end(["prm"], 3.0)
+    outages.begin(KindUnavailableError("prm", "refused"), 4.0)
+    assert outages.available(["prm"], 5.0) == ["prm"]
