@@ -6,27 +6,17 @@ import ipaddress
 
 from asyncrl.errors import ConfigError
 
-KEYS_FIX = (
-    "set network.keys to a folder that `asyncrl keys` made, or network.insecure=true on a network where you trust "
-    "everyone"
-)
-GROUP_FIX = (
-    "gloo and NCCL have no keys; set weights.channel to zmq or disk, or network.insecure=true on a network where you "
-    "trust everyone"
-)
-SERVER_GROUP_FIX = (
-    "gloo and NCCL have no keys; use weights.into_servers=disk, or set network.insecure=true on a network where you "
-    "trust everyone"
-)
-CHAT_API_FIX = (
-    "agents are answered over plain HTTP; use 127.0.0.1, or network.insecure=true on a network where you trust everyone"
-)
+TRUSTED = "network.insecure=true on a network where you trust everyone"
+KEYS_FIX = f"set network.keys to a folder that `asyncrl keys` made, or {TRUSTED}"
+GROUP_FIX = f"gloo and NCCL have no keys; set weights.channel to zmq or disk, or {TRUSTED}"
+SERVER_GROUP_FIX = f"gloo and NCCL have no keys; set weights.into_servers=disk, or {TRUSTED}"
+CHAT_API_FIX = f"agents are answered over plain HTTP; set 127.0.0.1, or {TRUSTED}"
 
 
 def check_bind(
     host: str, insecure: bool, secured: bool = False, key: str = "network.host", fix: str = KEYS_FIX
 ) -> None:
-    """Refuse an address that other machines can reach, without keys (`secured`) or leave. Raises ConfigError."""
+    """Raises ConfigError: other machines can reach `host`, which is neither `secured` by keys nor `insecure` on purpose."""
     if not (is_loopback(host) or secured or insecure):
         raise ConfigError(f"{key}={host}: other machines can reach this address: {fix}")
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from operator import attrgetter
 
 from asyncrl.config.combinations import conflicts
-from asyncrl.config.keys import sections, value
+from asyncrl.config.keys import sections
 from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
@@ -39,5 +40,5 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
     for conflict in conflicts(config):
         keys, _, fix = conflict.partition(": ")
         if bad.isdisjoint(keys.split()):
-            lines.append(f"{' with '.join(f'{key}={as_yaml(value(config, key))}' for key in keys.split())}: {fix}")
+            lines.append(f"{' with '.join(f'{key}={as_yaml(attrgetter(key)(config))}' for key in keys.split())}: {fix}")
     return lines

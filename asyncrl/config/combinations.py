@@ -12,7 +12,7 @@ from asyncrl.config.needs import configured
 from asyncrl.config.schema import TrainConfig
 
 VLLM_COLDEST = 0.01
-"""vLLM samples at no lower temperature but 0, without saying so."""
+"""vLLM replaces lower temperatures above 0 by this one, without an error."""
 
 
 def conflicts(config: TrainConfig) -> Iterator[str]:

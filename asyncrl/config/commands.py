@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asyncrl.config.files import GROUPS, choices
 from asyncrl.config.keys import SECTIONS, did_you_mean, sections
-from asyncrl.config.option import REQUIRED, options
+from asyncrl.config.option import REQUIRED, as_yaml, options
 from asyncrl.config.schema import TrainConfig
 
 
@@ -96,7 +96,7 @@ def _section_help(name: str) -> str:
     prefix, section = found[0]
     lines = [f"{name}: {_summary(section)}\n"]
     for option in options(type(section)):
-        default = "" if option.default == REQUIRED else f" (default {option.shown_default})"
+        default = "" if option.default == REQUIRED else f" (default {as_yaml(option.default)})"
         lines.append(f"\n  {prefix}{option.name}: {option.allowed}{default}\n      {option.meaning}\n")
     return "".join(lines)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.keys import sections
-from asyncrl.config.option import REQUIRED, Option, options
+from asyncrl.config.option import REQUIRED, Option, as_yaml, options
 from asyncrl.config.schema import TrainConfig
 
 HEAD = """# Configuration
@@ -51,7 +51,7 @@ def _row(prefix: str, option: Option) -> str:
 
 
 def _default(option: Option) -> str:
-    return "must be set" if option.default == REQUIRED else f"`{option.shown_default}`"
+    return "must be set" if option.default == REQUIRED else f"`{as_yaml(option.default)}`"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a configuration names by dotted path."""
+"""Objects that a configuration names by their dotted path."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from asyncrl.errors import ConfigError
 
 
-def imported(path: str, told: str, form: str = "module.function") -> Any:
-    """What `path`, module.attribute, names; `told` is how the configuration has it, such as `scoring.rule=a.b`, and
-    `form` what it should be.
+def imported(path: str, setting: str, form: str = "module.function") -> Any:
+    """The object at `path`, module.attribute. `setting` is the option with its value, such as `scoring.rule=a.b`, and
+    `form` is what the path should look like.
 
-    Raises ConfigError, which says how to mend it.
+    Raises ConfigError.
     """
     module, _, attribute = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise ConfigError(
-            f"{told} cannot be imported ({type(error).__name__}: {error}); give {form}, with the module's folder on "
+            f"{setting} cannot be imported ({type(error).__name__}: {error}); give {form}, with the module's folder on "
             "PYTHONPATH"
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import is_dataclass
-from typing import Any
+from typing import Any, get_origin
 
 from asyncrl.config.option import Option, options
 from asyncrl.config.schema import TrainConfig
@@ -18,14 +18,6 @@ def sections(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, inner in vars(section).items():
         if name not in declared and is_dataclass(inner):
             yield from sections(inner, f"{prefix}{name}.")
-
-
-def value(config: TrainConfig, key: str) -> Any:
-    """The value at a dotted key."""
-    node: Any = config
-    for part in key.split("."):
-        node = getattr(node, part)
-    return node
 
 
 def _all() -> Iterator[tuple[str, Option]]:
@@ -49,7 +41,7 @@ def option_of(key: str) -> Option | None:
     while parent and parent not in OPTIONS:
         parent = parent.rpartition(".")[0]
     option = OPTIONS.get(parent)
-    return option if option and (parent == key or option.is_mapping) else None
+    return option if option and (parent == key or get_origin(option.type) is dict) else None
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:

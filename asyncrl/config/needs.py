@@ -1,6 +1,6 @@
 """Which kinds of scoring a trajectory passes through, and which of them a scoring process does.
 
-The replay and the scorers both ask here, so that they agree. Without torch, for the replay starts in a moment.
+The replay and the scorers both use this file, so that they agree.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from asyncrl.config.schema.scoring import KINDS, ScoringConfig
 
 
 def configured(config: ScoringConfig) -> tuple[str, ...]:
-    """The kinds that the configuration can do: rules always, models where they are named."""
+    """The kinds that the configuration has: rules always, and the models that it names."""
     named = {"rules": True, "outcome_model": config.outcome_model.path is not None, "prm": config.prm.path is not None}
     return tuple(kind for kind in KINDS if named[kind])
 

@@ -49,15 +49,6 @@ class Option:
         return self.default is MISSING
 
     @property
-    def is_mapping(self) -> bool:
-        return typing.get_origin(self.type) is dict
-
-    @property
-    def shown_default(self) -> str:
-        """The default as YAML writes it."""
-        return as_yaml(self.default)
-
-    @property
     def allowed(self) -> str:
         """What a value must be, in words."""
         return self._words(self.type) + (" or null" if self.optional else "")

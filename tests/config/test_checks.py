@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import isfinite
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
 from asyncrl.config.bind import check_bind
 from asyncrl.config.checks import check
-from asyncrl.config.keys import OPTIONS, value
+from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import Option
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
@@ -26,7 +27,7 @@ def config(tmp_path: Path) -> TrainConfig:
 
 def put(config: TrainConfig, key: str, new: object) -> TrainConfig:
     section, _, name = key.rpartition(".")
-    setattr(value(config, section), name, new)
+    setattr(attrgetter(section)(config), name, new)
     return config
 
 

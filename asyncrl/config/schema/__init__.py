@@ -1,4 +1,4 @@
-"""The schema of the whole configuration, read by every role: one frozen-by-habit dataclass a section.
+"""The schema of the whole configuration, which every role reads: one dataclass a section.
 
 Every option carries its meaning and its constraint; docs/configuration.md is generated from them. `checks.py` refuses
 values that break a constraint, and combinations that cannot work.
@@ -19,33 +19,6 @@ from asyncrl.config.schema.scoring import (
     ScoringModelConfig,
     ShapingConfig,
 )
-
-__all__ = [
-    "ActorConfig",
-    "AlgorithmConfig",
-    "ClusterConfig",
-    "CriticConfig",
-    "DataConfig",
-    "EngineConfig",
-    "FilterConfig",
-    "GuardConfig",
-    "ImplicitConfig",
-    "LearnerConfig",
-    "ModelConfig",
-    "NetworkConfig",
-    "ObserveConfig",
-    "OutcomeModelConfig",
-    "PartConfig",
-    "ReplayConfig",
-    "RunConfig",
-    "SamplerConfig",
-    "ScoringConfig",
-    "ScoringModelConfig",
-    "ServerConfig",
-    "ShapingConfig",
-    "TrainConfig",
-    "WeightsConfig",
-]
 
 
 @dataclass
