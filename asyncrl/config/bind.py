@@ -16,7 +16,7 @@ CHAT_API_FIX = f"agents are answered over plain HTTP; set 127.0.0.1, or {TRUSTED
 def check_bind(
     host: str, insecure: bool, secured: bool = False, key: str = "network.host", fix: str = KEYS_FIX
 ) -> None:
-    """Raises ConfigError: other machines can reach `host`, which is neither `secured` by keys nor `insecure` on purpose."""
+    """Raises ConfigError: other machines can reach `host`, and neither keys (`secured`) nor `insecure` allow it."""
     if not (is_loopback(host) or secured or insecure):
         raise ConfigError(f"{key}={host}: other machines can reach this address: {fix}")
 

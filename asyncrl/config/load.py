@@ -37,13 +37,13 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {command_name()} --help")
 
 
-def role_main(role: Callable[[TrainConfig], None]) -> None:
-    """Read the command line of this process and run `role`.
+def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | None = None) -> None:
+    """Read `arguments`, by default the command line of this process, and run `role`.
 
     A configuration or a data file that is refused ends the process with a message and status 2. A later failure ends
     it with a message and status 1. Neither shows a traceback.
     """
-    arguments = sys.argv[1:]
+    arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
         sys.stdout.write(role_help(arguments))
         return

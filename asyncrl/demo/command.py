@@ -50,6 +50,9 @@ def run(config: TrainConfig) -> None:
 def main() -> None:
     """The entry of the command line."""
     if not {"--help", "-h", "--cfg", "-c"} & set(sys.argv):
+        # A wrong word is refused before the preparation, for whose files this one stands in.
+        stand_in = Path(__file__)
+        role_main(lambda _: None, [*prepared_overrides(Prepared(*[stand_in] * 4)), *sys.argv[1:]])
         console = Console(stderr=True)
         process.limit_threads(os.cpu_count() or 1)
         prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,14 @@ def test_a_wrong_command_line_ends_with_a_line_for_each_mistake(arguments: list[
 def test_cfg_shows_what_would_run() -> None:
     shown = run("asyncrl.replay", "--cfg", "job", "learner.steps=7")
     assert (shown.returncode, "steps: 7" in shown.stdout) == (0, True)
+
+
+def test_the_demo_refuses_a_wrong_word_before_it_prepares_anything(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "asyncrl", "demo", "learner.steps=0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "asyncrl: learner.steps=0: it must be a whole number in [1, inf)\n",
+    )
+    assert not list(tmp_path.iterdir())
