@@ -13,6 +13,8 @@ from asyncrl.config.keys import did_you_mean
 def main() -> None:
     """Hand over to the command. A command is imported only when it runs, so that help comes at once."""
     name, *rest = sys.argv[1:] or ["--help"]
+    if name == "replay" and rest and _is_subcommand(rest[0]):
+        name = "inspect"
     if name in ("-h", "--help"):
         sys.stdout.write(usage())
     elif name == "--version":
@@ -28,6 +30,11 @@ def main() -> None:
         # As with `python -m`: a tool or a rule of the user's own is found in the working directory.
         sys.path.insert(0, "")
         importlib.import_module(COMMANDS[name].module).main()
+
+
+def _is_subcommand(word: str) -> bool:
+    """Whether this is a bare word. An option begins with a sign, and a key has a "="."""
+    return word[:1].isalpha() and "=" not in word
 
 
 if __name__ == "__main__":

@@ -26,10 +26,11 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "train": Command("asyncrl.launch.local", "run everything on this machine: replay, actors, scorers, learner", True),
     "demo": Command("asyncrl.demo.command", "train a tiny calculator policy from nothing, and show the result", True),
-    "replay": Command(
-        "asyncrl.replay.__main__",
-        "serve the replay of a run, or look into it: status, show, export, import, dead-letters",
-        True,
+    "replay": Command("asyncrl.replay.__main__", "serve the replay of a run", True),
+    "inspect": Command(
+        "asyncrl.inspect.command",
+        "look at the replay of a run: status, show, export, import, dead-letters",
+        False,
         ("status", "show", "export", "import", "dead-letters", "requeue", "discard", "skip-plan"),
     ),
     "actor": Command("asyncrl.actor.__main__", "run episodes", True),

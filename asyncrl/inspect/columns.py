@@ -1,194 +1,164 @@
-"""The Parquet schema of an exported run: documented in docs/replay.md, the same for every run of this format.
+"""The Parquet columns of an exported run, derived from the fields of the nouns and of the store's records.
 
-A run is a folder of three files: a row a trajectory, a row a batch plan, a row a dead letter. Names are those of
-`asyncrl.types` and of the store's records.
+A run is a folder of three files: a row a trajectory, a row a batch plan, a row a dead letter. docs/replay.md lists the
+columns. They are the same for every run of this format.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.records import DeadLetter, TrajectoryRecord
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.types import BatchPlan, Finish, Labels, Role, Step, ToolCall, Trajectory, Turn, runs_of
+from asyncrl.types import BatchPlan, Labels, Trajectory, runs_of
 
 FORMAT = 2
-TRAJECTORIES_FILE, PLANS_FILE, LETTERS_FILE = "trajectories.parquet", "plans.parquet", "dead_letters.parquet"
-
-_NUMBERS = pa.map_(pa.string(), pa.float64())
-_CALLS = pa.list_(pa.struct({"name": pa.string(), "arguments": pa.string()}))
-_SPAN = {"start": pa.int32(), "end": pa.int32()}
-
-TRAJECTORIES = pa.schema(
-    {
-        "id": pa.string(),
-        "task_id": pa.string(),
-        "group_id": pa.string(),
-        "member": pa.int32(),
-        "tokens": pa.list_(pa.int32()),
-        "loss_mask": pa.list_(pa.bool_()),
-        "logprobs": pa.list_(pa.float32()),
-        "versions": pa.list_(pa.int32()),
-        "turns": pa.list_(
-            pa.struct({**_SPAN, "role": pa.string(), "finish_reason": pa.string(), "tool_calls": _CALLS})
-        ),
-        "steps": pa.list_(pa.struct(_SPAN)),
-        "finish": pa.string(),
-        "rewards": _NUMBERS,
-        "timings": _NUMBERS,
-        "reward": pa.float64(),
-        "outcome": pa.float64(),
-        "scorer": pa.string(),
-        "step_scores": pa.list_(pa.float32()),
-        "step_ends": pa.list_(pa.int32()),
-        "extra": _NUMBERS,
-        "oldest": pa.int32(),
-        "state": pa.string(),
-        "attempts": pa.int32(),
-        "scored": pa.int32(),
-        "plans": pa.int32(),
-        "last_plan": pa.int32(),
-        "trained": pa.int32(),
-    }
-)
-ARRAYS = ["tokens", "loss_mask", "logprobs", "versions", "step_scores", "step_ends"]
-PLANS = pa.schema(
-    {
-        "step": pa.int32(),
-        "version": pa.int32(),
-        "ids": pa.list_(pa.string()),
-        "group_ids": pa.list_(pa.string()),
-        "tokens": pa.list_(pa.int32()),
-        "sampled": pa.list_(pa.int32()),
-        "weights": pa.list_(pa.float64()),
-        "skipped": pa.string(),
-    }
-)
-LETTERS = pa.schema(
-    {
-        "id": pa.string(),
-        "reason": pa.string(),
-        "group": pa.string(),
-        "member": pa.int32(),
-        "attempt": pa.int32(),
-        "row": pa.int32(),
-        "scoring": pa.bool_(),
-    }
-)
 
 
-def trajectory_row(record: StoredTrajectory) -> dict[str, Any]:
-    """The row of a trajectory whose data is there; label columns are null where it has no labels."""
-    trajectory, facts = record.trajectory, record.facts
-    assert trajectory is not None
-    assert facts is not None
-    return {
-        **{name: getattr(trajectory, name) for name in ("id", "task_id", "group_id", "member")},
-        **{name: getattr(trajectory, name) for name in ("tokens", "loss_mask", "logprobs", "versions")},
-        "turns": [_turn_row(turn) for turn in trajectory.turns],
-        "steps": [{"start": step.start, "end": step.end} for step in trajectory.steps],
-        "finish": trajectory.finish.value,
-        "rewards": list(trajectory.rewards.items()),
-        "timings": list(trajectory.timings.items()),
-        **_labels_row(record.labels),
-        **{name: getattr(facts, name) for name in ("oldest", "state", "attempts", "scored")},
-        **{name: getattr(facts, name) for name in ("plans", "last_plan", "trained")},
-    }
+class Column(NamedTuple):
+    """How values of one type are kept: the type in the file, and the two conversions."""
+
+    type: pa.DataType
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+    is_array: bool = False
 
 
-def _turn_row(turn: Turn) -> dict[str, Any]:
-    # A struct has all fields of its column, and arguments of different tools differ: hence JSON text.
-    calls = [{"name": call.name, "arguments": json.dumps(call.arguments)} for call in turn.tool_calls]
-    return {
-        "start": turn.start,
-        "end": turn.end,
-        "role": turn.role.value,
-        "finish_reason": turn.finish_reason,
-        "tool_calls": calls,
-    }
+Columns = Mapping[str, Column]
 
 
-def _labels_row(labels: Labels | None) -> dict[str, Any]:
-    if labels is None:
-        return dict.fromkeys(("reward", "outcome", "scorer", "step_scores", "step_ends", "extra"))
-    return {
-        **{name: getattr(labels, name) for name in ("reward", "outcome", "scorer", "step_scores", "step_ends")},
-        "extra": list(labels.extra.items()),
-    }
+def column_of(kind: Any) -> Column:
+    """The column for values of a Python type, as it is annotated."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is np.ndarray:
+        dtype = np.dtype(get_args(inner[1])[0])
+        return Column(pa.list_(pa.from_numpy_dtype(dtype)), _as_it_is, partial(_array, dtype=dtype), is_array=True)
+    if origin is Mapping and inner[1] is float:
+        return Column(pa.map_(pa.string(), pa.float64()), lambda values: list(values.items()), dict)
+    if origin is Mapping:
+        # A struct has all fields of its column, and the arguments of tools differ: hence JSON text.
+        return Column(pa.string(), json.dumps, json.loads)
+    if origin in (tuple, Sequence):
+        part, made = column_of(inner[0]), tuple if origin is tuple else list
+        return Column(
+            pa.list_(part.type), lambda values: [*map(part.write, values)], lambda row: made(map(part.read, row))
+        )
+    if issubclass(kind, StrEnum):
+        return Column(pa.string(), str, kind)
+    if issubclass(kind, tuple):
+        parts = columns_of(kind)
+        struct = pa.struct({name: column.type for name, column in parts.items()})
+        return Column(struct, partial(row_of, parts), lambda row: kind(**values_of(parts, row)))
+    return Column(_SCALARS[kind], _as_it_is, _as_it_is)
 
 
-def trajectory_batch(records: Sequence[StoredTrajectory]) -> pa.RecordBatch:
-    """Rows of `TRAJECTORIES`."""
-    rows = [trajectory_row(record) for record in records]
+_SCALARS = {str: pa.string(), int: pa.int32(), float: pa.float64(), bool: pa.bool_()}
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _array(values: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
+    found: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    return found
+
+
+def columns_of(noun: type, but: Sequence[str] = ()) -> dict[str, Column]:
+    """A column for each field of a noun, `but` those."""
+    return {name: column_of(kind) for name, kind in get_type_hints(noun).items() if name not in but}
+
+
+def row_of(columns: Columns, noun: Any) -> dict[str, Any]:
+    return {name: column.write(getattr(noun, name)) for name, column in columns.items()}
+
+
+def values_of(columns: Columns, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: column.read(row[name]) for name, column in columns.items()}
+
+
+def schema_of(*parts: Columns) -> pa.Schema:
+    return pa.schema({name: column.type for columns in parts for name, column in columns.items()})
+
+
+_TRAJECTORY = columns_of(Trajectory, but=["version_runs"])
+_BY_TOKEN = {"loss_mask": column_of(NDArray[np.bool_]), "versions": column_of(NDArray[np.int32])}
+_LABELS = columns_of(Labels, but=["trajectory_id"])
+_IN_TRAJECTORY = ("group", "member", "tokens", "sampled", "reward", "outcome")
+_RECORD = columns_of(TrajectoryRecord, but=["table", "leased", *_IN_TRAJECTORY])
+_PLAN = columns_of(BatchPlan)
+_DEAD_LETTER = columns_of(DeadLetter, but=["table", "order", "size"])
+
+TRAJECTORIES = schema_of(_TRAJECTORY, _BY_TOKEN, _LABELS, _RECORD)
+PLANS = schema_of(_PLAN)
+DEAD_LETTERS = schema_of({"id": column_of(str)}, _DEAD_LETTER)
+_ARRAYS = [name for each in (_TRAJECTORY, _BY_TOKEN, _LABELS) for name, column in each.items() if column.is_array]
+
+
+def trajectory_batch(stored: Sequence[StoredTrajectory]) -> pa.RecordBatch:
+    """Rows of `TRAJECTORIES` for trajectories whose data is there. Columns of labels are null where there are none."""
+    rows = [
+        {
+            **row_of(_TRAJECTORY, each.trajectory),
+            **row_of(_BY_TOKEN, each.trajectory),
+            **(dict.fromkeys(_LABELS) if each.labels is None else row_of(_LABELS, each.labels)),
+            **row_of(_RECORD, each.facts),
+        }
+        for each in stored
+    ]
     return pa.RecordBatch.from_arrays(
         [pa.array([row[field.name] for row in rows], field.type) for field in TRAJECTORIES], schema=TRAJECTORIES
     )
 
 
 def read_trajectories(batch: pa.RecordBatch) -> list[StoredTrajectory]:
-    """The records in a batch of `TRAJECTORIES`. Raises InvariantError or ValueError: they are none."""
-    rows = batch.drop_columns(ARRAYS).to_pylist()
-    return [_record(row, batch, index) for index, row in enumerate(rows)]
+    """The trajectories in a batch of `TRAJECTORIES`. Raises InvariantError or ValueError: they are not valid."""
+    # Arrays are read from their columns: as Python lists they would take a hundred times longer.
+    rows = batch.drop_columns(_ARRAYS).to_pylist()
+    for name in _ARRAYS:
+        column = batch.column(name)
+        for index, row in enumerate(rows):
+            row[name] = column[index].values
+    return [_stored(row) for row in rows]
 
 
-def _record(row: dict[str, Any], batch: pa.RecordBatch, index: int) -> StoredTrajectory:
-    trajectory = Trajectory(
-        **{name: row[name] for name in ("id", "task_id", "group_id", "member")},
-        tokens=_array(batch, "tokens", index, np.int32),
-        logprobs=_array(batch, "logprobs", index, np.float32),
-        version_runs=runs_of(_array(batch, "versions", index, np.int32)),
-        turns=tuple(_turn(turn) for turn in row["turns"]),
-        steps=tuple(Step(**step) for step in row["steps"]),
-        finish=Finish(row["finish"]),
-        rewards=dict(row["rewards"]),
-        timings=dict(row["timings"]),
-    )
-    labels = _labels(row, batch, index)
+def _stored(row: Mapping[str, Any]) -> StoredTrajectory:
+    runs = runs_of(_BY_TOKEN["versions"].read(row["versions"]))
+    trajectory = Trajectory(**values_of(_TRAJECTORY, row), version_runs=runs)
+    labels = None if row["reward"] is None else Labels(trajectory.id, **values_of(_LABELS, row))
     facts = TrajectoryRecord(
         trajectory.group_id,
         trajectory.member,
         len(trajectory),
         trajectory.sampled_tokens,
-        trajectory.oldest_version,
-        state=TrajectoryState(row["state"]),
-        **{name: row[name] for name in ("attempts", "scored", "plans", "last_plan", "trained")},
+        **values_of(_RECORD, row),
         reward=labels.reward if labels else 0.0,
         outcome=labels.outcome if labels else 0.0,
     )
     return StoredTrajectory(facts, trajectory, labels, None)
 
 
-def _turn(row: dict[str, Any]) -> Turn:
-    calls = tuple(ToolCall(call["name"], json.loads(call["arguments"])) for call in row["tool_calls"])
-    return Turn(row["start"], row["end"], Role(row["role"]), row["finish_reason"], calls)
+def plans_table(plans: Iterable[BatchPlan]) -> pa.Table:
+    """Rows of `PLANS`."""
+    return pa.Table.from_pylist([row_of(_PLAN, plan) for plan in plans], PLANS)
 
 
-def _labels(row: dict[str, Any], batch: pa.RecordBatch, index: int) -> Labels | None:
-    if row["reward"] is None:
-        return None
-    return Labels(
-        trajectory_id=row["id"],
-        **{name: row[name] for name in ("reward", "outcome", "scorer")},
-        step_scores=_array(batch, "step_scores", index, np.float32),
-        step_ends=_array(batch, "step_ends", index, np.int32),
-        extra=dict(row["extra"]),
-    )
+def read_plan_row(row: Mapping[str, Any]) -> BatchPlan:
+    return BatchPlan(**values_of(_PLAN, row))
 
 
-def _array(batch: pa.RecordBatch, name: str, index: int, dtype: type[np.generic]) -> Any:
-    return batch.column(name)[index].values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+def dead_letters_table(letters: Iterable[tuple[str, DeadLetter]]) -> pa.Table:
+    """Rows of `DEAD_LETTERS`; the id is the ticket's."""
+    return pa.Table.from_pylist([{"id": name, **row_of(_DEAD_LETTER, each)} for name, each in letters], DEAD_LETTERS)
 
 
-def plan_row(plan: BatchPlan) -> dict[str, Any]:
-    """The row of a batch plan."""
-    return {name: getattr(plan, name) for name in PLANS.names}
-
-
-def letter_row(name: str, letter: DeadLetter) -> dict[str, Any]:
-    """The row of a dead letter, which is known by its ticket."""
-    return {"id": name, **{each: getattr(letter, each) for each in LETTERS.names[1:]}}
+def read_dead_letter(row: Mapping[str, Any]) -> tuple[str, DeadLetter]:
+    return row["id"], DeadLetter(**values_of(_DEAD_LETTER, row))

@@ -1,110 +1,256 @@
-"""`asyncrl replay SUBCOMMAND`: look into the replay of a run, finished or at work, and move its trajectories about."""
+"""`asyncrl inspect SUBCOMMAND`: look at the replay of a run, finished or at work, and move its trajectories."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+import time
+from argparse import ArgumentParser, Namespace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import lmdb
+from rich.console import Console
+from rich.live import Live
+from rich.progress import MofNCompleteColumn, Progress
 
-from asyncrl.errors import AsyncrlError
-from asyncrl.inspect import actions, dead_letters
+from asyncrl.config.commands import command_name
+from asyncrl.errors import AsyncrlError, ConfigError, RefusedError
+from asyncrl.inspect import changes, episode
+from asyncrl.inspect.run import InspectedRun, LiveReplay, decoder, find, ids_as_text
+from asyncrl.inspect.status import StatusSample, describe, sample
+from asyncrl.inspect.table import dead_letter_table, describe_dead_letters, status_table
+from asyncrl.replay.records import TrajectoryState
+from asyncrl.replay.store import Transaction
+from asyncrl.replay.stored import StoredRun
 
 EXAMPLES = """examples:
-  asyncrl replay status --run runs/NAME              watch it; Ctrl-C ends
-  asyncrl replay show t000000012.3.0 --run runs/NAME
-  asyncrl replay export --to DIR --run runs/NAME     Parquet for pandas, polars and duckdb
-  asyncrl replay import --from DIR --to STORE        and back; then: asyncrl replay show ID --store STORE
-  asyncrl replay requeue --all --run runs/NAME
-docs/replay.md tells more.
+  asyncrl inspect status --run runs/NAME              watch it; Ctrl-C ends
+  asyncrl inspect show t000000012.3.0 --run runs/NAME
+  asyncrl inspect export --to DIR --run runs/NAME     Parquet for pandas, polars and duckdb
+  asyncrl inspect import --from DIR --to STORE        and back; then: asyncrl inspect show ID --store STORE
+  asyncrl inspect requeue --all --run runs/NAME
+docs/replay.md describes them.
 """
+SAMPLES = 6
+"""Rates are those since the oldest of so many samples."""
+SUGGESTIONS = 8
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of all subcommands."""
-    top = argparse.ArgumentParser(
-        prog="asyncrl replay",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = top.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
-    _add_reading(commands)
-    _add_parquet(commands)
-    _add_changing(commands)
-    return top
-
-
-def _run_options() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--run", help="folder of the run, such as runs/NAME, or its name")
-    options.add_argument("--store", help="folder of its store instead, such as runs/NAME/replay or an imported one")
-    options.add_argument(
-        "--endpoint",
-        action="append",
-        default=[],
-        metavar="tcp://HOST:PORT",
-        help="address of the replay, once for each shard, where no config.yaml in the run's folder tells it",
-    )
-    options.add_argument("--keys", metavar="DIR", help="keys to connect with, where config.yaml does not tell them")
-    return options
-
-
-def _add_reading(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    plain = argparse.ArgumentParser(add_help=False, parents=[_run_options()])
-    plain.add_argument("--json", action="store_true", help="print JSON for programs")
-    status = commands.add_parser("status", parents=[plain], help="rates, depths, lags, leases and disk, live")
-    status.add_argument("--once", action="store_true", help="print it once; its rates are those of one interval")
-    status.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (1)")
-    status.set_defaults(act=actions.status)
-    show = commands.add_parser("show", parents=[plain], help="one episode, turn by turn")
-    show.add_argument("id", metavar="ID", help="its id, such as t000000012.3.0")
-    show.add_argument("--tokenizer", metavar="DIR", help="tokenizer, where the run's own is gone")
-    show.set_defaults(act=actions.show)
-    letters = commands.add_parser("dead-letters", parents=[plain], help="attempts that were given up, and why")
-    letters.set_defaults(act=actions.list_letters)
-
-
-def _add_parquet(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    out = commands.add_parser(
-        "export", parents=[_run_options()], help="all trajectories, plans and dead letters to Parquet"
-    )
-    out.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
-    out.add_argument("--state", action="append", default=[], help="only trajectories in this state, such as trained")
-    out.set_defaults(act=actions.export)
-    back = commands.add_parser("import", help="an exported run to a new store")
-    back.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder that export made")
-    back.add_argument("--to", type=Path, required=True, metavar="STORE", help="folder of the store to make")
-    back.set_defaults(act=actions.import_back)
-
-
-def _add_changing(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    for name, change, meaning in (
-        ("requeue", dead_letters.requeue, "put dead letters back; the run must be at work"),
-        ("discard", dead_letters.discard, "forget dead letters; the run must be at work"),
-    ):
-        command = commands.add_parser(name, parents=[_run_options()], help=meaning)
-        which = command.add_mutually_exclusive_group(required=True)
-        which.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
-        which.add_argument("--all", action="store_true", help="every dead letter")
-        command.set_defaults(act=actions.change_letters, change=change)
-    skip = commands.add_parser(
-        "skip-plan", parents=[_run_options()], help="have a step train nothing whose plan fails again and again"
-    )
-    skip.add_argument("step", type=int, metavar="STEP", help="the step, as the learner's error names it")
-    skip.add_argument("--reason", required=True, metavar="TEXT", help="why; recorded with the plan")
-    skip.set_defaults(act=actions.skip_plan)
-
-
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Do what the command line says, then end the process: with a message and status 1 where it cannot be done."""
-    parsed = parser().parse_args(arguments)
+    parsed = parser().parse_args()
     try:
         sys.exit(parsed.act(parsed))
     except KeyboardInterrupt:
         sys.exit(130)
     except (AsyncrlError, OSError, lmdb.Error) as error:
-        sys.stderr.write(f"asyncrl replay {parsed.command}: {error}\n")
+        sys.stderr.write(f"{command_name()} {parsed.command}: {error}\n")
         sys.exit(1)
+
+
+def parser() -> ArgumentParser:
+    """The command line of all subcommands."""
+    top = ArgumentParser(
+        prog=command_name(),
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
+    run = ArgumentParser(add_help=False)
+    run.add_argument("--run", help="folder of the run, such as runs/NAME, or its name")
+    run.add_argument("--store", help="folder of its store instead, such as runs/NAME/replay or an imported one")
+    run.add_argument(
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="tcp://HOST:PORT",
+        help="address of the replay, once for each shard, where the run's folder has no config.yaml",
+    )
+    run.add_argument("--keys", metavar="DIR", help="keys to connect with, where the run's folder has no config.yaml")
+    run.add_argument("--wait", type=float, metavar="S", help="seconds to wait for the replay (1; for changes 10)")
+    plain = ArgumentParser(add_help=False, parents=[run])
+    plain.add_argument("--json", action="store_true", help="print JSON for programs")
+
+    def add(name: str, act: Callable[[Namespace], int], meaning: str, *parents: ArgumentParser) -> ArgumentParser:
+        command = commands.add_parser(name, parents=parents, help=meaning)
+        command.set_defaults(act=act)
+        return command
+
+    command = add("status", status, "rates, depths, lags, leases and disk, live", plain)
+    command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
+    command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
+    command = add("show", show, "one episode, turn by turn", plain)
+    command.add_argument("id", metavar="ID", help="its id, such as t000000012.3.0")
+    command.add_argument("--tokenizer", metavar="DIR", help="tokenizer, where the run's own is gone")
+    add("dead-letters", dead_letters, "attempts that were given up, and why", plain)
+    command = add("export", export, "all trajectories, plans and dead letters to Parquet", run)
+    command.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
+    command.add_argument(
+        "--state", action="append", default=[], help="only trajectories in this state, such as trained"
+    )
+    command = add("import", import_back, "an exported run to a new store")
+    command.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder of the export")
+    command.add_argument("--to", type=Path, required=True, metavar="STORE", help="folder of the store to make")
+    for name, change, meaning in (
+        ("requeue", changes.requeue, "put dead letters back; the run must be at work"),
+        ("discard", changes.discard, "forget dead letters; the run must be at work"),
+    ):
+        command = add(name, change_dead_letters, meaning, run)
+        which = command.add_mutually_exclusive_group(required=True)
+        which.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
+        which.add_argument("--all", action="store_true", help="every dead letter")
+        command.set_defaults(change=change)
+    command = add("skip-plan", skip_plan, "make a step train nothing whose plan fails again and again", run)
+    command.add_argument("step", type=int, metavar="STEP", help="the step, as the learner's error names it")
+    command.add_argument("--reason", required=True, metavar="TEXT", help="why; recorded with the plan")
+    return top
+
+
+@contextmanager
+def _opened(arguments: Namespace) -> Iterator[tuple[InspectedRun, StoredRun]]:
+    run = _run(arguments)
+    with closing(StoredRun(run.folder)) as stored:
+        yield run, stored
+
+
+def _run(arguments: Namespace) -> InspectedRun:
+    return find(arguments.run, arguments.store, arguments.endpoint, arguments.keys)
+
+
+def _wait_s(arguments: Namespace, default: float) -> float:
+    return default if arguments.wait is None else float(arguments.wait)
+
+
+def status(arguments: Namespace) -> int:
+    """A live table on a terminal; one print elsewhere, with --once and with --json."""
+    console = Console()
+    with _opened(arguments) as (run, stored):
+        views = _views(run, LiveReplay(run, stored, _wait_s(arguments, 1.0)), stored, arguments.interval)
+        if console.is_terminal and not (arguments.once or arguments.json):
+            with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as table:
+                for view in views:
+                    table.update(status_table(view), refresh=True)
+            return 0
+        view = next(views)
+        if view["running"]:
+            view = next(views)
+    if arguments.json:
+        _print_json(view)
+    else:
+        console.print(status_table(view))
+    return 0
+
+
+def _views(run: InspectedRun, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
+    """The status now, and again after every interval."""
+    high_water = _high_water_bytes(run)
+    samples: deque[StatusSample] = deque(maxlen=SAMPLES)
+    while True:
+        samples.append(sample(stored, live, time.monotonic()))
+        yield describe(run.folder, samples[-1], samples[0] if len(samples) > 1 else None, high_water)
+        time.sleep(interval)
+
+
+def _high_water_bytes(run: InspectedRun) -> int | None:
+    if run.config is None:
+        return None
+    # Reads task files, which takes longer to import than all the rest.
+    from asyncrl.replay.from_config import high_water_bytes
+
+    return high_water_bytes(run.config.replay) * run.config.replay.shards
+
+
+def show(arguments: Namespace) -> int:
+    """One episode."""
+    name = arguments.id
+    with _opened(arguments) as (run, stored):
+        record = stored.record(name)
+        if record.facts is None and record.dead_letter is None and record.trajectory is None:
+            raise RefusedError(f"there is no trajectory {name}; {_others(stored, name)}")
+    decode = decoder(run, arguments.tokenizer) if record.trajectory else ids_as_text
+    if arguments.json:
+        _print_json(episode.describe(name, record, decode))
+    else:
+        Console().print(episode.readable(name, record, decode), soft_wrap=True)
+    return 0
+
+
+def _others(stored: StoredRun, name: str) -> str:
+    begin_like_it = [each for each in islice(stored.ids(after=name), SUGGESTIONS) if each.startswith(name)]
+    others = begin_like_it or list(islice(stored.ids(), SUGGESTIONS))
+    return f"do you mean {', '.join(others)}?" if others else "the store holds none; replay.retention=all keeps them"
+
+
+def export(arguments: Namespace) -> int:
+    """Write a run to Parquet."""
+    from asyncrl.inspect.parquet import export_run
+
+    unknown = sorted(set(arguments.state) - set(TrajectoryState))
+    if unknown:
+        raise ConfigError(f"--state {unknown[0]}: use one of {', '.join(TrajectoryState)}")
+    with (
+        _opened(arguments) as (_, stored),
+        _progress("exporting", sum(stored.each(Transaction.count, "data"))) as progress,
+    ):
+        rows, planned = export_run(stored, arguments.to, arguments.state, progress), stored.steps()
+    sys.stdout.write(f"wrote {rows} trajectories and {planned} plans to {arguments.to}\n")
+    return 0
+
+
+def import_back(arguments: Namespace) -> int:
+    """Make a store of an exported run."""
+    from asyncrl.inspect.parquet import count_rows, import_run
+
+    with _progress("importing", count_rows(arguments.source)) as progress:
+        rows = import_run(arguments.source, arguments.to, progress)
+    sys.stdout.write(f"imported {rows} trajectories to {arguments.to}\n")
+    return 0
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def dead_letters(arguments: Namespace) -> int:
+    """The dead letters of a run."""
+    with _opened(arguments) as (_, stored):
+        letters = stored.letters()
+    if arguments.json:
+        _print_json(describe_dead_letters(letters))
+    else:
+        Console().print(dead_letter_table(letters))
+    return 0
+
+
+def change_dead_letters(arguments: Namespace) -> int:
+    """Requeue or discard dead letters; status 1 where one was refused."""
+    with _opened(arguments) as (run, stored):
+        names = [name for name, _ in stored.letters()] if arguments.all else arguments.ids
+        live = LiveReplay(run, stored, _wait_s(arguments, 10.0))
+        results = changes.change_all(live, stored.shards, names, arguments.change)
+    if not results:
+        sys.stdout.write("there are no dead letters\n")
+    for result in results:
+        (sys.stderr if result.refused else sys.stdout).write(f"{result.id} {result.text}\n")
+    return int(any(result.refused for result in results))
+
+
+def skip_plan(arguments: Namespace) -> int:
+    """Make a recorded plan train nothing."""
+    dead = changes.skip_plan(_run(arguments), arguments.step, arguments.reason, _wait_s(arguments, 10.0))
+    sys.stdout.write(f"step {arguments.step} trains nothing; {dead} of its trajectories are dead letters now\n")
+    return 0
+
+
+def _print_json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")

@@ -1,7 +1,7 @@
-"""`asyncrl replay show`: one episode, readable turn by turn.
+"""`asyncrl inspect show`: one episode, turn by turn.
 
-The text is cut wherever the mask, a turn or a step changes, and every cut is decoded by itself: what the policy sampled
-is green, what it was given is dim, and a step's score stands right at the step's end.
+The text is cut where the loss mask, a turn or a step changes, and each piece is decoded alone. Sampled text is green,
+other text is dim, and a step's score follows the end of the step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.inspect.text import printable
-from asyncrl.inspect.tokenizer import Decode
+from asyncrl.inspect.run import Decode
+from asyncrl.inspect.table import printable
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import Labels, Trajectory, runs_of
@@ -151,12 +151,12 @@ def _numbers(values: Mapping[str, float]) -> str:
 
 
 def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iterator[RenderableType]:
-    """For each turn a head and its text; where there are several branches, their first turns say so."""
+    """For each turn a heading and its text. With several branches, the first turn of each names its branch."""
     scores = step_scores(labels)
     branches = {start: number for number, (start, _) in enumerate(trajectory.branches)}
     for number, turn in enumerate(trajectory.turns):
         by_version = versions(trajectory, turn.start, turn.end)
-        told = [
+        parts = [
             f"branch {branches[turn.start]}" if len(branches) > 1 and turn.start in branches else "",
             f"turn {number}",
             turn.role.value,
@@ -164,7 +164,7 @@ def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iter
             *(f"{count} by version {version}" for version, count in by_version.items()),
             turn.finish_reason,
         ]
-        yield Rule(Text(" · ".join(filter(None, told)), "bold"), align="left", style="dim")
+        yield Rule(Text(" · ".join(filter(None, parts)), "bold"), align="left", style="dim")
         yield _text(trajectory, turn.start, turn.end, scores, decode)
 
 

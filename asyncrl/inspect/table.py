@@ -1,25 +1,49 @@
-"""The status of a replay as tables for a terminal."""
+"""Tables for a terminal: the status of a replay, and dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.inspect.text import printable
+from asyncrl.replay.records import DeadLetter
 
 BAR_WIDTH = 24
 WORKERS_SHOWN = 16
 MIB = 1 << 20
 
 
+def printable(text: str) -> str:
+    """Text without effect on a terminal: a policy, a tool or a worker may have written escape sequences."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dict[str, Any]]:
+    """Dead letters as plain values. `attempts` is the number of failures of that member so far."""
+    return [{"id": name, **structs.asdict(letter), "attempts": letter.attempt + 1} for name, letter in letters]
+
+
+def dead_letter_table(letters: Sequence[tuple[str, DeadLetter]]) -> Table:
+    """Dead letters for a terminal."""
+    table = Table(
+        box=None, pad_edge=False, header_style="dim", title=f"{len(letters)} dead letters", title_justify="left"
+    )
+    for column in ("id", "failed in", "attempts", "reason"):
+        table.add_column(column, justify="right" if column == "attempts" else "left", no_wrap=column == "id")
+    for name, letter in letters:
+        failed_in = "scoring" if letter.scoring else "episode"
+        table.add_row(name, failed_in, str(letter.attempt + 1), escape(printable(letter.reason)))
+    return table
+
+
 def status_table(status: Mapping[str, Any]) -> RenderableType:
-    """What `status.describe` says, readable."""
+    """The values of `status.describe`, readable."""
     blocks = [_flow(status), _states(status["states"]), _depths(status)]
     return Group(
         _title(status),

@@ -42,7 +42,7 @@ class StepFailures:
             logger.exception("step %d failed for the %dth time", step, times)
             raise StepFailedError(
                 f"step {step} has failed {times} times, at last with {type(error).__name__}: {error}\n"
-                "The recorded plan of a step never changes. If its data are the cause, `asyncrl replay skip-plan "
+                "The recorded plan of a step never changes. If its data are the cause, `asyncrl inspect skip-plan "
                 f"{step} --reason TEXT --run RUN` has it train nothing; then start the run again."
             ) from error
         # A learner that resumes trains earlier steps first: their success says nothing about this one.

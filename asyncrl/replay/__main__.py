@@ -1,12 +1,8 @@
-"""`python -m asyncrl.replay`: serve one shard of the replay of a run until SIGTERM or Ctrl-C.
-
-With a bare word before all else it is a subcommand, which looks into a run: see `inspect.command`.
-"""
+"""`python -m asyncrl.replay`: serve one shard of the replay of a run until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -54,22 +50,7 @@ def run(config: TrainConfig) -> None:
 
 def main() -> None:
     """The entry of the command line."""
-    arguments = sys.argv[1:]
-    # What only people need is imported for them alone: a replay must be up again in a moment.
-    if arguments and _is_subcommand(arguments[0]):
-        from asyncrl.inspect.command import main as inspect
-
-        inspect(arguments)
-    if {"-h", "--help"} & set(arguments):
-        from asyncrl.inspect.command import parser
-
-        sys.stdout.write(f"{parser().format_help()}\nWithout a subcommand it serves the replay of a run:\n\n")
     role_main(run)
-
-
-def _is_subcommand(word: str) -> bool:
-    """A bare word; Hydra's arguments begin with a sign or hold a "="."""
-    return word[:1].isalpha() and "=" not in word
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class DeadLetters:
         """Raises RefusedError: there is no such dead letter."""
         letter = DeadLetter.load(tx, ticket)
         if letter is None:
-            raise RefusedError(f"there is no dead letter {ticket}; `asyncrl replay dead-letters` lists them")
+            raise RefusedError(f"there is no dead letter {ticket}; `asyncrl inspect dead-letters` lists them")
         return letter
 
     def discard(self, tx: Transaction, ticket: str) -> None:

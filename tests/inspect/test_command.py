@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.__main__ import main
 from asyncrl.demo.tokenizer import build_tokenizer
-from asyncrl.inspect import actions
-from asyncrl.inspect.command import main
-from asyncrl.replay import __main__ as replay
 from tests.inspect.support import make_run, run_episodes, write_config
 
 Call = Callable[..., tuple[int, str, str]]
@@ -22,16 +20,15 @@ Call = Callable[..., tuple[int, str, str]]
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
     """Runs a command line beside the run folder runs/mine; returns status, output and errors."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(actions, "STATUS_WAIT_S", 0.1)
-    monkeypatch.setattr(actions, "CHANGE_WAIT_S", 0.1)
     core = make_run(Path("runs/mine"))
     run_episodes(core, 4)
     core.fail(core.tickets(1)[0].id)
     core.store.close()
 
-    def run(*arguments: str) -> tuple[int, str, str]:
+    def run(*arguments: str, command: str = "inspect") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["asyncrl", command, *arguments])
         with pytest.raises(SystemExit) as ended:
-            main(arguments)
+            main()
         captured = capsys.readouterr()
         code = ended.value.code
         return code if isinstance(code, int) else 0, captured.out, captured.err
@@ -42,7 +39,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
     write_config(Path("runs/mine"), replay_port=6)
     for where in (["--run", "runs/mine"], ["--run", "mine"], ["--store", "runs/mine/replay"]):
-        code, out, _ = call("status", "--json", *where)
+        code, out, _ = call("status", "--json", "--wait", "0.1", *where)
         status = json.loads(out)
         assert code == 0
         assert status["totals"]["accepted"] == 4
@@ -59,9 +56,12 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         (["show", "t000000001", "--run", "mine"], "do you mean t000000001.0.0, t000000001.1.0?"),
         (["show", "nonsense", "--run", "mine"], "one looks like t000000012.3.0"),
         (["export", "--to", "out", "--state", "tired", "--run", "mine"], "use one of waiting, leased"),
-        (["import", "--from", "runs", "--to", "store"], "no run that `asyncrl replay export` wrote"),
+        (["import", "--from", "runs", "--to", "store"], "no run that `asyncrl inspect export` wrote"),
         (["requeue", "--all", "--run", "mine"], "name each shard's address by --endpoint"),
-        (["discard", "--all", "--run", "mine", "--endpoint", "tcp://127.0.0.1:6"], "no answer from the replay"),
+        (
+            ["discard", "--all", "--run", "mine", "--endpoint", "tcp://127.0.0.1:6", "--wait", "0.1"],
+            "no answer from the replay",
+        ),
     ],
 )
 def test_an_error_names_its_fix_and_ends_with_status_1(call: Call, arguments: list[str], fix: str) -> None:
@@ -114,25 +114,12 @@ def test_dead_letters_are_a_table_or_json(call: Call) -> None:
     assert "broken" in out
 
 
-def test_subcommands_stand_beside_the_command_that_serves(
-    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    served = []
-    monkeypatch.setattr(replay, "role_main", served.append)
-
-    def typed(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["asyncrl replay", *arguments])
-        replay.main()
-        return capsys.readouterr().out
-
-    with pytest.raises(SystemExit) as ended:
-        typed("status", "--run", "mine", "--once")
-    assert ended.value.code == 0
-    assert "oldest ticket" in capsys.readouterr().out
-    assert served == []
-    with pytest.raises(SystemExit):
-        typed("statsu")
-    assert "invalid choice: 'statsu'" in capsys.readouterr().err
-    assert "dead-letters" in typed("--help")
-    assert typed("replay.shards=2", "experiment=demo") == ""
-    assert served == [replay.run, replay.run]
+def test_the_subcommands_of_inspect_are_those_of_replay_too(call: Call) -> None:
+    for command in ("inspect", "replay"):
+        code, out, _ = call("status", "--run", "mine", "--once", command=command)
+        assert code == 0
+        assert "oldest ticket" in out
+        code, _, err = call("statsu", command=command)
+        assert code == 2
+        assert "invalid choice: 'statsu'" in err
+        assert "usage: asyncrl inspect" in err

@@ -13,8 +13,8 @@ from msgspec import structs
 from rich.text import Text
 
 from asyncrl.inspect import episode
-from asyncrl.inspect.text import printable
-from asyncrl.inspect.tokenizer import ids_as_text
+from asyncrl.inspect.run import ids_as_text
+from asyncrl.inspect.table import printable
 from asyncrl.replay.records import DeadLetter
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
 from asyncrl.types import Role, Turn
@@ -92,15 +92,15 @@ def test_colours_are_those_of_the_loss_mask(record: StoredTrajectory) -> None:
 
 def test_plain_values_survive_json_and_hold_every_turn(record: StoredTrajectory) -> None:
     values = json.loads(json.dumps(episode.describe(NAME, record, as_letters)))
-    told = values["trajectory"]
-    assert [turn["text"] for turn in told["turns"]] == ["abc", "defg", "hi", "jkl"]
-    assert told["turns"][1]["tool_calls"][0]["arguments"] == {"expression": "1+2", "nested": {"deep": [1, None]}}
-    assert [step["score"] for step in told["steps"]] == pytest.approx([0.9, 0.5, 0.1])
+    trajectory = values["trajectory"]
+    assert [turn["text"] for turn in trajectory["turns"]] == ["abc", "defg", "hi", "jkl"]
+    assert trajectory["turns"][1]["tool_calls"][0]["arguments"] == {"expression": "1+2", "nested": {"deep": [1, None]}}
+    assert [step["score"] for step in trajectory["steps"]] == pytest.approx([0.9, 0.5, 0.1])
     assert values["labels"]["outcome"] == 0.0
     assert values["facts"]["state"] == "planned"
 
 
-def test_an_episode_without_labels_and_one_without_data_are_told_as_far_as_they_are_there(tmp_path: Path) -> None:
+def test_an_episode_without_labels_and_one_without_data_show_what_is_left(tmp_path: Path) -> None:
     core = make_run(tmp_path)
     ticket = core.tickets(1)[0]
     core.put(make_trajectory(ticket))

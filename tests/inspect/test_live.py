@@ -1,4 +1,4 @@
-"""What is asked of a replay at work, over real sockets; and what is told without one."""
+"""A replay at work, over real sockets: its status, and changes; and the same where none runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import pytest
 from asyncrl.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import RefusedError, UnavailableError
-from asyncrl.inspect import dead_letters
-from asyncrl.inspect.skipping import skip_plan
-from asyncrl.inspect.status import describe, look
-from asyncrl.inspect.table import status_table
-from asyncrl.inspect.target import Live, Target
+from asyncrl.inspect.changes import Change, ChangeResult, change_all, discard, requeue, skip_plan
+from asyncrl.inspect.run import InspectedRun, LiveReplay
+from asyncrl.inspect.status import describe, sample
+from asyncrl.inspect.table import dead_letter_table, describe_dead_letters, status_table
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.stored import StoredRun
@@ -34,7 +33,7 @@ WAIT_S = 5.0
 
 
 class AtWork:
-    """A store that another process serves, a client that works with it, and the look of somebody else at both."""
+    """A store that another process serves, a client that works with it, and the commands that look at both."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,20 +46,19 @@ class AtWork:
         )
         assert self._replay.stdout is not None
         endpoint = self._replay.stdout.readline().strip()
-        self.target = Target(folder, None, [endpoint])
+        self.run = InspectedRun(folder, None, [endpoint])
         self.worker = ReplayClient(endpoint, "worker", "1", run=OWN_RUN)
         self.wait_s = WAIT_S
 
     def status(self) -> dict[str, Any]:
         with closing(StoredRun(self.folder)) as stored:
-            live = Live(self.target, stored, self.wait_s)
-            before = look(stored, live, 0.0)
-            return describe(self.folder, look(stored, live, 2.0), before, 1000)
+            live = LiveReplay(self.run, stored, self.wait_s)
+            before = sample(stored, live, 0.0)
+            return describe(self.folder, sample(stored, live, 2.0), before, 1000)
 
-    def change(self, change: Any, *names: str) -> list[dead_letters.Outcome]:
+    def change(self, change: Change, *names: str) -> list[ChangeResult]:
         with closing(StoredRun(self.folder)) as stored:
-            outcomes: list[dead_letters.Outcome] = change(Live(self.target, stored, self.wait_s), 1, names)
-            return outcomes
+            return change_all(LiveReplay(self.run, stored, self.wait_s), 1, names, change)
 
     def end(self) -> None:
         self.worker.close()
@@ -74,7 +72,7 @@ def at_work(tmp_path: Path) -> Iterator[AtWork]:
     running.end()
 
 
-def test_status_tells_of_a_replay_at_work(at_work: AtWork) -> None:
+def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
     tickets = at_work.worker.tickets([], 3)
     at_work.worker.put(make_trajectory(tickets[0]))
     at_work.worker.lease(["rules"], 9, 1000)
@@ -93,7 +91,7 @@ def test_status_tells_of_a_replay_at_work(at_work: AtWork) -> None:
         assert words in shown
 
 
-def test_status_of_a_finished_run_tells_what_the_store_holds_and_that_nobody_serves_it(at_work: AtWork) -> None:
+def test_the_status_of_a_finished_run_is_that_of_its_store(at_work: AtWork) -> None:
     at_work.worker.tickets([], 1)
     at_work.end()
     at_work.wait_s = 0.1
@@ -115,12 +113,12 @@ def test_status_names_a_reader_that_keeps_space_from_being_used_again(at_work: A
     assert "\x1b" not in shown
 
 
-def test_a_shard_that_is_away_is_told_beside_the_one_that_runs(tmp_path: Path) -> None:
+def test_the_status_names_a_shard_that_does_not_run(tmp_path: Path) -> None:
     running = AtWork(tmp_path / "replay" / "0")
     make_run(tmp_path / "other").store.close()
     (tmp_path / "other" / "replay").rename(tmp_path / "replay" / "1")
     running.folder, away = tmp_path / "replay", "tcp://127.0.0.1:6"
-    running.target = Target(running.folder, None, [*running.target.endpoints, away])
+    running.run = InspectedRun(running.folder, None, [*running.run.endpoints, away])
     running.wait_s = 1.0
     status = running.status()
     running.end()
@@ -131,11 +129,11 @@ def test_a_shard_that_is_away_is_told_beside_the_one_that_runs(tmp_path: Path) -
 
 def test_rates_are_changes_a_second(at_work: AtWork) -> None:
     with closing(StoredRun(at_work.folder)) as stored:
-        live = Live(at_work.target, stored, WAIT_S)
-        before = look(stored, live, 10.0)
+        live = LiveReplay(at_work.run, stored, WAIT_S)
+        before = sample(stored, live, 10.0)
         for ticket in at_work.worker.tickets([], 4):
             at_work.worker.put(make_trajectory(ticket))
-        rates = describe(at_work.folder, look(stored, live, 12.0), before, None)["rates"]
+        rates = describe(at_work.folder, sample(stored, live, 12.0), before, None)["rates"]
     assert rates["accepted"] == 2.0
     assert rates["trained"] == 0.0
 
@@ -146,11 +144,11 @@ def test_dead_letters_are_listed_put_back_and_discarded(at_work: AtWork) -> None
     at_work.worker.fail(second, "out of patience")
     with closing(StoredRun(at_work.folder)) as stored:
         letters = stored.letters()
-    assert [(each["id"], each["attempts"]) for each in dead_letters.describe(letters)] == [(first, 1), (second, 1)]
-    assert "the tool fell over�[2J" in printed(dead_letters.table(letters))
-    (outcome,) = at_work.change(dead_letters.requeue, first)
-    assert (outcome.told, outcome.refused) == ("its task runs again as a new group", False)
-    (outcome,) = at_work.change(dead_letters.discard, second)
+    assert [(each["id"], each["attempts"]) for each in describe_dead_letters(letters)] == [(first, 1), (second, 1)]
+    assert "the tool fell over�[2J" in printed(dead_letter_table(letters))
+    (outcome,) = at_work.change(requeue, first)
+    assert (outcome.text, outcome.refused) == ("its task runs again as a new group", False)
+    (outcome,) = at_work.change(discard, second)
     assert not outcome.refused
     assert at_work.worker.status()["depth_dead"] == 0
     assert at_work.worker.status()["depth_again"] == 1
@@ -159,9 +157,9 @@ def test_dead_letters_are_listed_put_back_and_discarded(at_work: AtWork) -> None
 def test_a_letter_that_is_not_there_is_refused_and_the_others_are_changed(at_work: AtWork) -> None:
     name = at_work.worker.tickets([], 1)[0].id
     at_work.worker.fail(name, "broken")
-    nobody, done = at_work.change(dead_letters.discard, "t000000099.0.0", name)
+    nobody, done = at_work.change(discard, "t000000099.0.0", name)
     assert nobody.refused
-    assert "there is no dead letter" in nobody.told
+    assert "there is no dead letter" in nobody.text
     assert not done.refused
 
 
@@ -171,14 +169,14 @@ def test_nothing_is_changed_where_no_replay_or_that_of_another_run_answers(at_wo
     make_run(tmp_path / "other").store.close()
     other = tmp_path / "other" / "replay"
     with closing(StoredRun(other)) as stored:
-        live = Live(Target(other, None, at_work.target.endpoints), stored, WAIT_S)
+        live = LiveReplay(InspectedRun(other, None, at_work.run.endpoints), stored, WAIT_S)
         with pytest.raises(UnavailableError, match="serves another run"):
-            dead_letters.discard(live, 1, [name])
+            change_all(live, 1, [name], discard)
     assert at_work.worker.status()["depth_dead"] == 1
     at_work.end()
     at_work.wait_s = 0.1
     with pytest.raises(UnavailableError, match="no answer"):
-        at_work.change(dead_letters.discard, name)
+        at_work.change(discard, name)
 
 
 def test_a_plan_is_skipped_through_the_replay_that_serves_it(at_work: AtWork) -> None:
@@ -188,12 +186,12 @@ def test_a_plan_is_skipped_through_the_replay_that_serves_it(at_work: AtWork) ->
     at_work.worker.label([make_labels(lease.trajectory.id) for lease in leases])
     plan = at_work.worker.plan(0)
     assert plan is not None
-    assert skip_plan(at_work.target, 0, "poison", at_work.wait_s) == len(plan.ids)
+    assert skip_plan(at_work.run, 0, "poison", at_work.wait_s) == len(plan.ids)
     again = at_work.worker.plan(0)
     assert again is not None
     assert again.skipped == "poison"
     with pytest.raises(RefusedError, match="step 7 has no recorded plan"):
-        skip_plan(at_work.target, 7, "poison", at_work.wait_s)
+        skip_plan(at_work.run, 7, "poison", at_work.wait_s)
 
 
 def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) -> None:
@@ -209,7 +207,7 @@ def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) 
     plan = core.plan(0)
     assert plan is not None
     core.store.close()
-    target = Target(tmp_path / "run" / "replay", config, ["tcp://127.0.0.1:9"])
+    target = InspectedRun(tmp_path / "run" / "replay", config, ["tcp://127.0.0.1:9"])
     assert skip_plan(target, 0, "poison", give_up_s=0.1) == 4
     with closing(StoredRun(target.folder)) as stored:
         recorded = stored.plan(0)

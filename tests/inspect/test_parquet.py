@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +16,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncrl.errors import DataError, StoreError
-from asyncrl.inspect import exporting
-from asyncrl.inspect.columns import (
-    LETTERS_FILE,
+from asyncrl.inspect.columns import TRAJECTORIES, read_trajectories, trajectory_batch
+from asyncrl.inspect.parquet import (
+    DEAD_LETTERS_FILE,
     PLANS_FILE,
-    TRAJECTORIES,
     TRAJECTORIES_FILE,
-    read_trajectories,
-    trajectory_batch,
+    count_rows,
+    export_run,
+    import_run,
 )
-from asyncrl.inspect.exporting import export_run
-from asyncrl.inspect.importing import count_rows, import_run
 from asyncrl.learner.batches import RecordedReplay
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.records import TrajectoryRecord
@@ -37,7 +36,7 @@ from tests.inspect.support import make_run, run_episodes
 from tests.replay.support import Core, make_settings
 from tests.test_wire import trajectories
 
-FILES = (TRAJECTORIES_FILE, PLANS_FILE, LETTERS_FILE)
+FILES = (TRAJECTORIES_FILE, PLANS_FILE, DEAD_LETTERS_FILE)
 ROOT = Path(__file__).parents[2]
 
 
@@ -116,17 +115,14 @@ def contents(folder: Path) -> tuple[object, ...]:
         )
 
 
-def export(store: Path, folder: Path, states: Sequence[str] = ()) -> list[pa.Table]:
+def export(store: Path, folder: Path, states: Sequence[str] = (), **options: Any) -> list[pa.Table]:
     with closing(StoredRun(store)) as stored:
-        export_run(stored, folder, states)
+        export_run(stored, folder, states, **options)
     return [pq.read_table(folder / name) for name in FILES]
 
 
-def test_export_import_export_gives_equal_tables_and_stores(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exporting, "GROUP_TOKENS", 30)
-    first = export(run, tmp_path / "first")
+def test_export_import_export_gives_equal_tables_and_stores(run: Path, tmp_path: Path) -> None:
+    first = export(run, tmp_path / "first", group_tokens=30)
     assert import_run(tmp_path / "first", tmp_path / "store") == first[0].num_rows == count_rows(tmp_path / "first")
     assert contents(tmp_path / "store") == contents(run)
     assert export(tmp_path / "store", tmp_path / "second") == first
@@ -135,11 +131,8 @@ def test_export_import_export_gives_equal_tables_and_stores(
     assert first[2].num_rows == 1
 
 
-def test_row_groups_are_bounded_and_compressed_with_zstd(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exporting, "GROUP_TOKENS", 30)
-    export(run, tmp_path / "out")
+def test_row_groups_are_bounded_and_compressed_with_zstd(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "out", group_tokens=30)
     metadata = pq.ParquetFile(tmp_path / "out" / TRAJECTORIES_FILE).metadata
     assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [3, 3, 3, 1]
     assert metadata.row_group(0).column(0).compression == "ZSTD"
@@ -176,18 +169,17 @@ def test_a_folder_that_is_there_is_never_written_over(run: Path, tmp_path: Path)
         import_run(tmp_path / "out", run)
 
 
-def test_an_export_that_breaks_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(records: Sequence[StoredTrajectory]) -> pa.RecordBatch:
+def test_an_export_that_breaks_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    def full_disk(_: int) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(exporting, "trajectory_batch", full_disk)
     with pytest.raises(OSError, match="no space"):
-        export(run, tmp_path / "out")
+        export(run, tmp_path / "out", progress=full_disk)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_what_is_no_export_is_refused_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no run that `asyncrl replay export` wrote"):
+    with pytest.raises(DataError, match="no run that `asyncrl inspect export` wrote"):
         import_run(tmp_path / "nothing", tmp_path / "store")
     export(run, tmp_path / "out")
     path = tmp_path / "out" / TRAJECTORIES_FILE

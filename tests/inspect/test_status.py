@@ -1,11 +1,11 @@
-"""Where a store stands: what is told cheaply equals what a look at everything would tell."""
+"""The summary of a store: what it counts cheaply equals the sums over all records."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 
-from asyncrl.inspect.standing import Standing, join, standing
+from asyncrl.inspect.status import StoreSummary, join, summarise
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import TrajectoryRecord
 from tests.helpers import make_trajectory
@@ -13,9 +13,9 @@ from tests.inspect.support import make_episode, make_run, run_episodes
 from tests.replay.support import Core
 
 
-def look(core: Core) -> Standing:
+def summary(core: Core) -> StoreSummary:
     with core.store.transaction(write=False) as tx:
-        return standing(tx)
+        return summarise(tx)
 
 
 def states_by_reading_everything(core: Core) -> Counter[str]:
@@ -29,9 +29,9 @@ def test_states_are_those_of_all_facts_at_every_point_of_a_run(tmp_path: Path) -
     planned = 0
 
     def check() -> None:
-        told = {state: count for state, count in look(core).states.items() if count}
-        assert told == states_by_reading_everything(core)
-        seen.update(told)
+        counted = {state: count for state, count in summary(core).states.items() if count}
+        assert counted == states_by_reading_everything(core)
+        seen.update(counted)
 
     for turn in range(12):
         for ticket in core.tickets(4)[:3]:
@@ -57,12 +57,12 @@ def test_lags_are_versions_behind_the_newest_publish_and_behind_the_plan(tmp_pat
     run_episodes(core, 8)
     core.publish(1)
     run_episodes(core, 4, version=1)
-    assert look(core).ready_lags == {1: 4, 0: 2}
+    assert summary(core).ready_lags == {1: 4, 0: 2}
     core.plan(0)
     core.plan(1)
-    assert look(core).ready_lags == {0: 2}
-    assert look(core).planned_lags == {0: 4, 1: 4}
-    assert look(core).steps == 2
+    assert summary(core).ready_lags == {0: 2}
+    assert summary(core).planned_lags == {0: 4, 1: 4}
+    assert summary(core).steps == 2
 
 
 def test_leases_are_counted_by_worker_and_the_oldest_ticket_is_that_of_the_first_group(tmp_path: Path) -> None:
@@ -71,35 +71,22 @@ def test_leases_are_counted_by_worker_and_the_oldest_ticket_is_that_of_the_first
     core.tickets(2, worker="b")
     core.put(make_trajectory(first[0]))
     core.lease(worker="s")
-    seen = look(core)
+    seen = summary(core)
     assert (seen.held, seen.leased) == ({"a": 2, "b": 2}, {"s": 1})
     assert seen.oldest_ticket == (first[1].id, "a")
-    assert look(make_run(tmp_path / "empty")).oldest_ticket is None
+    assert summary(make_run(tmp_path / "empty")).oldest_ticket is None
 
 
-def test_shards_are_told_as_one(tmp_path: Path) -> None:
+def test_shards_are_summed(tmp_path: Path) -> None:
     shards = [make_run(tmp_path / str(number)) for number in range(2)]
     for number, core in enumerate(shards):
         run_episodes(core, 4 + 4 * number)
         core.tickets(1, worker=f"actor-{number}", life="9")
         core.publish(number)
     shards[1].plan(0)
-    both = join([look(core) for core in shards])
+    both = join([summary(core) for core in shards])
     assert both.counters["accepted"] == 12
     assert both.counters["version"] == 1
     assert both.steps == 0
     assert both.states["labelled"] == 8
     assert both.states["planned"] == 4
-
-
-def test_a_store_keeps_its_identity_and_shares_it_with_no_other(tmp_path: Path) -> None:
-    core, other = make_run(tmp_path / "one"), make_run(tmp_path / "other")
-
-    def identity(core: Core) -> str | None:
-        with core.store.transaction(write=False) as tx:
-            return tx.identity
-
-    first = identity(core)
-    core.restart()
-    assert first
-    assert identity(core) == first != identity(other)

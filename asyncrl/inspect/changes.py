@@ -1,0 +1,101 @@
+"""`asyncrl inspect requeue`, `discard` and `skip-plan`: the commands that change something. The replay does it where it
+runs."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+
+from asyncrl.errors import ConfigError, RefusedError, UnavailableError
+from asyncrl.inspect.run import InspectedRun, LiveReplay
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.shards import shard_of
+from asyncrl.replay.store import Store
+from asyncrl.replay.stored import StoredRun, shard_paths
+
+REQUEUED = {"scoring": "is scored again", "task": "its task runs again as a new group"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeResult:
+    """The result for one dead letter. With `refused` nothing changed, and `text` says why."""
+
+    id: str
+    text: str
+    refused: bool = False
+
+
+Change = Callable[[ReplayClient, str], str]
+
+
+def requeue(client: ReplayClient, name: str) -> str:
+    """Put a dead letter back; says how."""
+    return REQUEUED[client.requeue(name)]
+
+
+def discard(client: ReplayClient, name: str) -> str:
+    """Forget a dead letter and its episode."""
+    client.discard(name)
+    return "is discarded"
+
+
+def change_all(live: LiveReplay, shards: int, names: Sequence[str], change: Change) -> list[ChangeResult]:
+    """Change dead letters through the replay. Raises UnavailableError: it does not run."""
+
+    by_shard: dict[int, list[str]] = defaultdict(list)
+    for name in names:
+        by_shard[shard_of(name, shards)].append(name)
+    results = []
+    for shard, own in sorted(by_shard.items()):
+        results += live.call(shard, partial(_change_each, names=own, change=change))
+    return results
+
+
+def _change_each(client: ReplayClient, names: Sequence[str], change: Change) -> list[ChangeResult]:
+    results = []
+    for name in names:
+        try:
+            results.append(ChangeResult(name, change(client, name)))
+        except RefusedError as error:
+            results.append(ChangeResult(name, str(error), refused=True))
+    return results
+
+
+def skip_plan(run: InspectedRun, step: int, reason: str, give_up_s: float) -> int:
+    """Make the plan of `step` train nothing on every shard, for good: the last resort where its training fails again
+    and again. Returns how many trajectories become dead letters. Uses the replay where it runs, else the store.
+
+    Raises RefusedError: there is no such plan, or it was trained; StoreError: the store cannot be opened.
+    """
+    dead, not_running = 0, []
+    with closing(StoredRun(run.folder)) as stored:
+        live = LiveReplay(run, stored, give_up_s)
+        for shard in range(stored.shards):
+            try:
+                dead += live.call(shard, lambda client: client.skip_plan(step, reason))
+            except UnavailableError:
+                not_running.append(shard)
+    # A process cannot have a store open for reading and for writing.
+    return dead + sum(_skip_in_store(run, shard, step, reason) for shard in not_running)
+
+
+def _skip_in_store(run: InspectedRun, shard: int, step: int, reason: str) -> int:
+    # Reads task files, which takes longer to import than all the rest.
+    from asyncrl.replay.from_config import max_bytes, replay_settings
+    from asyncrl.replay.protocol import Call, SkipPlan
+    from asyncrl.replay.service import ReplayService
+
+    if run.config is None:
+        raise ConfigError(f"there is no configuration of {run.folder}: start its replay, then try again")
+    config = replace(run.config, replay=replace(run.config.replay, shard=shard))
+    service = ReplayService(replay_settings(config), config.replay.lease_s, time.monotonic)
+    path = shard_paths(run.folder)[shard]
+    call = Call(SkipPlan.kind, 0, SkipPlan(step, reason))
+    with closing(Store(path, max_bytes(config.replay), durable=True)) as store, store.transaction() as tx:
+        reply = service.handle(tx, call)
+    assert reply is not None
+    return int(reply.body)

@@ -1,0 +1,209 @@
+"""A run's store to Parquet, and an exported run back to a store: to inspect it, to export it again, and to train from
+it (`replay.source`).
+
+Memory does not grow with the run, and an export does not disturb a replay at work.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from asyncrl.errors import DataError, StoreError
+from asyncrl.inspect.columns import (
+    DEAD_LETTERS,
+    FORMAT,
+    PLANS,
+    TRAJECTORIES,
+    dead_letters_table,
+    plans_table,
+    read_dead_letter,
+    read_plan_row,
+    read_trajectories,
+    trajectory_batch,
+)
+from asyncrl.machine.files import partial_name
+from asyncrl.replay.counters import COUNTERS
+from asyncrl.replay.store import READER_MAP_BYTES, Store, Transaction
+from asyncrl.replay.stored import StoredRun, StoredTrajectory
+from asyncrl.wire import encode, join, labels_message, trajectory_message
+
+Progress = Callable[[int], None]
+"""Takes the number of trajectories that were handled since the last call."""
+
+TRAJECTORIES_FILE, PLANS_FILE, DEAD_LETTERS_FILE = "trajectories.parquet", "plans.parquet", "dead_letters.parquet"
+METADATA = b"asyncrl"
+GROUP_TOKENS, GROUP_ROWS = 1 << 20, 4096
+"""A row group ends with so many tokens or rows."""
+PLANS_A_GROUP = 64
+ROWS = 128
+"""Rows that an import reads at once."""
+
+
+def export_run(
+    stored: StoredRun,
+    folder: Path,
+    states: Collection[str] = (),
+    progress: Progress = lambda _: None,
+    group_tokens: int = GROUP_TOKENS,
+) -> int:
+    """Write a run to `folder`, which must be new; returns how many trajectories.
+
+    With `states` it writes only trajectories in one of them. It skips trajectories whose data is gone. All plans and
+    dead letters are written. Raises StoreError: the folder exists.
+    """
+    with _new_folder(folder) as partial:
+        rows = 0
+        about = {"format": FORMAT, "counters": _counters(stored)}
+        schema = TRAJECTORIES.with_metadata({METADATA: json.dumps(about)})
+        with _writer(partial / TRAJECTORIES_FILE, schema) as writer:
+            for group in _row_groups(stored, states, progress, group_tokens):
+                writer.write_batch(trajectory_batch(group))
+                rows += len(group)
+        with _writer(partial / PLANS_FILE, PLANS) as writer:
+            for start in range(0, stored.steps(), PLANS_A_GROUP):
+                steps = range(start, min(start + PLANS_A_GROUP, stored.steps()))
+                writer.write_table(plans_table(plan for plan in map(stored.plan, steps) if plan is not None))
+        with _writer(partial / DEAD_LETTERS_FILE, DEAD_LETTERS) as writer:
+            writer.write_table(dead_letters_table(stored.letters()))
+    return rows
+
+
+def _row_groups(
+    stored: StoredRun, states: Collection[str], progress: Progress, group_tokens: int
+) -> Iterator[list[StoredTrajectory]]:
+    group: list[StoredTrajectory] = []
+    tokens = 0
+    for name in stored.ids():
+        progress(1)
+        record = stored.record(name)
+        # A replay at work may have released it meanwhile.
+        if record.trajectory is None or record.facts is None or (states and record.facts.state not in states):
+            continue
+        group.append(record)
+        tokens += len(record.trajectory)
+        if tokens >= group_tokens or len(group) == GROUP_ROWS:
+            yield group
+            group, tokens = [], 0
+    if group:
+        yield group
+
+
+def _counters(stored: StoredRun) -> dict[str, int]:
+    counters = stored.counters()
+    filters = [name for name in counters if name.startswith("filtered/")]
+    released = min(stored.each(Transaction.counter, "released_steps"))
+    return {**{name: counters[name] for name in (*COUNTERS, *filters)}, "released_steps": released}
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, schema, compression="zstd")
+
+
+def count_rows(source: Path) -> int:
+    """How many trajectories an exported run has. Raises DataError: `source` is none."""
+    with _refused(source), _open(source / TRAJECTORIES_FILE, TRAJECTORIES) as file:
+        return int(file.metadata.num_rows)
+
+
+def import_run(source: Path, folder: Path, progress: Progress = lambda _: None) -> int:
+    """Make a store in `folder`, which must be new, from a run that was exported to `source`; returns how many
+    trajectories.
+
+    Raises DataError: `source` is no exported run; StoreError: `folder` exists.
+    """
+    with (
+        _new_folder(folder) as partial,
+        closing(Store(partial, READER_MAP_BYTES, durable=True)) as store,
+        _refused(source),
+    ):
+        return _fill(store, source, progress)
+
+
+@contextmanager
+def _refused(source: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{source} is no run that `asyncrl inspect export` wrote: {error}") from error
+
+
+def _fill(store: Store, source: Path, progress: Progress) -> int:
+    rows = 0
+    with _open(source / TRAJECTORIES_FILE, TRAJECTORIES) as file:
+        about = json.loads(file.schema_arrow.metadata[METADATA])
+        if about["format"] != FORMAT:
+            raise ValueError(f"its format is {about['format']}, this asyncrl reads {FORMAT}")
+        with store.transaction() as tx:
+            for name, value in {**about["counters"], "imported": 1}.items():
+                tx.set(name, int(value))
+        for batch in _batches(file):
+            with store.transaction() as tx:
+                for stored in read_trajectories(batch):
+                    _put(tx, stored)
+            rows += len(batch)
+            progress(len(batch))
+    with store.transaction() as tx:
+        for row in _rows(source / PLANS_FILE, PLANS):
+            plan = read_plan_row(row)
+            tx.put("plans", plan.step, plan)
+        for row in _rows(source / DEAD_LETTERS_FILE, DEAD_LETTERS):
+            name, letter = read_dead_letter(row)
+            letter.save(tx, name)
+    return rows
+
+
+def _put(tx: Transaction, stored: StoredTrajectory) -> None:
+    assert stored.trajectory is not None
+    assert stored.facts is not None
+    name = stored.trajectory.id
+    stored.facts.save(tx, name)
+    tx.put_bytes("data", name, join(encode(trajectory_message(stored.trajectory))))
+    if stored.labels is not None:
+        tx.put_bytes("labels", name, join(encode(labels_message(stored.labels))))
+
+
+def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+    file = pq.ParquetFile(path)
+    theirs, ours = ({field.name: field.type for field in each} for each in (file.schema_arrow, schema))
+    if theirs != ours:
+        raise ValueError(f"the columns of {path.name} are {file.schema_arrow.names}, not {schema.names}")
+    return file
+
+
+def _rows(path: Path, schema: pa.Schema) -> Iterator[dict[str, Any]]:
+    with _open(path, schema) as file:
+        for batch in _batches(file):
+            yield from batch.to_pylist()
+
+
+def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    # One walk over all row groups would keep more and more of them in memory.
+    for group in range(file.num_row_groups):
+        yield from file.iter_batches(ROWS, row_groups=[group])
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `folder` when the block ends, and is removed when the block raises.
+
+    Raises StoreError: `folder` exists.
+    """
+    folder = folder.resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StoreError(f"{folder} exists, and nothing is overwritten: name a new folder")
+    partial = partial_name(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

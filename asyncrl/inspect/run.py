@@ -1,0 +1,164 @@
+"""The run that a command looks at: its stores, its configuration, its tokenizer, and the replay that serves it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asyncrl.config.locations import replay_endpoints
+from asyncrl.config.schema import NetworkConfig, TrainConfig
+from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
+from asyncrl.machine import process
+from asyncrl.network.keys import client_keys
+from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.stored import StoredRun
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Decode = Callable[[list[int]], str]
+
+RUNS = Path("runs")
+CONFIG_FILE = "config.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedRun:
+    """`folder` holds the stores. `config` is None without a file of it; `asyncrl train` writes one. `endpoints` are the
+    addresses of the replay's shards, where they are known, and `keys` is the folder of the keys to connect with."""
+
+    folder: Path
+    config: TrainConfig | None
+    endpoints: Sequence[str] = ()
+    keys: str | None = None
+
+
+def find(run: str | None, store: str | None, endpoints: Sequence[str] = (), keys: str | None = None) -> InspectedRun:
+    """The run that a command line names, by its folder or by its store. `endpoints` and `keys` replace those of the
+    configuration. Raises ConfigError: neither is named; StoreError: it does not exist.
+    """
+    if run is None and store is None:
+        raise ConfigError(f"name the run by --run, or its store by --store{_known_runs()}")
+    folder = Path(store) if store is not None else _run_folder(str(run)) / "replay"
+    if not folder.is_dir():
+        raise StoreError(f"there is no store {folder}: name a run by --run runs/NAME{_known_runs()}")
+    path = folder.parent / CONFIG_FILE
+    config = read_config(path) if folder.name == "replay" and path.is_file() else None
+    configured_keys = config.network.keys if config else None
+    return InspectedRun(folder, config, endpoints or _endpoints(config), keys or configured_keys)
+
+
+def _run_folder(run: str) -> Path:
+    return Path(run) if Path(run).is_dir() else RUNS / run
+
+
+def _known_runs() -> str:
+    found = sorted(str(path.parent) for path in RUNS.glob("*/replay"))
+    return f"; there are {', '.join(found)}" if found else ""
+
+
+def read_config(path: Path) -> TrainConfig:
+    """The configuration in a run's folder. Raises ConfigError: another version of asyncrl wrote it."""
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path)))
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{path} was written by another version of asyncrl ({reason}): inspect it with that version"
+        ) from error
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def _endpoints(config: TrainConfig | None) -> list[str]:
+    known = config is not None and config.network.replay_port > 0
+    return replay_endpoints(config.network, config.replay.shards) if config and known else []
+
+
+class LiveReplay:
+    """The replay that serves the stores of `stored`. Each call connects anew, and fails after `give_up_s`."""
+
+    def __init__(self, run: InspectedRun, stored: StoredRun, give_up_s: float) -> None:
+        self._run = run
+        self._identities = stored.each(lambda tx: tx.identity)
+        self._owners = stored.each(lambda tx: tx.run)
+        self._give_up_s = give_up_s
+
+    def call(self, shard: int, request: Callable[[ReplayClient], T]) -> T:
+        """The answer of a shard's replay. Raises UnavailableError: it does not run, or the address belongs to another
+        run; ConfigError: the keys cannot be read."""
+        endpoints = self._run.endpoints
+        if shard >= len(endpoints):
+            raise UnavailableError(
+                f"the address of the replay of {self._run.folder} is not known (`asyncrl train` writes it down): "
+                "name each shard's address by --endpoint tcp://HOST:PORT"
+            )
+        client = ReplayClient(
+            endpoints[shard],
+            process.worker_name("inspect"),
+            process.incarnation(),
+            give_up_s=self._give_up_s,
+            keys=client_keys(NetworkConfig(keys=self._run.keys)),
+            run=self._owners[shard],
+        )
+        with closing(client):
+            another = f"the replay at {endpoints[shard]} serves another run than {self._run.folder}"
+            try:
+                status = client.status()
+            except RefusedError as error:
+                raise UnavailableError(f"{another}: {error}") from error
+            if status.get("identity") != self._identities[shard]:
+                raise UnavailableError(another)
+            return request(client)
+
+    def statuses(self) -> tuple[list[dict[str, Any]], str]:
+        """The status of every shard that answers, and the reasons why others do not."""
+        found, problems = [], []
+        for shard in range(len(self._identities)):
+            try:
+                found.append(self.call(shard, ReplayClient.status))
+            except (UnavailableError, ConfigError) as error:
+                problems.append(str(error))
+        # Shards without an address share one reason.
+        return found, "; ".join(dict.fromkeys(problems))
+
+
+def ids_as_text(ids: list[int]) -> str:
+    """Tokens without a tokenizer."""
+    return "".join(f"{each} " for each in ids)
+
+
+def decoder(run: InspectedRun, path: str | None) -> Decode:
+    """Token ids to text, with the tokenizer in `path` or else the run's own: beside its trained policy, or that of
+    model.path. Nothing is downloaded. Without a tokenizer it shows ids, and logs why.
+
+    Raises ConfigError: `path` has no tokenizer.
+    """
+    if path is not None:
+        return _load(path, trust_remote_code=False)
+    if run.config is None:
+        log.warning("token ids are shown: there is no configuration of the run; name a tokenizer by --tokenizer")
+        return ids_as_text
+    exported, model = run.folder.parent / "model", run.config.model
+    try:
+        return _load(str(exported) if exported.is_dir() else model.path, model.trust_remote_code)
+    except ConfigError as error:
+        log.warning("token ids are shown: %s", error)
+        return ids_as_text
+
+
+def _load(path: str, trust_remote_code: bool) -> Decode:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"this machine has no tokenizer {path}; name another folder by --tokenizer") from error
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
