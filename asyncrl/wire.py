@@ -219,8 +219,12 @@ def _items(node: Any) -> Any:
 
 def join(frames: Sequence[Buffer]) -> bytes:
     """Frames as one value for a store: their count, their lengths, then their bytes."""
-    lengths = struct.pack(f"<{len(frames) + 1}I", len(frames), *(len(frame) for frame in frames))
-    return b"".join([lengths, *frames])
+    return b"".join(join_parts(frames))
+
+
+def join_parts(frames: Sequence[Buffer]) -> list[Buffer]:
+    """The parts of which `join` makes its value."""
+    return [struct.pack(f"<{len(frames) + 1}I", len(frames), *map(len, frames)), *frames]
 
 
 def split(value: Buffer) -> list[memoryview]:

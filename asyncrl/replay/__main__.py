@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from contextlib import closing
@@ -27,6 +28,7 @@ def run(config: TrainConfig) -> None:
     """Serve until a signal. Raises UnavailableError: the port is taken; StoreError: the store cannot be opened."""
     stop = process.stop_on_signals()
     process.keep_freed_memory()
+    gc.freeze()  # Collections need not look at what is loaded: it lives as long as the process.
     network = config.network
     keys, endpoint = (
         server_keys(network),

@@ -148,6 +148,10 @@ class OpenGroups:
         """End a ticket, held or not. Its entry in `pending` is skipped when it is reached."""
         record = TicketRecord.load(tx, ticket)
         if record is not None:
-            tx.delete("tickets", ticket)
-            if record.worker:
-                tx.remove_member("held", record.worker, ticket)
+            self.end_ticket(tx, ticket, record)
+
+    def end_ticket(self, tx: Transaction, ticket: str, record: TicketRecord) -> None:
+        """End an open ticket."""
+        tx.delete("tickets", ticket)
+        if record.worker:
+            tx.remove_member("held", record.worker, ticket)

@@ -7,6 +7,7 @@ in one lease as it serves. Only the holder of the lease can label: labels of ano
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -22,7 +23,7 @@ from asyncrl.replay.records import DeadLetter, GroupRecord, ReadyGroup, Trajecto
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
 from asyncrl.types import Labels
-from asyncrl.wire import TASKS_BYTES, Buffer, decode, split, task_bytes
+from asyncrl.wire import TASKS_BYTES, Buffer, decode, join_parts, split, task_bytes
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +131,8 @@ class Labelling:
         for worker in self._scorers.expire(tx):
             self._take_back(tx, worker, died=True)
 
-    def label(self, tx: Transaction, worker: str, labels: Labels, frames: bytes) -> None:
-        """Take labels, or count them where they are late; `frames` is their joined encoding. Raises RefusedError: their
+    def label(self, tx: Transaction, worker: str, labels: Labels, frames: Sequence[Buffer]) -> None:
+        """Take labels, or count them where they are late; `frames` is their encoding. Raises RefusedError: their
         step scores are not of the trajectory's steps."""
         name = labels.trajectory_id
         record = self._end_lease(tx, worker, name)
@@ -141,7 +142,7 @@ class Labelling:
         _check_steps(tx, labels)
         self._scorers.worked(worker)
         self._backoff.succeeded(SCORINGS)
-        tx.put_bytes("labels", name, frames)
+        tx.put_bytes("labels", name, *join_parts(frames))
         group = GroupRecord.of(tx, record.group)
         record.scored, record.leased, record.attempts = record.scored + record.leased, 0, 0
         if record.scored < len(self._needs(group)):

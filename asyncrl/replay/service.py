@@ -25,7 +25,7 @@ from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.tickets import TicketQueue
 from asyncrl.types import RunIdentity
-from asyncrl.wire import check_same_run, decode, join, read_labels, read_trajectory
+from asyncrl.wire import check_same_run, decode, read_labels, read_trajectory
 
 log = logging.getLogger(__name__)
 
@@ -129,11 +129,11 @@ class ReplayService:
                 tickets = self._tickets.give(tx, request)
                 return Reply(tickets) if tickets or not request.want else None
             case protocol.PutTrajectory():
-                return Reply(self._tickets.put(tx, read_trajectory(decode(call.frames)), join(call.frames)))
+                return Reply(self._tickets.put(tx, read_trajectory(decode(call.frames)), call.frames))
             case protocol.LeaseTrajectories():
                 return self._labelling.lease(tx, request)
             case protocol.PutLabels():
-                self._labelling.label(tx, request.worker, read_labels(decode(call.frames)), join(call.frames))
+                self._labelling.label(tx, request.worker, read_labels(decode(call.frames)), call.frames)
             case protocol.Fetch():
                 return self._fetch(tx, request)
             case protocol.FailEpisode():

@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 
 import lmdb
 from msgspec import DecodeError, msgpack
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_digest, xxh3_64_intdigest
 
 from asyncrl.errors import RefusedError, StoreError
 from asyncrl.replay.environment import ADVICE, ReadSnapshot, clear_errors, open_environment, snapshots
 from asyncrl.types import RunIdentity
+from asyncrl.wire import Buffer
 
 TABLES = (
     "meta",  # counters and the store's identity
@@ -96,7 +97,9 @@ class Transaction:
         return None if sealed is None else self._unpacked(table, raw, sealed, kind)
 
     def put(self, table: str, key: Key, value: Any) -> None:
-        self.put_bytes(table, key, msgpack.encode(value))
+        self.writes += 1
+        raw, packed = _key(key), msgpack.encode(value)
+        self._raw.put(raw, _seal(raw, packed) + packed, db=self._tables[table])
 
     def _unpacked(self, table: str, key: bytes, sealed: bytes | memoryview, kind: type[T]) -> T:
         value = self._unsealed(table, key, sealed)
@@ -110,10 +113,14 @@ class Transaction:
         value = self._raw.get(raw, db=self._tables[table])
         return None if value is None else self._unsealed(table, raw, value)
 
-    def put_bytes(self, table: str, key: Key, value: bytes) -> None:
+    def put_bytes(self, table: str, key: Key, *parts: Buffer) -> None:
+        """Put a value that comes in parts, which are copied once."""
         self.writes += 1
         raw = _key(key)
-        self._raw.put(raw, xxh3_64_digest(value, xxh3_64_intdigest(raw)) + value, db=self._tables[table])
+        seal = xxh3_64(seed=xxh3_64_intdigest(raw))
+        for part in parts:
+            seal.update(part)
+        self._raw.put(raw, b"".join((seal.digest(), *parts)), db=self._tables[table])
 
     def size(self, table: str, key: Key) -> int:
         """Bytes of a value, damaged or not; 0 where there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from asyncrl.errors import BusyError, RefusedError
 from asyncrl.replay import evaluation
@@ -15,7 +15,7 @@ from asyncrl.replay.records import GroupRecord, TicketRecord, TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
 from asyncrl.types import Purpose, Ticket, Trajectory
-from asyncrl.wire import TASKS_BYTES, task_bytes
+from asyncrl.wire import TASKS_BYTES, Buffer, join_parts, task_bytes
 
 TICKETS_A_REPLY = 256
 
@@ -69,7 +69,7 @@ class TicketQueue:
     def _choose(self, tx: Transaction, request: GetTickets, want: int) -> Iterator[Ticket]:
         lost = sorted(set(tx.members("held", request.worker)).difference(request.holding))[:want]
         for name in lost:
-            yield self._ticket(tx, name)
+            yield self._ticket(tx, name, TicketRecord.of(tx, name))
         slots, evaluations = (
             len(request.holding) + want,
             sum(pending_queue(name) == EVALUATION for name in (*request.holding, *lost)),
@@ -103,10 +103,9 @@ class TicketQueue:
                 record.save(tx, name)
                 tx.add_member("held", worker, name)
                 self._given[name] = self._clock()
-                return self._ticket(tx, name)
+                return self._ticket(tx, name, record)
 
-    def _ticket(self, tx: Transaction, name: str) -> Ticket:
-        record = TicketRecord.of(tx, name)
+    def _ticket(self, tx: Transaction, name: str, record: TicketRecord) -> Ticket:
         group = GroupRecord.of(tx, record.group)
         oldest = max(0, self._settings.oldest_allowed(tx.counter("version")))
         return Ticket(
@@ -139,8 +138,8 @@ class TicketQueue:
             if TicketRecord.load(tx, name) is not None:
                 self.fail(tx, name, "its actor held it for longer than actor.episode_timeout_s")
 
-    def put(self, tx: Transaction, trajectory: Trajectory, frames: bytes) -> str:
-        """Take a trajectory; `frames` is its joined encoding. Returns stored, duplicate, or late: its ticket has ended,
+    def put(self, tx: Transaction, trajectory: Trajectory, frames: Sequence[Buffer]) -> str:
+        """Take a trajectory; `frames` is its encoding. Returns stored, duplicate, or late: its ticket has ended,
         so it is counted and not kept. Raises RefusedError: it does not fit its ticket; BusyError: there is no room."""
         name = trajectory.id
         if TrajectoryRecord.load(tx, name) is not None:
@@ -168,12 +167,12 @@ class TicketQueue:
             trajectory.oldest_version,
         )
         self._backoff.succeeded(EPISODES)
-        tx.put_bytes("data", name, frames)
+        tx.put_bytes("data", name, *join_parts(frames))
         self._labelling.offer(tx, name, record, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")
         if not group.training:
             evaluation.count_episode(tx, group.version, trajectory)
-        self._groups.withdraw(tx, name)
+        self._groups.end_ticket(tx, name, ticket)
         self._given.pop(name, None)
         return "stored"
 
