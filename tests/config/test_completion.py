@@ -19,7 +19,7 @@ from asyncrl.config.completion import SCRIPTS, candidates
         (["le"], ["learner "]),
         (["--v"], ["--version "]),
         (["completion", ""], ["bash ", "zsh "]),
-        (["replay", "st"], ["status "]),
+        (["inspect", "st"], ["status "]),
         (["train", "lea"], ["learner."]),
         (["train", "alg"], ["algorithm=", "algorithm."]),
         (["train", "x=1", "learner.max"], ["learner.max_grad_norm="]),
