@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,6 @@ from torch import Tensor
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.gae import Gae
 from asyncrl.algorithms.advantages.gdpo import Gdpo
-from asyncrl.algorithms.advantages.grpo_turns import GrpoTurns
 from asyncrl.algorithms.advantages.opo import Opo
 from asyncrl.algorithms.advantages.prime import Prime
 from asyncrl.algorithms.advantages.process_grpo import ProcessGrpo
@@ -21,6 +21,7 @@ from asyncrl.algorithms.advantages.pure import Pure
 from asyncrl.algorithms.advantages.reinforce_pp import ReinforcePp
 from asyncrl.algorithms.advantages.reinforce_pp_baseline import ReinforcePpBaseline
 from asyncrl.algorithms.advantages.remax import Remax
+from asyncrl.algorithms.advantages.vtrace import Vtrace
 from asyncrl.errors import InvariantError
 from tests.algorithms.support import (
     alone,
@@ -34,6 +35,7 @@ from tests.algorithms.support import (
 
 ALL = sorted(registry.parts("advantage"))
 SEEDS = st.integers(0, 10_000)
+CAPS = st.sampled_from([0.3, 1.0, 2.0, math.inf])
 
 
 def algorithm_of(name: str):
@@ -129,13 +131,6 @@ def test_process_grpo_may_add_the_outcome_with_a_baseline_of_its_own():
     assert result.tolist() == [0.25, -0.25, -0.25]
 
 
-def test_grpo_turns_moves_credit_between_steps_and_adds_nothing():
-    episodes = make_episodes([1, 0], [0, 0], steps=[(0, 2, 1.0), (0, 4, 0.0), (0, 5, -1.0), (1, 2, 0.5)])
-    tokens = make_tokens([[0, 1, 1, 1, 1], [1, 1]])
-    result = GrpoTurns(beta=0.5, normalise_std=False)(make_rollouts(episodes, tokens)).advantages
-    assert result.tolist() == [0.5 + 0.5, 0.5, 0.5, 0.5 - 0.5, -0.5, -0.5]
-
-
 def test_pures_baseline_is_the_others_reward_a_token_times_the_tokens_of_each_step():
     episodes = make_episodes(
         [0, 0], [0, 0], steps=[(0, 2, 0.5), (0, 5, 0.5), (1, 2, -0.5)], lengths=torch.tensor([4, 2])
@@ -169,23 +164,59 @@ def test_prime_reads_step_scores_where_no_implicit_model_runs_in_the_learner():
     torch.testing.assert_close(Prime(beta=0.1)(rollouts).advantages, rollouts.whiten(raw))
 
 
-@pytest.mark.parametrize("name", ["rloo", "opo", "maxrl", "grpo_passk", "reinforce_pp_baseline", "dr_grpo", "grpo"])
-def test_groups_of_equal_rewards_give_exact_zeros(name):
-    episodes, tokens = random_batch(3)
-    episodes = replace(episodes, reward=torch.full_like(episodes.reward, 0.3))
-    assert advantages_of(name, episodes, tokens).count_nonzero() == 0
-
-
-@pytest.mark.parametrize("name", ["rloo", "opo", "maxrl", "grpo_passk", "reinforce_pp_baseline"])
-def test_a_member_alone_in_its_group_gets_exactly_zero(name):
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [("rloo opo maxrl grpo_passk reinforce_pp_baseline", [0, 0, 0]), ("grpo dr_grpo", [0, 0.7, 0.7])],
+)
+def test_a_member_alone_in_its_group_gets_nothing_or_its_reward(names, expected):
     episodes, tokens = make_episodes([0.7], [0], lengths=torch.tensor([2])), make_tokens([[0, 1, 1]])
-    assert advantages_of(name, episodes, tokens).count_nonzero() == 0
+    for name in names.split():
+        assert advantages_of(name, episodes, tokens).tolist() == expected, name
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
-def test_grpo_of_a_member_alone_is_its_reward(name):
-    episodes, tokens = make_episodes([0.7], [0], lengths=torch.tensor([2])), make_tokens([[0, 1, 1]])
-    assert advantages_of(name, episodes, tokens).tolist() == [0, 0.7, 0.7]
+@given(SEEDS, st.floats(0, 1), st.floats(0, 1), CAPS, CAPS, CAPS)
+@settings(max_examples=40, deadline=None)
+def test_vtrace_equals_its_definition_as_a_double_sum(seed, gamma, lam, rho_bar, c_bar, rho_pg_bar):
+    episodes, tokens = random_batch(seed, drift=1.0)
+    part = Vtrace(gamma=gamma, lam=lam, rho_bar=rho_bar, c_bar=c_bar, rho_pg_bar=rho_pg_bar, step_weight=1.0)
+    rollouts = make_rollouts(episodes, tokens)
+    estimate = part(rollouts)
+    rewards, ratio, start = rollouts.rewards(1.0), rollouts.ratio, 0
+    for length in rollouts.view.sequences.lengths.tolist():
+        here = slice(start, start + length)
+        r, w, v = rewards[here], ratio[here], rollouts.values[here]
+        following = torch.cat([v[1:], torch.zeros(1, dtype=v.dtype)])
+        delta = w.clamp(max=rho_bar) * (r + gamma * following - v)
+        c = lam * w.clamp(max=c_bar)
+        targets = torch.stack(
+            [v[s] + sum(gamma ** (t - s) * c[s:t].prod() * delta[t] for t in range(s, length)) for s in range(length)]
+        )
+        after = torch.cat([targets[1:], torch.zeros(1, dtype=v.dtype)])
+        advantages = w.clamp(max=rho_pg_bar) * (r + gamma * after - v)
+        torch.testing.assert_close(estimate.returns[here], targets, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(estimate.advantages[here], advantages, rtol=1e-10, atol=1e-10)
+        start += length
+
+
+@given(SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_vtrace_with_ratio_one_has_n_step_returns_as_targets(seed):
+    episodes, tokens = random_batch(seed)
+    rollouts = make_rollouts(episodes, replace(tokens, proximal=tokens.behaviour))
+    estimate = Vtrace(gamma=0.9)(rollouts)
+    monte_carlo = Gae(gamma=0.9, lam=1.0)(rollouts)
+    torch.testing.assert_close(estimate.returns, monte_carlo.returns, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(estimate.advantages, monte_carlo.advantages, rtol=1e-10, atol=1e-10)
+
+
+def test_vtrace_with_ratio_zero_keeps_the_values_and_has_no_advantages():
+    values = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    old = torch.zeros(3, dtype=torch.float64)
+    tokens = make_tokens([[1, 1, 1]], values=values, behaviour=old, proximal=old - 1000)
+    estimate = Vtrace()(make_rollouts(make_episodes([1], [0]), tokens))
+    # The log-ratio is clamped to -20, so "zero" is exp(-20).
+    torch.testing.assert_close(estimate.returns, values, rtol=0, atol=2e-8)
+    torch.testing.assert_close(estimate.advantages, torch.zeros_like(values), rtol=0, atol=2e-8)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -261,13 +261,6 @@ def test_with_one_update_and_fresh_data_ppo_is_the_policy_gradient():
     close(gradients[0], gradients[1], 1e-12)
 
 
-def test_the_overlong_penalty_grows_towards_the_limit():
-    algorithm = make_algorithm(reward=[("overlong", {"max_length": 10, "buffer": 4})], advantage="dr_grpo")
-    (change,) = algorithm.parts.rewards
-    episodes = make_episodes([1, 1, 1, 1], [0] * 4, lengths=torch.tensor([6, 8, 10, 12]))
-    assert change(episodes).tolist() == [1, 0.5, 0, 0]
-
-
 def best_of_n(scores, rewards, **params):
     (change,) = make_algorithm(reward=[("best_of_n", params)]).parts.rewards
     extra = {"process": torch.tensor(scores), "style": torch.tensor(scores)}

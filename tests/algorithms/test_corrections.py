@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from asyncrl.algorithms.corrections.base import Ages, at_level
 from asyncrl.algorithms.corrections.m2po import M2po
@@ -154,25 +153,15 @@ def test_each_rule_has_its_own_bit_and_judges_every_token():
     assert ages.rejected.tolist() == [1, 1, 0, 2, 2]
 
 
-def raw_weights(tokens) -> Tensor:
-    return torch.where(tokens.mask, (tokens.proximal - tokens.behaviour).exp(), 0)
-
-
-@given(st.integers(0, 10_000))
+@pytest.mark.parametrize("rule", [("truncate", {"cap": math.inf}), ("mask", {"low": 0.0, "high": math.inf})])
+@given(seed=st.integers(0, 10_000))
 @settings(max_examples=20)
-def test_tis_with_an_infinite_cap_is_plain_importance_sampling(seed):
+def test_tis_and_icepop_without_bounds_are_plain_importance_sampling(rule, seed):
     episodes, tokens = random_batch(seed)
-    result = prepared([("truncate", {"cap": math.inf})], episodes, tokens)
-    torch.testing.assert_close(result.weights, raw_weights(tokens))
-
-
-@given(st.integers(0, 10_000))
-@settings(max_examples=20)
-def test_icepop_with_infinite_bounds_corrects_no_weight_and_drops_no_token(seed):
-    episodes, tokens = random_batch(seed)
-    result = prepared([("mask", {"low": 0.0, "high": math.inf})], episodes, tokens)
-    torch.testing.assert_close(result.weights, raw_weights(tokens))
-    assert result.rejected.count_nonzero() == 0
+    result = prepared([rule], episodes, tokens)
+    expected = torch.where(tokens.mask, (tokens.proximal - tokens.behaviour).exp(), 0)
+    torch.testing.assert_close(result.weights, expected)
+    assert result.rejected is None or result.rejected.count_nonzero() == 0
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["token", "turn", "sequence", "geometric"]))
@@ -189,15 +178,6 @@ def test_where_behaviour_is_proximal_icepop_with_infinite_bounds_equals_no_corre
         results.append((loss.detach(), logprobs.grad))
     assert torch.equal(results[1][0], results[2][0])
     torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
-
-
-def test_infinite_and_missing_proximal_log_probs_on_tool_tokens_leave_weights_alone():
-    episodes, tokens = random_batch(1)
-    spoilt = replace(tokens, proximal=torch.where(tokens.mask, tokens.proximal, torch.nan))
-    rules = [("truncate", {"level": "turn"}), ("reject", {"high": 0.2}), "veto", "normalise", "m2po"]
-    first, second = (prepared(rules, episodes, each) for each in (tokens, spoilt))
-    assert torch.equal(first.weights, second.weights)
-    assert torch.equal(first.rejected, second.rejected)
 
 
 FLOATS = st.floats(-1024, 1024, width=32)

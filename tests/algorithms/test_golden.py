@@ -11,10 +11,8 @@ from asyncrl.algorithms.advantages.grpo import Grpo
 from asyncrl.algorithms.advantages.grpo_passk import GrpoPassk
 from asyncrl.algorithms.advantages.maxrl import MaxRl
 from asyncrl.algorithms.advantages.pure import min_form
-from asyncrl.algorithms.advantages.reinforce_pp import ReinforcePp
 from asyncrl.algorithms.advantages.rloo import Rloo
 from asyncrl.algorithms.batch import Totals
-from asyncrl.algorithms.kl import K3
 from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.registry import build
 from asyncrl.algorithms.view import View
@@ -70,11 +68,6 @@ def test_in_uneven_groups_a_group_of_equal_rewards_gets_exactly_zero(name):
     assert scores.count_nonzero() >= 2
 
 
-def test_k3_on_two_tokens():
-    result = K3()(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0]))
-    assert result.tolist() == pytest.approx([0.10653, 0.71828], abs=5e-6)
-
-
 def test_pure_credits_nearly_all_to_the_worst_step():
     scores = [0.8, 0.6, -0.4, 0.9]
     episodes = make_episodes([0], [0], steps=[(0, end, score) for end, score in enumerate(scores, 1)])
@@ -90,11 +83,6 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token_with_a_large_ratio():
     result = Ppo(dual_clip=1.5)(updates)
     assert result.losses.tolist() == pytest.approx([-2.4, 3, -1])
     assert [result.marks[name].tolist() for name in ("high", "dual")] == [[True, False, False], [False, True, False]]
-
-
-def test_the_return_to_go_runs_through_a_tool_token():
-    episodes, tokens = make_episodes([1], [0]), make_tokens([[1, 0, 1]])
-    assert ReinforcePp(gamma=0.5)(make_rollouts(episodes, tokens)).returns.tolist() == [0.5, 1]
 
 
 def test_a_log_ratio_of_89_gives_a_finite_loss_and_gradient():

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck
 
 from asyncrl.algorithms import registry
-from asyncrl.algorithms.kl import K1, K3
+from asyncrl.algorithms.kl import K3
 from asyncrl.algorithms.prepare import prepare
 from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, totals_of
 
@@ -87,26 +87,10 @@ def test_in_the_loss_it_is_added_under_the_same_aggregation():
     assert loss.item() == pytest.approx((sums["loss/kl"] + sums["loss/policy"]).item())
 
 
-def test_in_the_reward_group_estimators_pay_for_the_whole_sequence():
-    algorithm, episodes, tokens, _ = charged("reward", advantage="dr_grpo")
-    result = algorithm.prepare(episodes, tokens, alone)
-    rewards = [1 - 0.5 * 0.4, 0 - 0.5 * 0.4]
-    mean = sum(rewards) / 2
-    assert result.advantages.tolist() == pytest.approx([rewards[0] - mean, 0, rewards[0] - mean, rewards[1] - mean])
-
-
 def test_in_the_reward_token_estimators_pay_where_it_arises():
     algorithm, episodes, tokens, _ = charged("reward", advantage="reinforce_pp")
     result = algorithm.prepare(episodes, tokens, alone)
     assert result.returns.tolist() == pytest.approx([1 - 0.05 - 0.15, 0, 1 - 0.15, -0.2])
-
-
-def test_an_adaptive_coefficient_follows_the_kl_within_its_bounds():
-    form = K3(weight=0.1, target=0.05, horizon=1000)
-    assert form.adapted(0.1, 0.05, 100) == 0.1
-    assert form.adapted(0.1, 1.0, 100) == pytest.approx(0.1 * 1.02)
-    assert form.adapted(0.1, 0.0, 100) == pytest.approx(0.1 * 0.98)
-    assert K1(weight=0.1).adapted(0.1, 9.0, 100) == 0.1
 
 
 def test_an_adapted_coefficient_is_used_kept_and_restored():
