@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +25,11 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import write_folder
+from asyncrl.weights.manifest import DTYPES
 from tests.actor.engine.support import assert_exact
 from tests.helpers import OWN_RUN
 from tests.learner.support import VOCABULARY, Run, make_config
-from tests.mixtures import BIASED, MIXTURES, save_mixture
+from tests.mixtures import MIXTURES, save_mixture
 
 EMBEDDED = [family for family in MIXTURES if family != "deepseek_v3"]
 """The embedded engine knows no latent attention."""
@@ -71,23 +71,29 @@ def assert_loads_as(policy: Policy, folder: Path) -> None:
     torch.testing.assert_close(loaded, torch.from_numpy(logprobs(policy, PROMPT))[1:], atol=1e-5, rtol=0)
 
 
-def buffers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each for name, each in tensors.items() if name.endswith("e_score_correction_bias")}
-
-
-def test_the_export_holds_what_was_trained_buffers_included(folder: Path, ranks: Ranks, tmp_path: Path):
-    policy = changed(folder, ranks)
-    export(policy, ModelConfig(str(folder)), tmp_path / "exported", ranks, threading.Event())
-    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "exported" / "model.safetensors")
-    assert {name: each.shape for name, each in before.items()} == {name: each.shape for name, each in after.items()}
-    assert_loads_as(policy, tmp_path / "exported")
-
-
-def test_a_pushed_folder_holds_what_was_trained_buffers_included(folder: Path, ranks: Ranks, tmp_path: Path):
-    config, policy = ModelConfig(str(folder)), changed(folder, ranks)
-    tensors = gather_all(policy.model, policy.weight_format, torch.float32, ranks)
-    assert {name: tuple(each.shape) for name, each in tensors.items()} == model_shapes(config).tensors
-    assert_loads_as(policy, write_folder(tmp_path, 1, tensors, folder_writer(config), OWN_RUN))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_and_a_pushed_folder_hold_what_was_trained_and_buffers_in_their_own_dtype(
+    folder: Path, ranks: Ranks, tmp_path: Path, dtype: str
+):
+    config, policy = ModelConfig(str(folder), dtype=dtype), changed(folder, ranks, dtype)
+    tensors = gather_all(policy.model, policy.weight_format, DTYPES[dtype], ranks)
+    export(policy, config, tmp_path / "exported", ranks, threading.Event())
+    pushed = write_folder(tmp_path, 1, tensors, folder_writer(config), OWN_RUN)
+    original = load_file(folder / "model.safetensors")
+    shapes = {name: tuple(each.shape) for name, each in original.items()}
+    assert shapes == model_shapes(config).tensors
+    for written in (tmp_path / "exported", pushed):
+        assert json.loads((written / "config.json").read_text())["dtype"] == dtype
+        got = load_file(written / "model.safetensors")
+        assert {name: tuple(each.shape) for name, each in got.items()} == shapes
+        for name, each in got.items():
+            if name.endswith("e_score_correction_bias"):
+                assert each.abs().min() > 0
+                assert torch.equal(each, original[name])
+            else:
+                assert each.dtype == DTYPES[dtype]
+        if dtype == "float32":
+            assert_loads_as(policy, written)
 
 
 @pytest.mark.parametrize("folder", EMBEDDED, indirect=True)
@@ -111,22 +117,6 @@ def test_an_embedded_engine_serves_the_pushed_weights_log_prob_for_log_prob(fold
     stale = logprobs(policy, np.concatenate([PROMPT, old.tokens]))[len(PROMPT) :]
     assert np.abs(old.logprobs - stale).max() > 0.1
     assert_exact({0: AutoModelForCausalLM.from_pretrained(folder).eval()}, PROMPT, old, 1.0)
-
-
-@pytest.mark.parametrize("folder", BIASED, indirect=True)
-def test_buffers_are_pushed_and_exported_in_their_own_dtype(folder: Path, ranks: Ranks, tmp_path: Path):
-    config, policy = ModelConfig(str(folder), dtype="bfloat16"), changed(folder, ranks, "bfloat16")
-    original = buffers(load_file(folder / "model.safetensors"))
-    assert original
-    assert all(each.abs().min() > 0 for each in original.values())
-    pushed = gather_all(policy.model, policy.weight_format, torch.bfloat16, ranks)
-    export(policy, config, tmp_path / "exported", ranks, threading.Event())
-    assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "bfloat16"
-    for tensors in (pushed, load_file(tmp_path / "exported" / "model.safetensors")):
-        assert {each.dtype for name, each in tensors.items() if name not in original} == {torch.bfloat16}
-        for name, each in original.items():
-            assert tensors[name].dtype == torch.float32
-            assert torch.equal(tensors[name], each)
 
 
 def test_a_run_publishes_every_version_under_the_names_of_its_folder(folder: Path, ranks: Ranks, tmp_path: Path):
