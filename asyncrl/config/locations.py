@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from asyncrl.config.schema import NetworkConfig, RunConfig
+from asyncrl.errors import ConfigError
 from asyncrl.types import RunIdentity
 
 IDENTITY_FILE = "identity"
@@ -33,12 +34,16 @@ def run_identity(config: RunConfig, make: bool = False) -> RunIdentity:
     """Which run this process belongs to.
 
     The run's folder keeps its id for good. With `make`, the first process that finds no id makes one. A process that
-    does not see that folder knows only the run's name, and the id is empty.
+    does not see that folder knows only the run's name, and the id is empty. Raises ConfigError: the file is empty.
     """
     path = run_dir(config) / IDENTITY_FILE
     if make and not path.exists():
         _write_once(path, uuid.uuid4().hex)
-    return RunIdentity(config.name, path.read_text().strip() if path.exists() else "")
+    if not path.exists():
+        return RunIdentity(config.name, "")
+    if not (identity := path.read_text().strip()):
+        raise ConfigError(f"{path} is empty: put the run's id back from a copy, or give this run another run.name")
+    return RunIdentity(config.name, identity)
 
 
 def _write_once(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from asyncrl.config import locations
 from asyncrl.config.schema import RunConfig
-from asyncrl.errors import AsyncrlError, RefusedError, StoreError
+from asyncrl.errors import AsyncrlError, ConfigError, RefusedError, StoreError
 from asyncrl.learner.run import run as learn
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.protocol import GetAudit, GetStatus, ReplayRequest
@@ -134,3 +134,6 @@ def test_processes_that_make_a_runs_id_at_once_agree_on_one_that_stays(tmp_path:
     assert identity.id
     assert locations.run_identity(config) == locations.run_identity(config, make=True) == identity
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["identity"]
+    (tmp_path / "run" / "identity").write_text("")
+    with pytest.raises(ConfigError, match="identity is empty"):
+        locations.run_identity(config, make=True)
