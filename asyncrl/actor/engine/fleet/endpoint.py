@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from enum import Enum, auto
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +32,8 @@ from asyncrl.types import NO_VERSION, Sampling
 logger = logging.getLogger(__name__)
 
 RETRY_DOUBLINGS = 5
+
+T = TypeVar("T")
 
 
 class EndpointState(Enum):
@@ -48,15 +53,15 @@ class Condition:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def wait_for(self, predicate: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Whether `predicate` became true within `seconds`; it is tried now and after every `notify_all`."""
-        try:
+    async def wait_for(self, predicate: Callable[[], T], seconds: float | None = None) -> T:
+        """The first true value of `predicate`, tried now and after every `notify_all`; its last one after `seconds`."""
+        if value := predicate():
+            return value
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not predicate():
                     await self._changed.wait()
-        except TimeoutError:
-            return predicate()
-        return True
+        return predicate()
 
 
 class Endpoint:
@@ -64,7 +69,7 @@ class Endpoint:
 
     `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. A server is
     checked every `check_s`. A lost one is joined again after `retry_s`; the pause doubles with every update that fails.
-    `counts` gets `server_faults` and `server_updates`.
+    `salted` requests keep the prefixes of versions apart. `counts` gets `server_faults` and `server_updates`.
     """
 
     def __init__(
@@ -76,7 +81,8 @@ class Endpoint:
         counts: Counter[str],
         *,
         check_s: float,
-        retry_s: float = 1.0,
+        retry_s: float,
+        salted: bool,
     ) -> None:
         self.server = server
         self.state = EndpointState.LOST
@@ -87,10 +93,12 @@ class Endpoint:
         self._counts = counts
         self._check_s = check_s
         self._retry_s = retry_s
+        self._salted = salted
         self._failed_updates = 0
         self._label = ""
         self._logged = ""
         self._in_flight: set[asyncio.Timeout] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
         self._condition = Condition()
         self._keeper = asyncio.create_task(self._keep(), name=f"endpoint {server.url}")
 
@@ -110,19 +118,16 @@ class Endpoint:
         """Whether no request was in flight at some moment of the next `seconds`."""
         return await self._condition.wait_for(lambda: not self._in_flight, seconds)
 
-    async def generate(
-        self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salted: bool
-    ) -> Segment:
-        """As the server does; `salted` keeps prefixes of other versions apart.
+    async def generate(self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int]) -> Segment:
+        """As the server does. Cancelling the call aborts the request.
 
-        Raises ServerFaultError also where the server was lost meanwhile, or answers with weights that are not ours.
+        Raises ServerFaultError also where the server was lost meanwhile, or answers with weights of somebody else.
         """
-        label = self._label
-        scope = asyncio.timeout(None)
+        rid, label, scope = uuid.uuid4().hex, self._label, asyncio.timeout(None)
         try:
             async with scope:
                 self._in_flight.add(scope)
-                segment = await self.server.generate(rid, tokens, sampling, stop, label if salted else None)
+                segment = await self.server.generate(rid, tokens, sampling, stop, label if self._salted else None)
             self._check_labels(segment, label)
         except TimeoutError as error:
             raise ServerFaultError(f"{self.server.url} was lost") from error
@@ -130,32 +135,46 @@ class Endpoint:
             if self.ready:
                 self._enter(EndpointState.SUSPECT)
             raise
+        except asyncio.CancelledError:
+            abort = asyncio.create_task(self._abort(rid))
+            self._aborts.add(abort)
+            abort.add_done_callback(self._aborts.discard)
+            raise
         finally:
             self._in_flight.discard(scope)
             if not self._in_flight:
                 self.notify()
         return segment
 
+    def lose(self) -> None:
+        """End the requests in flight with a fault."""
+        for scope in self._in_flight:
+            interrupt(scope)
+
     async def leave(self, grace_s: float) -> None:
         """Keep the server no longer. Requests in flight may end within `grace_s`, unless this interrupts an update."""
-        ready = self.ready
+        grace_s = grace_s if self.ready else 0.0
         self._keeper.cancel()
         try:
             await asyncio.gather(self._keeper, return_exceptions=True)
-            await self.idle(grace_s if ready else 0.0)
+            await self.idle(grace_s)
             self.lose()
-            await self.server.leave()
+            await asyncio.gather(*self._aborts)
+            with suppress(EngineError):
+                await self.server.leave()
         finally:
             await self.server.close()
 
+    async def _abort(self, rid: str) -> None:
+        with suppress(EngineError):
+            await self.server.abort(rid)
+
     def _check_labels(self, segment: Segment, sent_under: str) -> None:
         """Without spans a request never meets an update, so that its label is that under which it was sent."""
-        owner = owner_of(sent_under)
+        owner = _owner(sent_under)
         for span in segment.spans:
-            if owner_of(span.label) != owner or (not self.server.spans and span.label != sent_under):
-                raise ServerFaultError(
-                    f"{self.server.url} answered with weights {span.label!r}, which it was not given"
-                )
+            if _owner(span.label) != owner or (not self.server.spans and span.label != sent_under):
+                raise ServerFaultError(f"{self.server.url} answered with weights {span.label!r}, which are not ours")
 
     async def _keep(self) -> None:
         while True:
@@ -178,21 +197,21 @@ class Endpoint:
         logger.info("%s joined", self.server.url)
         self._enter(EndpointState.STALE)
         while True:
+            await self._condition.wait_for(lambda: self._newer() or self._suspect, self._check_s)
             if update := self._newer():
                 await self._update(update)
-            elif (
-                not await self._condition.wait_for(self._has_work, self._check_s) or self.state is EndpointState.SUSPECT
-            ):
+            else:
                 await self.server.check()
-                if self.state is EndpointState.SUSPECT:
+                if self._suspect:
                     self._enter(EndpointState.READY)
+
+    @property
+    def _suspect(self) -> bool:
+        return self.state is EndpointState.SUSPECT
 
     def _newer(self) -> Update | None:
         target = self._target(self)
         return target if target is not None and target.version > self.version else None
-
-    def _has_work(self) -> bool:
-        return self.state is EndpointState.SUSPECT or self._newer() is not None
 
     async def _update(self, update: Update) -> None:
         self._enter(EndpointState.STALE)
@@ -217,11 +236,6 @@ class Endpoint:
         self.notify()
         self._changed()
 
-    def lose(self) -> None:
-        """End the requests in flight with a fault."""
-        for scope in self._in_flight:
-            interrupt(scope)
-
 
 Switch = Callable[[Endpoint, Update], Awaitable[None]]
 """Brings an endpoint's server to an update; the endpoint gets no new requests meanwhile."""
@@ -233,14 +247,5 @@ def interrupt(scope: asyncio.Timeout) -> None:
         scope.reschedule(asyncio.get_running_loop().time())
 
 
-def label_of(version: int, owner: str) -> str:
-    return f"{version}-{owner}"
-
-
-def version_of(label: str) -> int:
-    """The version in a label that `label_of` made."""
-    return int(label.partition("-")[0])
-
-
-def owner_of(label: str) -> str:
+def _owner(label: str) -> str:
     return label.partition("-")[2]

@@ -15,18 +15,16 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock
 from asyncrl.actor.engine.fleet.discovery import Discovery
-from asyncrl.actor.engine.fleet.endpoint import Condition, Endpoint, Switch, interrupt, label_of
+from asyncrl.actor.engine.fleet.endpoint import Condition, Endpoint, Switch, interrupt
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.routing import EvaluationLease, Routes
 from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
@@ -87,7 +85,7 @@ class Fleet:
         self._settings = settings or FleetSettings()
         self._folders = folders
         self._endpoints: dict[str, Endpoint] = {}
-        self._leaving: set[Endpoint] = set()
+        self._leaving: dict[asyncio.Task[None], Endpoint] = {}
         self._routes = Routes()
         self._lease = EvaluationLease(clock)
         self._turns: dict[str, asyncio.Timeout] = {}
@@ -97,7 +95,6 @@ class Fleet:
         self._counts: Counter[str] = Counter()
         self._idle = IdleClock(clock)
         self._changed = Condition()
-        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def version(self) -> int:
@@ -152,10 +149,14 @@ class Fleet:
         newest = self._newest.version if self._newest else NO_VERSION
         if version <= newest:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
-        self._check_shapes(version, weights)
-        # Servers go on generating meanwhile.
-        ours = await in_own_thread(partial(self._made_ours, weights))
-        self._newest = Update(version, label_of(version, self._owner), ours, self._folders)
+        # Servers are not asked: SGLang ignores a name that it does not know, and dies of a wrong shape.
+        if isinstance(weights, Folder):
+            assert self._folders is not None
+            weights.manifest.check_covers(self.expected)
+            weights = await in_own_thread(partial(self._folders.hold, weights))
+        else:
+            check_covers(version, {name: tuple(tensor.shape) for name, tensor in weights.items()}, self.expected)
+        self._newest = Update(version, f"{version}-{self._owner}", weights, self._folders)
         self._lease.offer(self._newest)
         self._on_change()
         await self.wait_for_version(version)
@@ -190,10 +191,10 @@ class Fleet:
         deadline = asyncio.get_running_loop().time() + self._settings.close_s
         for url in list(self._endpoints):
             self._leave(url, 0.0)
-        for endpoint in self._leaving:
+        for endpoint in self._leaving.values():
             endpoint.lose()
-        if self._background:
-            _, late = await asyncio.wait(self._background, timeout=self._settings.close_s)
+        if self._leaving:
+            _, late = await asyncio.wait(self._leaving, timeout=self._settings.close_s)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
@@ -213,44 +214,28 @@ class Fleet:
                 f"token ids must be from 0 to {self._vocabulary - 1}; got {tokens.min()} to {tokens.max()}"
             )
 
-    def _check_shapes(self, version: int, weights: Weights) -> None:
-        """Servers are not asked: SGLang ignores a name that it does not know, and dies of a wrong shape."""
-        if isinstance(weights, Folder):
-            weights.manifest.check_covers(self.expected)
-        else:
-            check_covers(version, {name: tuple(tensor.shape) for name, tensor in weights.items()}, self.expected)
-
-    def _made_ours(self, weights: Weights) -> Weights:
-        if not isinstance(weights, Folder):
-            return weights
-        assert self._folders is not None
-        return self._folders.hold(weights)
-
     async def _complete(self, turn: PartialTurn, stop: Sequence[int], session: str) -> None:
-        failures = 0
+        failures, wait_s = 0, self._settings.wait_s
         while True:
-            endpoint = self._assigned(session) or await self._wait_for_endpoint(session)
-            rid = uuid.uuid4().hex
+            endpoint = await self._changed.wait_for(partial(self._assign, session), wait_s)
+            if endpoint is None:
+                raise EngineError(f"no server was ready for {wait_s:g} s; see the log for the reason")
             self._counts["segments"] += 1
             try:
-                segment = await endpoint.generate(rid, turn.tokens, turn.sampling, stop, self._settings.salted)
+                segment = await endpoint.generate(turn.tokens, turn.sampling, stop)
             except ServerFaultError as fault:
-                failures += 1
                 self._counts["lost_segments"] += 1
-                if failures >= self._settings.attempts:
-                    raise EngineError(f"{failures} servers in a row failed, the last one with: {fault}") from fault
-                continue
-            except asyncio.CancelledError:
-                self._run(endpoint.server.abort(rid))
-                raise
-            if turn.add(segment):
-                return
-            self._counts["cut_segments"] += segment.finish == "cut"
-            failures = 0 if len(segment.tokens) or not endpoint.ready else failures + 1
+                failures, reason = failures + 1, str(fault)
+            else:
+                if turn.add(segment):
+                    return
+                self._counts["cut_segments"] += segment.finish == "cut"
+                failures = 0 if len(segment.tokens) or not endpoint.ready else failures + 1
+                reason = f"{endpoint.server.url} aborted it without a token"
             if failures >= self._settings.attempts:
-                raise EngineError(f"{endpoint.server.url} aborted a request {failures} times without a token")
+                raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
 
-    def _assigned(self, session: str) -> Endpoint | None:
+    def _assign(self, session: str) -> Endpoint | None:
         """The endpoint that serves the session now, if one can."""
         leased = self._lease.endpoint
         if leased is not None and self._lease.covers(session):
@@ -258,21 +243,11 @@ class Fleet:
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not leased]
         return self._routes.assign(session, others, self._version)
 
-    async def _wait_for_endpoint(self, session: str) -> Endpoint:
-        found: list[Endpoint] = []
-
-        def look() -> bool:
-            found.extend(filter(None, [self._assigned(session)]))
-            return bool(found)
-
-        if not await self._changed.wait_for(look, self._settings.wait_s):
-            raise EngineError(f"no server was ready for {self._settings.wait_s:g} s; see the log for the reason")
-        return found[0]
-
     def _set_urls(self, urls: Mapping[str, None]) -> None:
+        settings = self._settings
         for url in self._endpoints.keys() - urls.keys():
             logger.info("%s leaves the fleet", url)
-            self._leave(url, self._settings.wait_s)
+            self._leave(url, settings.wait_s)
         for url in urls.keys() - self._endpoints.keys():
             self._endpoints[url] = Endpoint(
                 self._open_server(url),
@@ -280,21 +255,16 @@ class Fleet:
                 self._switch,
                 self._on_change,
                 self._counts,
-                check_s=self._settings.check_s,
-                retry_s=self._settings.retry_s,
+                check_s=settings.check_s,
+                retry_s=settings.retry_s,
+                salted=settings.salted,
             )
 
     def _leave(self, url: str, grace_s: float) -> None:
         endpoint = self._endpoints.pop(url)
-        self._leaving.add(endpoint)
-
-        async def leave() -> None:
-            try:
-                await endpoint.leave(grace_s)
-            finally:
-                self._leaving.discard(endpoint)
-
-        self._run(leave())
+        task = asyncio.create_task(endpoint.leave(grace_s))
+        self._leaving[task] = endpoint
+        task.add_done_callback(self._leaving.pop)
 
     def _target_of(self, endpoint: Endpoint) -> Update | None:
         return self._lease.update if endpoint is self._lease.endpoint else self._newest
@@ -307,14 +277,3 @@ class Fleet:
         self._changed.notify_all()
         for endpoint in endpoints:
             endpoint.notify()
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` beside everything else. Only `close` waits for it, and a server that fails is left as it is."""
-
-        async def run() -> None:
-            with suppress(EngineError):
-                await work
-
-        task = asyncio.create_task(run())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.engine.fleet.endpoint import version_of
 from asyncrl.actor.engine.fleet.server import Segment
 from asyncrl.types import Sampling
 
@@ -63,7 +62,8 @@ class PartialTurn:
 
 
 def _versions(segment: Segment) -> NDArray[np.int32]:
+    """From labels VERSION-OWNER."""
     versions = np.empty(len(segment.tokens), np.int32)
     for span in segment.spans:
-        versions[span.start : span.end] = version_of(span.label)
+        versions[span.start : span.end] = int(span.label.partition("-")[0])
     return versions

@@ -274,7 +274,7 @@ async def test_a_turn_fails_after_a_bounded_number_of_faults() -> None:
 
     async with fleet_with(0, server, settings={"attempts": 2}) as fleet:
         server.answers["generate"] = broken
-        with pytest.raises(EngineError, match=r"2 servers in a row failed.*not as expected"):
+        with pytest.raises(EngineError, match=r"2 requests in a row failed.*not as expected"):
             await sample(fleet)
 
 
