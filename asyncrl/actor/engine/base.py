@@ -46,24 +46,19 @@ class IdleClock:
         # The idle seconds before, and since when it has been idle: one object, for threads that read it.
         self._state: tuple[float, float | None] = (0.0, self._started)
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start."""
-        return self._clock() - self._started
-
-    @property
-    def idle_seconds(self) -> float:
-        before, since = self._state
-        return before if since is None else before + self._clock() - since
+    def read(self) -> tuple[float, float]:
+        """Seconds since the start, and how many of these were idle."""
+        now, (idle, since) = self._clock(), self._state
+        return now - self._started, idle if since is None else idle + now - since
 
     def idle(self) -> None:
         """There is no request from now on."""
-        before, since = self._state
-        self._state = (before, self._clock() if since is None else since)
+        idle, since = self._state
+        self._state = (idle, self._clock() if since is None else since)
 
     def busy(self) -> None:
         """There is a request from now on."""
-        self._state = (self.idle_seconds, None)
+        self._state = (self.read()[1], None)
 
 
 class Engine(Protocol):

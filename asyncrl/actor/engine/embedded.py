@@ -117,8 +117,8 @@ class EmbeddedEngine:
         limit = min(sampling.max_new_tokens, self._max_length - len(tokens))
         key = request_key(self._seed, session)
         request = Request(session, tokens.copy(), sampling.temperature, limit, frozenset(stop), key)
-        self._send(partial(self._submit, request))
         try:
+            await self._between_passes(partial(self._scheduler.submit, request))
             return await asyncio.wrap_future(request.future)
         except asyncio.CancelledError:
             self._commands.put(partial(self._scheduler.cancel, request))
@@ -131,21 +131,19 @@ class EmbeddedEngine:
         """As in the protocol. Tensors are in the published format (see weight_format.py) and must never change again,
         since the model may use them without a copy."""
         staged = await in_own_thread(lambda: self._parameters.stage(tensors_of(weights)))
-        done: Future[None] = Future()
-        self._send(partial(self._switch, version, staged, done))
-        await asyncio.wrap_future(done)
+        await self._between_passes(partial(self._switch, version, staged))
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """As in the protocol. There is one copy of the weights, so newer versions reach pinned sessions too.
 
         Raises EngineError: the engine is closed before.
         """
-        done: Future[None] = Future()
-        self._send(partial(self._wait, version, done))
-        await asyncio.wrap_future(done)
+        reached: Future[None] = Future()
+        await self._between_passes(partial(self._wait, version, reached))
+        await asyncio.wrap_future(reached)
 
     def stats(self) -> EngineStats:
-        return EngineStats(self._sampled, self._idle.seconds, self._idle.idle_seconds, len(self._scheduler.running))
+        return EngineStats(self._sampled, *self._idle.read(), len(self._scheduler.running))
 
     async def close(self) -> None:
         """End the thread after the current pass; outstanding calls fail with EngineError."""
@@ -153,10 +151,22 @@ class EmbeddedEngine:
         self._commands.put(lambda: None)
         await in_own_thread(self._thread.join)
 
-    def _send(self, command: Callable[[], None]) -> None:
+    async def _between_passes(self, call: Callable[[], None]) -> None:
+        """Run `call` in the engine's thread. Raises its errors."""
         if self._closed:
             raise EngineError("the engine is closed")
-        self._commands.put(command)
+        done: Future[None] = Future()
+
+        def run() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    call()
+                    done.set_result(None)
+                except (EngineError, WeightsError) as error:
+                    done.set_exception(error)
+
+        self._commands.put(run)
+        await asyncio.wrap_future(done)
 
     def _check(self, tokens: NDArray[np.int32]) -> None:
         if not 0 < len(tokens) < self._max_length:
@@ -187,7 +197,8 @@ class EmbeddedEngine:
         closed = EngineError("the engine was closed")
         self._scheduler.fail_all(closed)
         for _, waiter in self._waiters:
-            _settle(waiter, closed)
+            if waiter.set_running_or_notify_cancel():
+                waiter.set_exception(closed)
 
     @property
     def _ready(self) -> bool:
@@ -202,32 +213,22 @@ class EmbeddedEngine:
         while not self._commands.empty():
             self._commands.get()()
 
-    def _submit(self, request: Request) -> None:
-        try:
-            self._scheduler.submit(request)
-        except EngineError as error:
-            request.fail(error)
-
-    def _wait(self, version: int, done: Future[None]) -> None:
-        self._waiters.append((version, done))
+    def _wait(self, version: int, reached: Future[None]) -> None:
+        self._waiters.append((version, reached))
         self._wake()
 
     def _wake(self) -> None:
         for version, waiter in self._waiters:
-            if version <= self._version:
-                _settle(waiter)
+            if version <= self._version and waiter.set_running_or_notify_cancel():
+                waiter.set_result(None)
         self._waiters = [(version, waiter) for version, waiter in self._waiters if version > self._version]
 
-    def _switch(self, version: int, staged: Mapping[str, torch.Tensor], done: Future[None]) -> None:
-        if done.cancelled():
-            return
+    def _switch(self, version: int, staged: Mapping[str, torch.Tensor]) -> None:
         if version <= self._version:
-            _settle(done, WeightsError(f"version {version} is not newer than {self._version}, which is served"))
-            return
+            raise WeightsError(f"version {version} is not newer than {self._version}, which is served")
         self._parameters.load(staged)
         self._version = version
         self._scheduler.forget()
-        _settle(done)
         self._wake()
 
     def _step(self) -> None:
@@ -270,11 +271,3 @@ class EmbeddedEngine:
         noise = uniforms([slot.request.key for slot in slots], [len(slot.tokens) for slot in slots])
         tokens, logprobs = sample(logits, temperature, torch.from_numpy(noise).to(self._device))
         return tokens.tolist(), logprobs.tolist()
-
-
-def _settle(future: Future[None], error: Exception | None = None) -> None:
-    if future.set_running_or_notify_cancel():
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.errors import EngineError
@@ -27,18 +26,6 @@ def listed(urls: Sequence[str]) -> Discovery:
     return discover
 
 
-def settled(look: Discovery) -> Discovery:
-    """The urls that two looks in a row have found."""
-    last: Sequence[str] | None = None
-
-    async def discover() -> Sequence[str] | None:
-        nonlocal last
-        before, last = last, await look()
-        return last if last == before else None
-
-    return discover
-
-
 def in_file(path: Path) -> Discovery:
     """The lines of a file without empty ones and comments, which begin with #.
 
@@ -53,7 +40,7 @@ def in_file(path: Path) -> Discovery:
             return None
         return [line for line in lines if line and not line.startswith("#")]
 
-    return settled(look)
+    return _settled(look)
 
 
 def behind_router(url: str) -> Discovery:
@@ -66,31 +53,37 @@ def behind_router(url: str) -> Discovery:
     async def look() -> Sequence[str] | None:
         http = Http(url)
         try:
-            urls = _urls(await _workers(http))
-        except (EngineError, ValueError, LookupError, TypeError) as error:
+            return sorted(await _workers(http)) or None
+        except EngineError as error:
             logger.warning("the router does not name its servers, which stay as they were: %s", error)
             return None
         finally:
             await http.close()
-        if not urls:
-            logger.warning("the router at %s names no servers; they stay as they were", url)
-        return sorted(urls) or None
 
-    return settled(look)
+    return _settled(look)
 
 
-async def _workers(http: Http) -> Any:
-    try:
-        return await http.get("/workers", ROUTER_S)
-    except ServerRefusedError:
-        return await http.get("/list_workers", ROUTER_S)
-
-
-def _urls(answer: Any) -> list[str]:
+async def _workers(http: Http) -> list[str]:
     """Newer routers answer {"workers": [{"url": ...}]}, older ones {"urls": [...]}."""
+    try:
+        answer = await http.get("/workers", ROUTER_S)
+    except ServerRefusedError:
+        answer = await http.get("/list_workers", ROUTER_S)
     match answer:
-        case {"workers": list(workers)}:
+        case {"workers": list(workers)} if all("url" in worker for worker in workers):
             return [str(worker["url"]) for worker in workers]
         case {"urls": list(urls)}:
             return [str(url) for url in urls]
-    raise ValueError(f"it answered {str(answer)[:200]} instead of a list of workers")
+    raise EngineError(f"it answered {str(answer)[:200]} instead of a list of workers")
+
+
+def _settled(look: Discovery) -> Discovery:
+    """The urls that two looks in a row have found."""
+    last: Sequence[str] | None = None
+
+    async def discover() -> Sequence[str] | None:
+        nonlocal last
+        before, last = last, await look()
+        return last if last == before else None
+
+    return discover

@@ -178,9 +178,7 @@ class Fleet:
             "servers_leased": int(self._lease.endpoint is not None),
             **{name: self._counts[name] for name in names},
         }
-        return EngineStats(
-            self._counts["tokens"], self._idle.seconds, self._idle.idle_seconds, len(self._turns), counters
-        )
+        return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
 
     async def close(self) -> None:
         """Leave all servers at once and remove the folders, within `close_s`.

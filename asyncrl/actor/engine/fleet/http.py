@@ -48,28 +48,24 @@ class Http:
 
         Raises ServerFaultError (no answer, or an answer of 5xx) and ServerRefusedError (an answer of 4xx).
         """
-        timeout = _NO_LIMIT if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
-        body = io.BytesIO(data) if data and len(data) > _LARGE else data
-        try:
-            async with self._open().request(
-                method, self._url + path, data=body, headers=_HEADERS, timeout=timeout
-            ) as response:
-                answer = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ServerFaultError(f"{self._url}{path}: {error or type(error).__name__}") from error
-        if response.status != 200:
-            refused = 400 <= response.status < 500 and response.status not in _BUSY
-            text = f"{self._url}{path} answered {response.status}: {answer[:500].decode(errors='replace')}"
-            raise ServerRefusedError(text) if refused else ServerFaultError(text)
-        return answer
-
-    def _open(self) -> aiohttp.ClientSession:
         if self._closed:
             raise ServerFaultError(f"the connection to {self._url} has been closed")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
             self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-        return self._session
+        url = self._url + path
+        timeout = _NO_LIMIT if timeout_s is None else aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
+        body = io.BytesIO(data) if data and len(data) > _LARGE else data
+        try:
+            async with self._session.request(method, url, data=body, headers=_HEADERS, timeout=timeout) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ServerFaultError(f"{url}: {error or type(error).__name__}") from error
+        if response.status != 200:
+            refused = 400 <= response.status < 500 and response.status not in _BUSY
+            kind = ServerRefusedError if refused else ServerFaultError
+            raise kind(f"{url} answered {response.status}: {answer[:500].decode(errors='replace')}")
+        return answer
 
     async def close(self) -> None:
         self._closed = True

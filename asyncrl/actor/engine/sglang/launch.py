@@ -57,12 +57,12 @@ class LaunchedServer:
         self.url = url
         self.starts = 0
         self.answering = False
+        self.process: subprocess.Popen[bytes] | None = None
         self._command = command
         self._log = log
         self._environment = environment
         self._start_s = start_s
         self._max_failures = max_failures
-        self.process: subprocess.Popen[bytes] | None = None
 
     async def keep(self) -> None:
         """Keep the server running; returns only by cancellation, and ends the server then.

@@ -35,7 +35,8 @@ def generate_body(
 ) -> dict[str, Any]:
     """The body of `/inference/v1/generate`."""
     parameters = {**_parameters(sampling, stop), "detokenize": False}
-    return _salted({"request_id": rid, "token_ids": tokens.tolist(), "sampling_params": parameters}, salt)
+    body = {"request_id": rid, "token_ids": tokens.tolist(), "sampling_params": parameters}
+    return body if salt is None else {**body, "cache_salt": salt}
 
 
 def completion_body(
@@ -43,23 +44,14 @@ def completion_body(
 ) -> dict[str, Any]:
     """The body of `/v1/completions`."""
     body = {"model": model, "request_id": rid, "prompt": tokens.tolist(), "return_token_ids": True}
-    return _salted({**body, **_parameters(sampling, stop)}, salt)
+    body |= _parameters(sampling, stop)
+    return body if salt is None else {**body, "cache_salt": salt}
 
 
 def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
     """`logprobs` 0 asks for those of the sampled tokens alone. Only end tokens in `stop` end a request."""
-    return {
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_new_tokens,
-        "stop_token_ids": stop,
-        "ignore_eos": True,
-        "logprobs": 0,
-        **NEUTRAL,
-    }
-
-
-def _salted(body: dict[str, Any], salt: str | None) -> dict[str, Any]:
-    return body if salt is None else {**body, "cache_salt": salt}
+    own = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stop}
+    return {**own, "ignore_eos": True, "logprobs": 0, **NEUTRAL}
 
 
 class _Sampled(msgspec.Struct, gc=False):

@@ -67,35 +67,30 @@ class VllmServer:
             settings = (await self._get("/server_info?config_format=json"))["vllm_config"]
             self._model, longest = model["id"], int(model["max_model_len"])
             mode, device = settings["model_config"]["logprobs_mode"], settings["device_config"]["device"]
-            self._check_settings(longest, mode, device)
+            if wrong := self._wrong(longest, mode, device):
+                raise ServerFaultError(f"{self.url} {wrong}")
             self._started = await self._start_time()
             await self.abort()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
             raise ServerFaultError(f"this is no vLLM server with VLLM_SERVER_DEV_MODE=1: {error!r}") from error
         self.spans = self._tried_spans = False
 
-    def _check_settings(self, longest: int, mode: str, device: str) -> None:
+    def _wrong(self, longest: int, mode: str, device: str) -> str:
         if longest < self._context:
-            raise ServerFaultError(
-                f"{self.url} takes {longest} tokens, actor.max_tokens is {self._context}; "
-                "start the server with a longer --max-model-len"
+            return (
+                f"takes {longest} tokens, actor.max_tokens is {self._context}; start it with a longer --max-model-len"
             )
         if mode != "processed_logprobs":
-            raise ServerFaultError(
-                f"{self.url} gives {mode}, which leave out the temperature; start it with "
-                "--logprobs-mode processed_logprobs"
-            )
+            return f"gives {mode}, which leave out the temperature; start it with --logprobs-mode processed_logprobs"
         if self._tied and device == "cpu":
-            raise ServerFaultError(
-                f"{self.url} runs on a CPU, where vLLM keeps the old output layer of a model with tied embeddings "
-                "through an update of its weights; use a model without tie_word_embeddings, or a GPU"
+            return (
+                "runs on a CPU, where vLLM keeps the old output layer of a model with tied embeddings through an "
+                "update of its weights; use a model without tie_word_embeddings, or a GPU"
             )
+        return ""
 
     async def check(self) -> None:
         await self._get("/health")
-        await self._check_start()
-
-    async def _check_start(self) -> None:
         if (started := await self._start_time()) != self._started:
             raise ServerFaultError(f"{self.url} was restarted at {started}, and has lost the weights it was given")
 
@@ -110,7 +105,7 @@ class VllmServer:
         body = completion_body(self._model, rid, tokens, sampling, stop, salt)
         answer = await self._http.call("POST", "/v1/completions", msgspec.json.encode(body))
         # The answer does not tell whether the server was restarted, with the weights of its folder.
-        await self._check_start()
+        await self.check()
         return read_segment(answer, sampling.max_new_tokens, stop, label)
 
     async def abort(self, rid: str | None = None) -> None:
