@@ -33,8 +33,8 @@ from typing import Any
 
 from msgspec import structs
 
+from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.shards import shard_of
 from asyncrl.types import Labels
 from benchmarks import limits, restart, tickets
 from benchmarks.record import write_result

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from asyncrl.ids import feed_group, ticket_id
 from asyncrl.replay.records import TrajectoryRecord, TrajectoryState
 from asyncrl.replay.store import Store
 from benchmarks.serving import load, replay
@@ -28,9 +29,9 @@ def fill(folder: Path, facts: int) -> None:
     store = Store(folder / "run" / "replay", 1 << 32, durable=False)
     with store.transaction() as tx:
         for number in range(facts):
-            group, member = f"t{number // 8:09d}", number % 8
+            group, member = feed_group(number // 8), number % 8
             TrajectoryRecord(group, member, 8192, 4096, 0, TrajectoryState.TRAINED, plans=1, trained=1).save(
-                tx, f"{group}.{member}.0"
+                tx, ticket_id(group, member, 0)
             )
         for name in ("accepted", "labelled", TrajectoryState.TRAINED, "committed"):
             tx.add(name, facts)

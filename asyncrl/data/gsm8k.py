@@ -8,6 +8,7 @@ from pathlib import Path
 
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError
+from asyncrl.ids import task_id
 from asyncrl.types import Task
 
 DATA_SOURCE = "openai/gsm8k"
@@ -33,7 +34,7 @@ def _tasks(file: Path, split: str) -> Iterator[Task]:
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{file}, line {index + 1} has no question and no answer ending in '#### N'") from error
         yield Task(
-            id=f"{DATA_SOURCE}/{split}/{index}",
+            id=task_id(DATA_SOURCE, split, index),
             messages=[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}],
             ground_truth=truth.strip().replace(",", ""),
             data_source=DATA_SOURCE,

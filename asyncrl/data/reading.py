@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from asyncrl.errors import DataError, WireError
+from asyncrl.ids import task_id
 from asyncrl.types import Task
 from asyncrl.wire import check_plain, task_body
 
@@ -188,7 +189,7 @@ class TaskFile(Sequence[Task]):
         truth = values["reward_model"]["ground_truth"]
         index = extra["index"] if self._indexed else row
         return Task(
-            id=f"{source}/{extra.get('split', self._path.stem)}/{index}",
+            id=task_id(source, extra.get("split", self._path.stem), index),
             messages=[_message(message) for message in values["prompt"]],
             ground_truth=json.dumps(_plain(truth), default=str) if isinstance(truth, (list, Mapping)) else str(truth),
             data_source=source,

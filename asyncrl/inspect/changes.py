@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from asyncrl.errors import ConfigError, RefusedError, UnavailableError
+from asyncrl.ids import shard_of
 from asyncrl.inspect.run import InspectedRun, LiveReplay
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.shards import shard_of
 from asyncrl.replay.store import Store
 from asyncrl.replay.stored import StoredRun, shard_paths
 

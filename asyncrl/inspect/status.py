@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from asyncrl.ids import opening_order
 from asyncrl.inspect.run import LiveReplay
 from asyncrl.replay.counters import counters
 from asyncrl.replay.planning import recorded_plan
@@ -80,12 +81,11 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
 
 def _oldest_ticket(tx: Transaction) -> tuple[str, str] | None:
     at_work = ((name, ticket.worker) for name, ticket in TicketRecord.all(tx) if ticket.worker)
-    return min(at_work, key=_opened, default=None)
+    return min(at_work, key=_opening_order, default=None)
 
 
-def _opened(ticket: tuple[str, str]) -> tuple[bool, str]:
-    """The feed's groups in the order of time; groups of evaluations and of tasks that run again come behind."""
-    return not ticket[0].startswith("t"), ticket[0]
+def _opening_order(ticket: tuple[str, str]) -> tuple[bool, str]:
+    return opening_order(ticket[0])
 
 
 def join(shards: Sequence[StoreSummary]) -> StoreSummary:
@@ -98,7 +98,9 @@ def join(shards: Sequence[StoreSummary]) -> StoreSummary:
         planned_lags=_sum([each.planned_lags for each in shards]),
         held=_sum([each.held for each in shards]),
         leased=_sum([each.leased for each in shards]),
-        oldest_ticket=min((each.oldest_ticket for each in shards if each.oldest_ticket), key=_opened, default=None),
+        oldest_ticket=min(
+            (each.oldest_ticket for each in shards if each.oldest_ticket), key=_opening_order, default=None
+        ),
         live_bytes=sum(each.live_bytes for each in shards),
     )
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from asyncrl.errors import StoreError
+from asyncrl.ids import is_evaluation
 from asyncrl.replay.records import LIVE, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
@@ -47,7 +48,7 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     states: Counter[str] = Counter()
     lost = 0
     for key, record in tx.items("facts", TrajectoryRecord):
-        if record.state is TrajectoryState.EVALUATED or record.group.startswith("e"):
+        if record.state is TrajectoryState.EVALUATED or is_evaluation(record.group):
             continue
         states[record.state.value] += 1
         lost += record.state in LIVE and not _readable(tx, key.decode())

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl import ids
 from asyncrl.replay.records import EvaluationRecord, GroupRecord
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
@@ -25,7 +26,7 @@ def start(
     rows = range(settings.shard, len(settings.held_out), settings.shards)
     EvaluationRecord(len(rows)).save(tx, version)
     for row in rows:
-        open_group(tx, f"e{version}-{row:06d}", GroupRecord(row, Purpose.EVAL, version, [0], [False]))
+        open_group(tx, ids.evaluation_group(version, row), GroupRecord(row, Purpose.EVAL, version, [0], [False]))
 
 
 def count_episode(tx: Transaction, version: int, trajectory: Trajectory) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from asyncrl.ids import again_group, feed_group, is_evaluation
 from asyncrl.network.throttle import Throttled
 from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
@@ -27,12 +28,12 @@ from asyncrl.types import Purpose
 log = logging.getLogger(__name__)
 
 TRAINING, EVALUATION = "t", "e"
-"""The queues of tickets that wait for an actor. The ids of an evaluation's groups begin with its own."""
+"""The queues of tickets that wait for an actor."""
 
 
 def pending_queue(ticket: str) -> str:
     """The queue in which a ticket waits."""
-    return EVALUATION if ticket.startswith(EVALUATION) else TRAINING
+    return EVALUATION if is_evaluation(ticket) else TRAINING
 
 
 class OpenGroups:
@@ -66,11 +67,11 @@ class OpenGroups:
         again = tx.first("again", int)
         if again is None:
             number, row = self._settings.feed.next(tx)
-            return f"t{number:09d}", row
+            return feed_group(number), row
         order, row = again
         tx.delete("again", order)
         number = (tx.add("groups_reissued") - 1) * self._settings.shards + self._settings.shard
-        return f"r{number:09d}", row
+        return again_group(number), row
 
     def open(self, tx: Transaction, name: str, group: GroupRecord) -> None:
         """Open a group, and let a ticket for each member wait for an actor."""

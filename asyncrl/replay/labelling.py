@@ -13,10 +13,11 @@ from itertools import takewhile
 import numpy as np
 
 from asyncrl.errors import RefusedError, StoreError
+from asyncrl.ids import is_evaluation
 from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
-from asyncrl.replay.groups import EVALUATION, OpenGroups
+from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Reply
 from asyncrl.replay.records import DeadLetter, GroupRecord, ReadyGroup, TrajectoryRecord, TrajectoryState
@@ -210,7 +211,7 @@ class Labelling:
             self._reinstate(tx, ticket, letter, group)
             return "scoring"
         if letter.row < 0:
-            held_out = ticket.startswith(EVALUATION)
+            held_out = is_evaluation(ticket)
             over = "ran a held-out task, whose evaluation" if held_out else "was in a plan that was skipped: its group"
             raise RefusedError(f"{ticket} {over} is over; discard it")
         tx.append("again", letter.row)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from asyncrl.errors import RefusedError
+from asyncrl.ids import attempt_of
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.records import (
@@ -185,7 +186,7 @@ class Planning:
             record.state = TrajectoryState.DEAD
             tx.add(TrajectoryState.DEAD)
             group = GroupRecord.load(tx, record.group)
-            attempt = int(name.rsplit(".", 1)[1])
+            attempt = attempt_of(name)
             letter = DeadLetter(reason, record.group, record.member, attempt, group.row if group else -1, False)
             self._dead_letters.add(tx, name, letter)
         record.save(tx, name)

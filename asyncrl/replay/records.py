@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 
 from msgspec import Struct
 
+from asyncrl.ids import ticket_id
 from asyncrl.replay.store import Key, Transaction
 from asyncrl.types import Purpose
 
@@ -98,7 +99,7 @@ class GroupRecord(Record):
 
     def ids(self, group: str) -> list[str]:
         """The members' ticket ids, which are their trajectories' ids too."""
-        return [f"{group}.{member}.{attempt}" for member, attempt in enumerate(self.attempts)]
+        return [ticket_id(group, member, attempt) for member, attempt in enumerate(self.attempts)]
 
 
 class ReadyGroup(Struct, array_like=True):

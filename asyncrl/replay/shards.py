@@ -5,30 +5,16 @@ Every id tells its shard, so nothing is looked up. While a shard is away, calls 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from asyncrl.errors import RefusedError
+from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import BatchPlan, Labels, Trajectory
 
 T = TypeVar("T")
-
-_LAST_NUMBER = re.compile(r"(\d+)\D*$")
-
-
-def shard_of(trajectory_id: str, shards: int) -> int:
-    """The shard on which a trajectory lives: its group's number counts over all shards in turn.
-
-    Raises RefusedError: this is no trajectory's id.
-    """
-    found = _LAST_NUMBER.search(trajectory_id.split(".", 1)[0])
-    if found is None:
-        raise RefusedError(f"{trajectory_id!r} is no id of a trajectory; one looks like t000000012.3.0")
-    return int(found[1]) % shards
 
 
 class ShardedReplay:

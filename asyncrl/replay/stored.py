@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from asyncrl.errors import StoreError
+from asyncrl.ids import shard_of
 from asyncrl.replay import counters
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord
-from asyncrl.replay.shards import join_plans, shard_of
+from asyncrl.replay.shards import join_plans
 from asyncrl.replay.store import StoreReader, Transaction
 from asyncrl.types import BatchPlan, Labels, Trajectory
 from asyncrl.wire import decode, read_labels, read_trajectory, split

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import zmq
 
+from asyncrl.ids import shard_of
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.shards import ShardedReplay, join_evaluations, shard_of
+from asyncrl.replay.shards import ShardedReplay, join_evaluations
 from asyncrl.replay.stored import StoredRun
 from tests.helpers import make_labels, make_task, make_trajectory
 from tests.replay.support import make_settings
