@@ -31,6 +31,9 @@ from asyncrl.errors import ConfigError
 DEFAULTS = "train"
 """The file that names the schema and the file of each group that is taken unless another is chosen."""
 
+FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError)
+"""What Hydra, OmegaConf and YAML raise for words and files that they cannot use."""
+
 PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
 
@@ -98,7 +101,7 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
             overrides = [*search, *(f"{group}={name}" for group, name in groups.items()), *settings]
             return compose(DEFAULTS, overrides), wrong
-    except (HydraException, OmegaConfBaseException) as error:
+    except FAILURES as error:
         raise ConfigError("\n".join([*wrong.values(), _reason(error)])) from error
 
 
@@ -110,7 +113,7 @@ def _parsed(word: str) -> Override:
         raise ConfigError(f"{word}: write KEY=VALUE")
     try:
         override = OverridesParser.create().parse_override(word)
-    except HydraException as error:
+    except FAILURES as error:
         raise ConfigError(
             f"{word}: it cannot be read ({_reason(error)}); quote a value that has special characters, as in "
             "\"KEY='VALUE'\""
@@ -161,7 +164,7 @@ def _refused_in_file(group: str, name: str, folder: Path | None, scratch: DictCo
     try:
         text = path.read_text()
         content = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except FAILURES as error:
         return [f"{path}: it cannot be read as YAML: {_reason(error)}"]
     if not isinstance(content, dict):
         return [f"{path}: it must hold KEY: VALUE lines"]
@@ -184,7 +187,7 @@ def _unset(config: DictConfig, key: str) -> str | None:
         if OPTIONS[key].default != REQUIRED:
             return f"{key}: it must be {OPTIONS[key].allowed}"
         return f"{key}: set it on the command line ({key}=VALUE) or in the file of an experiment"
-    except (OmegaConfBaseException, RecursionError) as error:
+    except FAILURES as error:
         return f"{key}: {_reason(error)}"
     return None
 

@@ -23,6 +23,7 @@ EXIT_FAILURE = 1
 EXIT_STOPPED = 130
 """The status of a role that was asked to stop before it was done."""
 MAX_LOG_CHARS = 16_000
+MAX_LINE_CHARS = 2_000
 
 
 class _Bounded(logging.Formatter):
@@ -54,7 +55,7 @@ def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | No
     except StoppedError:
         sys.exit(EXIT_STOPPED)
     except AsyncrlError as error:
-        sys.stderr.write("".join(f"asyncrl: {line}\n" for line in str(error).splitlines()))
+        sys.stderr.write("".join(f"asyncrl: {cut(line, MAX_LINE_CHARS)}\n" for line in str(error).splitlines()))
         sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE)
 
 

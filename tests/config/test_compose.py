@@ -38,6 +38,7 @@ def refused(words: list[str], folder: Path | None = None) -> list[str]:
         ("=3", "=3: write KEY=VALUE"),
         ("a b=c", "a b=c: it cannot be read"),
         ("learner.betas=[0.9", "learner.betas=[0.9: it cannot be read"),
+        pytest.param(f"run.name={'[' * 3000}{']' * 3000}", "run.name=[[[", id="nested"),
         ("run.name='mine", "run.name='mine: it cannot be read"),
         ("run.name=mine=yours", "run.name=mine=yours: it cannot be read"),
         ("data.train=é.parquet", "data.train=é.parquet: it cannot be read"),
@@ -105,6 +106,7 @@ def test_the_last_of_two_words_for_a_key_counts(required: list[str]) -> None:
         ("learner: {steps: 3}", ["begin the file of an experiment with the line `# @package _global_`"]),
         ("# @package _global_\n- 1", ["it must hold KEY: VALUE lines"]),
         ("# @package _global_\nlearner: [1", ["it cannot be read as YAML"]),
+        pytest.param(f"# @package _global_\nrun: {'[' * 3000}{']' * 3000}", ["it cannot be read as YAML"], id="nested"),
         (
             "# @package _global_\nlearner: {stepz: 3, lr: fast}\nactor: {door_host: x}",
             [
@@ -124,11 +126,21 @@ def test_a_file_that_cannot_be_used_is_refused_by_its_name(
     assert all(line.startswith(f"{path}: {expected}") for line, expected in zip(given, lines, strict=True))
 
 
-def test_a_choice_within_a_file_is_refused_in_one_line(required: list[str], folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("defaults", "reason"),
+    [
+        ("[override /algorithm: grop]", "Could not find 'algorithm/grop'"),
+        ("[/experiment: mine]", "recursion"),
+        ("nothing", "defaults must be a list"),
+    ],
+)
+def test_a_choice_within_a_file_is_refused_in_one_line(
+    required: list[str], folder: Path, defaults: str, reason: str
+) -> None:
     path = folder / "experiment" / "mine.yaml"
-    path.write_text("# @package _global_\ndefaults:\n  - override /algorithm: grop")
+    path.write_text(f"# @package _global_\ndefaults: {defaults}")
     (line,) = refused([*required, "experiment=mine"], folder)
-    assert "algorithm/grop" in line
+    assert reason in line
 
 
 def test_a_folder_of_files_must_be_one(required: list[str], tmp_path: Path) -> None:
