@@ -152,11 +152,11 @@ def _answer(
         pipe.send_bytes(json.dumps(reply).encode())
 
     try:
-        with _processor_time(truth_s):
+        with _limited(truth_s):
             known = prepare(truth)
         send(prepared=True)
         score, out_of_memory = 0.0, False
-        with _processor_time(answer_s), _memory(ANSWER_MEMORY):
+        with _limited(answer_s, ANSWER_MEMORY):
             try:
                 score = float(compare(known, answer))
             except RecursionError:
@@ -173,20 +173,14 @@ def _answer(
 
 
 @contextmanager
-def _processor_time(seconds: float) -> Iterator[None]:
-    """Ends this process after so much processor time."""
+def _limited(seconds: float, memory: int | None = None) -> Iterator[None]:
+    """Ends this process after so much processor time, and limits its memory."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    if memory is not None:
+        limit_memory(memory)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-
-
-@contextmanager
-def _memory(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    limit_memory(size)
-    try:
-        yield
-    finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

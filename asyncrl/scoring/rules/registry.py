@@ -153,7 +153,7 @@ def _adapt(
         case "own":
             return _adapt_own(partial(found, **params), offered)
         case "verl":
-            return verl_function(partial(found, **_as_configs(params)))
+            return verl_function(partial(found, **as_config(params)))
     own, verl, with_params = *map(", ".join, KINDS.values()), f" and params {', '.join(params)}" if params else ""
     raise ConfigError(
         f"{setting} cannot judge an episode: write a function with the parameters ({own}){with_params}, "
@@ -188,7 +188,7 @@ def _adapt_own(rule: Callable[..., Any], names: tuple[str, ...]) -> RuleFunction
 def _adapt_manager(
     found: type, params: Mapping[str, Any], setting: str, tokenizer: LoadTokenizer | None
 ) -> RuleFunction:
-    made_with = _as_configs(params)
+    made_with = as_config(params)
     if score := params.get("compute_score"):
         made_with["compute_score"] = imported(score, f"{setting}: compute_score={score}")
     if tokenizer is None:
@@ -198,10 +198,6 @@ def _adapt_manager(
 
         return refuse
     return verl_manager(found(tokenizer=tokenizer(), num_examine=0, **made_with))
-
-
-def _as_configs(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: as_config(value) for name, value in params.items()}
 
 
 def _takes(function: Callable[..., Any], parameters: tuple[str, ...], params: Mapping[str, Any]) -> bool:
