@@ -122,7 +122,7 @@ def matrix_peak(device: str) -> float:
 
 
 def computed(inputs: Sequence[Encoded], shares: bool, device: str) -> int:
-    """Tokens that go through the model, padding aside."""
+    """Tokens that go through the model, without padding."""
     total = sum(len(each.ids) for each in inputs)
     if not shares:
         return total

@@ -1,5 +1,4 @@
-"""A tokenizer that is one character a token, episodes written as text, models that say what they are told, and a replay
-that only remembers."""
+"""A tokenizer with one character a token, episodes written as text, models with prescribed scores, a fake replay."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -166,7 +165,7 @@ class ServedPRM(FakePRM):
 class TextPRM:
     """Gives each step the score that `judge` has for its text."""
 
-    name = "said@1"
+    name = "text@1"
 
     def __init__(self, judge) -> None:
         self._judge = judge

@@ -109,7 +109,7 @@ def test_the_format_rule_can_see_the_thoughts(thoughts, pattern, expected):
 
 
 def with_thoughts(task, answer, trajectory, *, full_answer):
-    """A rule of somebody's own that asks for the thoughts."""
+    """A user's rule with the parameter full_answer."""
     return {"score": float(answer == "72"), "thought": float(full_answer == "<think>so</think>72")}
 
 

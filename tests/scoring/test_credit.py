@@ -28,8 +28,8 @@ def batch(outcomes=None, steps=None, **shaping):
     found = []
     for index, (texts, _) in enumerate(TALES):
         tools = [("tool", "ok")] * (len(texts) - 1)
-        said = [("assistant", f"call {text}" if text in ("good", "bad") else text) for text in texts]
-        turns = [("prompt", "?"), said[0]] + [turn for pair in zip(tools, said[1:], strict=True) for turn in pair]
+        spoken = [("assistant", f"call {text}" if text in ("good", "bad") else text) for text in texts]
+        turns = [("prompt", "?"), spoken[0]] + [turn for pair in zip(tools, spoken[1:], strict=True) for turn in pair]
         found.append(episode(*turns, index=index))
     scorer = make_scorer(config, TextPRM(lambda text: 0.25 if "bad" in text else 0.75))
     labels = [each.labels for each in scorer.score([lease(each, "rules", "prm") for each in found])]

@@ -226,7 +226,7 @@ def test_a_shadow_is_recorded_and_changes_nothing_that_is_trained():
     assert shadowed.extra == {**plain.extra, "shadow/process": 0.75, "shadow/outcome_model": 0.25}
 
 
-@pytest.mark.parametrize(("text", "said", "agree"), [("72", 0.9, True), ("5", 0.9, False), ("5", 0.1, True)])
-def test_the_process_model_agrees_with_the_rules_or_not(text, said, agree):
-    (scored,) = all_of(answered(text), prm=TextPRM(lambda step: said))
+@pytest.mark.parametrize(("text", "score_of_all", "agree"), [("72", 0.9, True), ("5", 0.9, False), ("5", 0.1, True)])
+def test_the_process_model_agrees_with_the_rules_or_not(text, score_of_all, agree):
+    (scored,) = all_of(answered(text), prm=TextPRM(lambda step: score_of_all))
     assert scored.agree == agree

@@ -50,11 +50,11 @@ def test_a_step_repeats_another_whatever_its_white_space_case_number_and_last_ma
 
 def test_steps_are_earned_up_to_the_first_answer_once_each_and_within_the_lengths():
     texts = ["a", "b", "a", "so #### 5", "#### 5", "thanks"]
-    said = [StepText(text, 10) for text in texts]
+    steps = [StepText(text, 10) for text in texts]
     scores = np.arange(1, 7).astype(np.float32)
 
     def kept(length=60, **config):
-        values, indices = earned(scores, said, length, ShapingConfig(**config))
+        values, indices = earned(scores, steps, length, ShapingConfig(**config))
         return dict(zip(indices, values.tolist(), strict=True))
 
     assert kept() == {0: 1, 1: 2, 3: 4}
@@ -66,9 +66,9 @@ def test_steps_are_earned_up_to_the_first_answer_once_each_and_within_the_length
 
 def test_an_answer_and_a_repeat_are_those_of_their_branch():
     texts = ["a", "so #### 5", "more"] * 2
-    said = [StepText(text, 1, branch=index // 3) for index, text in enumerate(texts)]
+    steps = [StepText(text, 1, branch=index // 3) for index, text in enumerate(texts)]
     scores = np.arange(1, 7).astype(np.float32)
-    assert earned(scores, said, 6, ShapingConfig())[1] == [0, 1, 3, 4]
+    assert earned(scores, steps, 6, ShapingConfig())[1] == [0, 1, 3, 4]
 
 
 def test_what_is_too_long_keeps_a_score_below_zero():
@@ -95,8 +95,8 @@ def test_a_final_answer_is_known_by_its_mark(text, found):
 
 
 def test_a_turn_that_calls_a_tool_is_no_final_answer():
-    said = [StepText("to find the answer: call", 1, calls=True), StepText("more", 1)]
-    assert earned(np.array([0.5, 0.75], np.float32), said, 2, ShapingConfig())[1] == [0, 1]
+    steps = [StepText("to find the answer: call", 1, calls=True), StepText("more", 1)]
+    assert earned(np.array([0.5, 0.75], np.float32), steps, 2, ShapingConfig())[1] == [0, 1]
 
 
 AGGREGATIONS = ["mean_response", "min", "product", "pooled_last", "per_step"]
@@ -114,7 +114,7 @@ def test_announcing_an_answer_anywhere_never_makes_steps_worth_more(values, anno
     config = ShapingConfig(prm_aggregation=how, step_transforms=transforms)
     honest = [StepText(f"{k} + {k}", 1) for k in range(len(values))]
     hacked = [StepText("#### 5", 1) if k == announced else step for k, step in enumerate(honest)]
-    (before, _), (after, _) = (earned(scores, said, len(values), config) for said in (honest, hacked))
+    (before, _), (after, _) = (earned(scores, steps, len(values), config) for steps in (honest, hacked))
     assert (aggregate(after, how) or 0) <= (aggregate(before, how) or 0) + 1e-6
     assert transformed(after, config).sum() <= transformed(before, config).sum() + 1e-5
 

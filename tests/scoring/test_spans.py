@@ -27,7 +27,7 @@ CHAT = Chat(TOKENIZER)
 
 
 def sentences(pieces):
-    """A split of somebody's: a step begins behind a full stop or its Chinese fellow."""
+    """A user's split: a step begins after a Western or Chinese full stop."""
     return [index for index in range(1, len(pieces)) if re.search(r"[.。]\s*$", pieces[index - 1])]
 
 
@@ -51,10 +51,10 @@ def conversation(prompt, turns, cut, split):
         position = spans[-1].end
 
     append("x" + prompt, Role.PROMPT)
-    for index, (said, result) in enumerate(turns):
+    for index, (written, result) in enumerate(turns):
         last = index == len(turns) - 1
-        ended = not (last and cut and said)
-        append(said + END * ended, Role.ASSISTANT, "stop" if ended else "length")
+        ended = not (last and cut and written)
+        append(written + END * ended, Role.ASSISTANT, "stop" if ended else "length")
         if not last:
             append(f"<|im_start|>user\n<tool_response>\n{result}\n</tool_response>{END}\n", Role.TOOL)
     tokens = np.concatenate(pieces)

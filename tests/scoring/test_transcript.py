@@ -55,8 +55,8 @@ def test_plain_text_has_the_problem_as_the_task_says_it_and_nothing_of_the_templ
 
 def test_a_prompt_of_several_speakers_is_told_whole_and_says_who_speaks():
     task, trajectory = episode(*TURNS)
-    said = [("system", "be brief"), ("user", "1+1?"), ("assistant", "2"), ("user", "2+3?")]
-    task = replace(task, messages=[{"role": role, "content": text} for role, text in said])
+    messages = [("system", "be brief"), ("user", "1+1?"), ("assistant", "2"), ("user", "2+3?")]
+    task = replace(task, messages=[{"role": role, "content": text} for role, text in messages])
     assert transcript(trajectory, CharTokenizer(), task)[0].plain == "user: 1+1?\n\nassistant: 2\n\nuser: 2+3?"
     task = replace(task, messages=[{"role": "system", "content": "1+1?"}])
     assert transcript(trajectory, CharTokenizer(), task)[0].plain == "1+1?"

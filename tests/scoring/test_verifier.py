@@ -144,9 +144,9 @@ def test_what_a_rule_leaves_behind_ends_with_its_process(tmp_path, fate):
 @pytest.mark.usefixtures("verifier")
 def test_what_a_rule_leaves_behind_ends_after_a_killed_scorer(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    said = f'"leave {tmp_path / "pid"} done"'
+    answer = f'"leave {tmp_path / "pid"} done"'
     scorer = subprocess.Popen(
-        [sys.executable, "-c", HANGING.replace('"loop"', said) + "input()"], stdin=subprocess.PIPE, env=environment
+        [sys.executable, "-c", HANGING.replace('"loop"', answer) + "input()"], stdin=subprocess.PIPE, env=environment
     )
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     left = psutil.Process(int((tmp_path / "pid").read_text()))

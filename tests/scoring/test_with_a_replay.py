@@ -107,7 +107,7 @@ def test_every_trajectory_is_labelled_exactly_once_however_scorers_die(endpoint)
 
 
 @pytest.mark.parametrize("serve", [[], ["prm"]])
-def test_no_trajectory_is_buried_however_often_its_service_is_away(tmp_path, serve):
+def test_no_trajectory_is_dead_lettered_however_often_its_service_is_unavailable(tmp_path, serve):
     """Seconds count as hours; where `serve` has no rules, another scorer judges by them."""
     config = ScoringConfig(rule="exact_match", prm=ScoringModelConfig(path="p"), batch_trajectories=4, serve=serve)
     stop, prm = threading.Event(), ServedPRM(calls=3 * ATTEMPTS)

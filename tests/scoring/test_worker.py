@@ -13,7 +13,7 @@ from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, FakeReplay,
 
 
 class Clock:
-    """Seconds that pass when told to, and `tick` at every look."""
+    """Seconds that tests move on, and `tick` at every call."""
 
     def __init__(self, tick=0.0):
         self.now, self.tick = 0.0, tick
@@ -63,7 +63,7 @@ def test_every_leased_episode_comes_back_as_labels_or_with_a_reason():
 
 
 class Slow(FakePRM):
-    """A forward pass that ends when told to."""
+    """A forward pass that ends when `ready` is set."""
 
     def __init__(self):
         super().__init__()
@@ -144,7 +144,7 @@ def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
     assert values["tokens_per_s"] > 0
     assert 0 < values["idle"] < 1
     assert (values["hack_alarm"], values["hack_alarms"]) == (0.0, 0.0)
-    assert last["labelled"] == 3, "what came after the last report is told at the end"
+    assert last["labelled"] == 3, "the end reports what came after the last report"
     assert "reward_mean" not in last
 
 

@@ -74,12 +74,14 @@ class JsonEndpoint:
                         failure = f"{type(error).__name__}: {error}"
                         continue
                     if status == 200:
-                        return _decoded(url, answer)
+                        return json.loads(answer)
                     failure = f"status {status}: {answer[:300].decode(errors='replace')}"
                     if status in _REFUSED:
                         raise ScoringError(f"{url} gave no scores ({failure})")
                     if status != 429 and status < 500:
                         break
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ScoringError(f"{url} gave no scores (the answer is not JSON: {error})") from error
         except TimeoutError:
             failure = f"no whole answer within {self._timeout_s:g} s{failure and ', before that '}{failure}"
         raise UnavailableError(f"{url} gave no scores ({failure})")
@@ -117,13 +119,6 @@ async def _request(session: aiohttp.ClientSession, url: str, data: bytes) -> tup
             if len(answer) > _MAX_BYTES:
                 raise ScoringError(f"{url} gave no scores (the answer is longer than {_MAX_BYTES} bytes)")
     return response.status, bytes(answer)
-
-
-def _decoded(url: str, answer: bytes) -> Any:
-    try:
-        return json.loads(answer)
-    except ValueError as error:
-        raise ScoringError(f"{url} gave no scores (the answer is not JSON: {error})") from error
 
 
 def connect(config: ScoringModelConfig, params: RemoteParams, key: str) -> tuple[JsonEndpoint, str]:

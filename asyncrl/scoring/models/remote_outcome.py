@@ -22,7 +22,7 @@ from asyncrl.scoring.transcript import Transcript
 
 @dataclass(frozen=True)
 class Params(RemoteParams):
-    contract: str = option("json", "how the server is asked", choices=("json", "classify"))
+    contract: str = option("json", "the requests that the server answers", choices=("json", "classify"))
     label: int = option(1, "the good label of several", "[0, inf)")
 
 

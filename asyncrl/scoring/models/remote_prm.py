@@ -30,7 +30,7 @@ from asyncrl.scoring.transcript import Transcript
 
 @dataclass(frozen=True)
 class Params(RemoteParams):
-    contract: str = option("json", "how the server is asked", choices=("json", "generate", "score"))
+    contract: str = option("json", "the requests that the server answers", choices=("json", "generate", "score"))
     format: str = option("rlhflow", "the encoding of transcripts", choices=("rlhflow", "math_shepherd"))
     parallel: int = option(8, "requests at once", "[1, inf)")
 

@@ -65,7 +65,7 @@ _CORRECTED = re.compile(
     r"\b(?:(?i:actually|wait|no|hmm+|sorry|correction|rather|oops)\b[ ,.!:;…—–-]{1,5}){1,4}(?i:it|that|this)"
     rf"(?:['’]s| (?:is|was|should be|must be)) (?i:{_SURE}{_KIND}){_LETTER}{_NOT_TWO}{_ALONE}"
 )
-_SMALL = re.compile(rf"\b{_CLAIM} ?(?:[:=] ?(?P<named>[a-z])|(?i:is):? (?P<said>[b-z]|a(?=\.)))(?=[.)]? ?(?:\n|\Z))")
+_SMALL = re.compile(rf"\b{_CLAIM} ?(?:[:=] ?(?P<named>[a-z])|(?i:is):? (?P<stated>[b-z]|a(?=\.)))(?=[.)]? ?(?:\n|\Z))")
 _FOREIGN = re.compile(
     r"(?:(?:答案|正[确確]选项|正[确確][选選][项項]|故[选選]|[应應][选選]|所以[选選]|因此[选選]|答え|正解|정답|답)"
     r"(?:[应應][该該])?(?:是|[为為]|[选選]|は|은|는)? ?:? ?(?:[选選][项項] ?)?"
@@ -132,11 +132,11 @@ def option(text: str) -> str | None:
 
 def _named(text: str) -> str | None:
     patterns = (*_STATED, _CORRECTED, _SMALL)
-    said = [each for pattern in patterns for each in pattern.finditer(text) if not _doubted(text, each)]
-    said = [each for each in said if not _near(_THINGS, text, each.start(each.lastgroup or 0))]
-    said += [each for each in _FOREIGN.finditer(text) if not _near(_FOREIGN_DOUBT, text, each.start())]
-    if said:
-        return _letter(max(said, key=lambda each: each.start()))
+    stated = [each for pattern in patterns for each in pattern.finditer(text) if not _doubted(text, each)]
+    stated = [each for each in stated if not _near(_THINGS, text, each.start(each.lastgroup or 0))]
+    stated += [each for each in _FOREIGN.finditer(text) if not _near(_FOREIGN_DOUBT, text, each.start())]
+    if stated:
+        return _letter(max(stated, key=lambda each: each.start()))
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     for line in (lines[-1], lines[0]) if lines else ():
         if (found := _LINE.fullmatch(line)) and not _denied(line, found):

@@ -21,8 +21,8 @@ values = st.recursive(
 
 def passed(value):
     """`value` as it arrives on the other side, where objects are called by their type's name."""
-    told = json.loads(json.dumps(encode(value, lambda each: type(each).__name__)))
-    return decode(told, lambda name: f"<{name}>")
+    sent = json.loads(json.dumps(encode(value, lambda each: type(each).__name__)))
+    return decode(sent, lambda name: f"<{name}>")
 
 
 @settings(max_examples=50)

@@ -1,4 +1,4 @@
-"""Tiny models of many architectures: what is said of each agrees with what its own forward does."""
+"""Tiny models of many architectures: every function on architectures agrees with the model's own forward pass."""
 
 import sys
 
@@ -87,7 +87,7 @@ def test_scores_are_those_of_a_plain_forward_whatever_shares_the_batch(made):
         logits = [model(torch.tensor([each])).logits[0] for each in ids]
     plain = [float(each[0] if len(each) == 1 else each.softmax(-1)[1]) for each in logits]
     assert ours.score(BATCH) == pytest.approx(plain, abs=1e-5)
-    assert len({round(score, 5) for score in plain}) == len(BATCH), "the inputs are told apart"
+    assert len({round(score, 5) for score in plain}) == len(BATCH), "the inputs have different scores"
 
 
 def test_an_input_of_the_longest_length_is_read_and_a_longer_one_refused(made):

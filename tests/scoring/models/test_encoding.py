@@ -58,8 +58,8 @@ def test_a_special_token_that_a_result_holds_in_letters_stays_letters():
 
 
 def test_tool_results_stand_before_the_step_that_reads_them():
-    told = [("Q ", False), ("a\n\n", True), ("tool", False), ("more", False), ("b", True), ("after", False)]
-    assert problem_and_steps([Passage(*each) for each in told]) == ("Q", ["a", "tool\nmore\nb"])
+    texts = [("Q ", False), ("a\n\n", True), ("tool", False), ("more", False), ("b", True), ("after", False)]
+    assert problem_and_steps([Passage(*each) for each in texts]) == ("Q", ["a", "tool\nmore\nb"])
 
 
 def letters(transcript):
@@ -92,8 +92,8 @@ def test_a_chat_in_pieces_is_the_templates_own_chat(user, assistant):
     tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", template=CHATML)
     before, between, after = chat_frame(tokenizer, ["user", "assistant"], "key", "be brief")
     ids = [*before, *words(tokenizer, user), *between, *words(tokenizer, assistant), *after]
-    said = [("system", "be brief"), ("user", user), ("assistant", assistant)]
-    text = tokenizer.apply_chat_template([{"role": r, "content": c} for r, c in said], tokenize=False)
+    messages = [("system", "be brief"), ("user", user), ("assistant", assistant)]
+    text = tokenizer.apply_chat_template([{"role": r, "content": c} for r, c in messages], tokenize=False)
     assert tokenizer.decode(ids) == text
     if "<|im_start|>" not in user:
         assert ids == tokenizer.encode(text)

@@ -36,9 +36,9 @@ def serving(answer):
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            said = answer(self.path, body)
-            status, said = said if isinstance(said, tuple) else (200, said)
-            data = said if isinstance(said, bytes) else json.dumps(said).encode()
+            reply = answer(self.path, body)
+            status, reply = reply if isinstance(reply, tuple) else (200, reply)
+            data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -89,7 +89,7 @@ def test_the_plain_contract_sends_the_segments_and_takes_a_probability_a_step():
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "problem"),
     [
         ({"scores": [[0.5, 0.5], [0.5]]}, "3 entries"),
         ({"scores": [[0.5], [0.5], []]}, "must give 2 scores"),
@@ -103,9 +103,9 @@ def test_the_plain_contract_sends_the_segments_and_takes_a_probability_a_step():
         ((400, {"error": "too long"}), "status 400.*too long"),
     ],
 )
-def test_nonsense_is_an_error_and_never_a_zero(answer, told):
+def test_nonsense_is_an_error_and_never_a_zero(answer, problem):
     calls = []
-    with serving(lambda *_: calls.append(1) or answer) as url, pytest.raises(ScoringError, match=told):
+    with serving(lambda *_: calls.append(1) or answer) as url, pytest.raises(ScoringError, match=problem):
         remote(url).score(BATCH)
     assert len(calls) == 1
 

@@ -1,4 +1,4 @@
-"""Programs that try to pass asserts without a solution. Each is worth nothing, and none is a failure of the rule."""
+"""Programs that try to pass asserts without a solution. Each scores 0, and none is a failure of the rule."""
 
 import pytest
 

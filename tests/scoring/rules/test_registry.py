@@ -55,7 +55,7 @@ constant = 3
 
 @pytest.fixture
 def rewards(tmp_path, monkeypatch):
-    """The name of a module of somebody's rules."""
+    """The name of a module with a user's rules."""
     (tmp_path / "somebodys_rewards.py").write_text(textwrap.dedent(MODULE))
     (tmp_path / "broken_rewards.py").write_text("1 +")
     monkeypatch.syspath_prepend(tmp_path)

@@ -19,9 +19,9 @@ def judge(expected, made, **options):
     """The verdict on an episode that makes each of the calls in a turn of its own."""
     turns = [("prompt", "?"), *([("assistant", "a")] * max(1, len(made)))]
     _, trajectory = episode(*turns)
-    said = iter(made)
+    calls_left = iter(made)
     with_calls = [
-        Turn(turn.start, turn.end, turn.role, "stop", [ToolCall(**each)] if (each := next(said, None)) else ())
+        Turn(turn.start, turn.end, turn.role, "stop", [ToolCall(**each)] if (each := next(calls_left, None)) else ())
         if turn.role is Role.ASSISTANT
         else turn
         for turn in trajectory.turns
