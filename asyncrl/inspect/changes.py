@@ -94,7 +94,7 @@ def _skip_in_store(run: InspectedRun, shard: int, step: int, reason: str) -> int
     config = replace(run.config, replay=replace(run.config.replay, shard=shard))
     service = ReplayService(replay_settings(config), config.replay.lease_s, time.monotonic)
     path = shard_paths(run.folder)[shard]
-    call = Call(SkipPlan.kind, 0, SkipPlan(step, reason))
+    call = Call("SkipPlan", 0, SkipPlan(step, reason))
     with closing(Store(path, max_bytes(config.replay), durable=True)) as store, store.transaction() as tx:
         reply = service.handle(tx, call)
     assert reply is not None

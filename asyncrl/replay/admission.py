@@ -13,30 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncrl.errors import ConfigError
-
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Decides whether `count` more trajectories may be started. `uses` is R, `oversample` at least 1.
-
-    Raises ConfigError: a lag below 0, no trajectory per version, no use, or oversampling below 1.
-    """
+    """Decides whether more trajectories may be started. `per_version` is B, `uses` is R, `oversample` at least 1."""
 
     max_lag: int
     per_version: int
     uses: int = 1
     oversample: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.max_lag < 0:
-            raise ConfigError(f"replay.max_lag is {self.max_lag}; use 0 (synchronous) or more")
-        if self.per_version < 1:
-            raise ConfigError(f"{self.per_version} trajectories a version; learner.batch_size must be positive")
-        if self.uses < 1:
-            raise ConfigError(f"replay.max_times_sampled is {self.uses}; a trajectory is trained once or more")
-        if self.oversample < 1:
-            raise ConfigError(f"replay.oversample is {self.oversample}; use 1 (none) or more")
 
     def capacity(self, version: int) -> int:
         """Uses of trajectories that may have been promised in all, once `version` is published."""

@@ -1,8 +1,8 @@
 """The replay's protocol: one struct a request, which client and server share, and raw frames beside it.
 
 A message is a header frame in msgpack, `[PROTOCOL, kind, sequence, body, run]`, and raw frames behind it: trajectories
-and labels as `wire` encodes them. The header of a request has the request's kind, its struct as body, and the run of
-whoever asks. The header of a reply has one of REPLIES as kind. `sequence` pairs a reply with its request.
+and labels as `wire` encodes them. The header of a request has the name of its struct as kind, the struct as body, and
+the run of whoever asks. The header of a reply has one of REPLIES as kind. `sequence` pairs a reply with its request.
 
 A struct is checked once, where it is decoded: an object that exists holds what its fields say.
 """
@@ -42,9 +42,12 @@ class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all requests. Anybody may ask a `question`; everything else must come from the run that is served.
     With `frames` the request has raw frames, else it has none."""
 
-    kind: ClassVar[str]
     question: ClassVar[bool] = False
     frames: ClassVar[bool] = False
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
 
     def queue(self) -> Hashable:
         """What the request waits for: where there is nothing for one request, there is nothing for its equals."""
@@ -61,7 +64,6 @@ class WorkerRequest(ReplayRequest, frozen=True):
 class GetTickets(WorkerRequest, frozen=True):
     """Up to `want` tickets for an actor that holds `holding`; the episodes of those in `waiting` do not run now."""
 
-    kind = "tickets"
     holding: Names
     waiting: Names
     want: Whole
@@ -73,14 +75,12 @@ class GetTickets(WorkerRequest, frozen=True):
 class PutTrajectory(ReplayRequest, frozen=True):
     """Store the trajectory in the frames."""
 
-    kind = "trajectory"
     frames = True
 
 
 class FailEpisode(ReplayRequest, frozen=True):
     """Give the episode of a ticket up."""
 
-    kind = "failed"
     ticket: Name
     reason: Reason
 
@@ -88,7 +88,6 @@ class FailEpisode(ReplayRequest, frozen=True):
 class LeaseTrajectories(WorkerRequest, frozen=True):
     """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens."""
 
-    kind = "lease"
     serves: Annotated[list[Name], Meta(max_length=64)]
     trajectories: Whole
     tokens: Whole
@@ -100,21 +99,18 @@ class LeaseTrajectories(WorkerRequest, frozen=True):
 class RenewLease(ReplayRequest, frozen=True):
     """Keep what a scorer leased for another while."""
 
-    kind = "renew"
     worker: Name
 
 
 class PutLabels(WorkerRequest, frozen=True):
     """Store the labels in the frames."""
 
-    kind = "labels"
     frames = True
 
 
 class FailScoring(WorkerRequest, frozen=True):
     """Give the scoring of a leased trajectory up for now."""
 
-    kind = "scoring-failed"
     id: Name
     reason: Reason
 
@@ -122,14 +118,12 @@ class FailScoring(WorkerRequest, frozen=True):
 class GetPlan(ReplayRequest, frozen=True):
     """The batch plan of a learner step."""
 
-    kind = "plan"
     step: Whole
 
 
 class Fetch(ReplayRequest, frozen=True):
     """The stored frames of trajectories or of their labels."""
 
-    kind = "fetch"
     table: Literal["data", "labels"]
     ids: Annotated[list[Name], Meta(max_length=MAX_FETCH)]
 
@@ -137,14 +131,12 @@ class Fetch(ReplayRequest, frozen=True):
 class Published(ReplayRequest, frozen=True):
     """The learner has published a policy version."""
 
-    kind = "published"
     version: Version
 
 
 class Checkpointed(ReplayRequest, frozen=True):
     """A checkpoint covers the first `steps` steps; every checkpoint that is kept covers the first `kept`."""
 
-    kind = "checkpointed"
     steps: Whole
     kept: Whole
 
@@ -152,14 +144,12 @@ class Checkpointed(ReplayRequest, frozen=True):
 class Evaluate(ReplayRequest, frozen=True):
     """Run the held-out tasks with `version` or newer."""
 
-    kind = "evaluate"
     version: Version
 
 
 class GetEvaluation(ReplayRequest, frozen=True):
     """The result of an evaluation; with `wait` the reply may take until it is complete."""
 
-    kind = "evaluation"
     version: Version
     wait: bool
 
@@ -167,35 +157,30 @@ class GetEvaluation(ReplayRequest, frozen=True):
 class GetStatus(ReplayRequest, frozen=True):
     """Counters and depths."""
 
-    kind = "status"
     question = True
 
 
 class GetAudit(ReplayRequest, frozen=True):
     """Every accepted trajectory by state."""
 
-    kind = "audit"
     question = True
 
 
 class Requeue(ReplayRequest, frozen=True):
     """Put a dead letter back."""
 
-    kind = "requeue"
     ticket: Name
 
 
 class Discard(ReplayRequest, frozen=True):
     """Forget a dead letter."""
 
-    kind = "discard"
     ticket: Name
 
 
 class SkipPlan(ReplayRequest, frozen=True):
     """Have a recorded step train nothing."""
 
-    kind = "skip-plan"
     step: Whole
     reason: Annotated[str, Meta(pattern=r"\S", max_length=2 * MAX_REASON_CHARS)]
 
@@ -262,7 +247,7 @@ TICKETS, PLAN, LEASES = Decoder(list[Ticket]), Decoder(BatchPlan), Decoder(list[
 _HEADER = Decoder(_Header)
 _RUN = Decoder(RunIdentity | None)
 _REQUESTS = {
-    each.kind: (each, Decoder(each))
+    each.__name__: (each, Decoder(each))
     for base in (ReplayRequest, WorkerRequest)
     for each in base.__subclasses__()
     if each is not WorkerRequest

@@ -138,7 +138,7 @@ class Core:
         return [read_labels(message) for message in self._fetch("labels", ids)]
 
     def _fetch(self, table: Any, ids: Sequence[str]) -> list[Message]:
-        reply = self.call(Call("fetch", 1, protocol.Fetch(table, list(ids))))
+        reply = self.call(Call("Fetch", 1, protocol.Fetch(table, list(ids))))
         assert reply is not None
         return [decode(split(frame)) for frame in reply.frames]
 

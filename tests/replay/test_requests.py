@@ -40,8 +40,8 @@ VALID: list[ReplayRequest] = [
     protocol.SkipPlan(0, "x"),
 ]
 FRAMES = {
-    "trajectory": encode(trajectory_message(make_trajectory())),
-    "labels": encode(labels_message(make_labels("nobody"))),
+    "PutTrajectory": encode(trajectory_message(make_trajectory())),
+    "PutLabels": encode(labels_message(make_labels("nobody"))),
 }
 FIELDS = [(request, name) for request in VALID for name in request.__struct_fields__]
 NOTHING_OF_ANY_TYPE: list[Any] = [None, -1, 1.5, math.nan, math.inf, 1 << 63, (1 << 64) - 1, b"x", {}, [None], [[]]]
@@ -67,7 +67,7 @@ def test_every_valid_request_is_taken(core: Core) -> None:
     assert set(KINDS) == {request.kind for request in VALID}
     for request in VALID:
         assert decode_request(encode_request(request, 7)).request == request
-        if request.kind not in ("requeue", "discard", "skip-plan"):  # there is no dead letter and no plan
+        if request.kind not in ("Requeue", "Discard", "SkipPlan"):  # there is no dead letter and no plan
             send(core, request.kind, fields(request))
 
 
@@ -96,12 +96,12 @@ def test_frames_come_only_with_requests_that_have_some(core: Core) -> None:
         with pytest.raises(AsyncrlError):
             send(core, request.kind, fields(request), [] if request.frames else [b"x"])
     with pytest.raises(AsyncrlError, match="announces"):
-        send(core, "trajectory", {}, [*FRAMES["trajectory"], b""])
+        send(core, "PutTrajectory", {}, [*FRAMES["PutTrajectory"], b""])
     assert core.status()["accepted"] == 0
 
 
 @pytest.mark.parametrize("name", ["", "w" * 501, "\u00e9" * 251])
-@pytest.mark.parametrize("kind", ["tickets", "lease", "renew"])
+@pytest.mark.parametrize("kind", ["GetTickets", "LeaseTrajectories", "RenewLease"])
 def test_a_worker_whose_name_cannot_be_kept_is_not_remembered_either(core: Core, kind: str, name: str) -> None:
     (valid,) = (each for each in VALID if each.kind == kind)
     with pytest.raises(WireError, match="worker"):
@@ -118,7 +118,7 @@ def test_what_one_reply_holds_is_bounded_whatever_is_wanted(tmp_path: Path) -> N
         core.put(make_trajectory(ticket, length=4))
     assert len(core.leased(10**18, tokens=10**18).frames) == TICKETS_A_REPLY
     with pytest.raises(WireError, match=f"length <= {MAX_FETCH}"):
-        send(core, "fetch", {"table": "data", "ids": [tickets[0].id] * 100_000})
+        send(core, "Fetch", {"table": "data", "ids": [tickets[0].id] * 100_000})
 
 
 def test_an_unknown_request_is_refused_with_a_short_reason(core: Core) -> None:

@@ -52,7 +52,7 @@ class CountingService(ReplayService):
 
     def handle(self, tx: Transaction, call: Call) -> Reply | None:
         self.asked[call.kind] += 1
-        if call.kind == "discard":
+        if call.kind == "Discard":
             tx.add("spoiled")
             raise self.fails
         return super().handle(tx, call)
@@ -131,14 +131,14 @@ def test_a_thousand_who_wait_for_tickets_cost_one_attempt_a_turn(tmp_path: Path)
     turns.ask(*((f"a{i}", tickets(f"a{i}")) for i in range(1000)))
     turns.service.asked.clear()
     assert turns.ask(("p", STATUS)).keys() == {"p"}
-    assert turns.service.asked == {"status": 1, "tickets": 1}
+    assert turns.service.asked == {"GetStatus": 1, "GetTickets": 1}
     answered = turns.ask(("l", encode_request(Published(1), 1)))
     assert answered.keys() == {"l", "a0", "a1", "a2", "a3"}
     turns.now += PATIENCE_S
     assert Counter(reply.kind for reply in turns.ask().values()) == {NOTHING: 996}
     turns.service.asked.clear()
     turns.ask(("p", STATUS))
-    assert turns.service.asked == {"status": 1}
+    assert turns.service.asked == {"GetStatus": 1}
     turns.store.close()
 
 
@@ -151,4 +151,4 @@ def test_scorers_of_different_kinds_do_not_wait_for_each_other(turns: Turns) -> 
     turns.service.asked.clear()
     replies = turns.ask(("a", trajectory(ticket)))
     assert {name: reply.kind for name, reply in replies.items()} == {"a": OK, "r": OK}
-    assert turns.service.asked["lease"] == 2
+    assert turns.service.asked["LeaseTrajectories"] == 2
