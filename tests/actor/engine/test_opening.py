@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,7 @@ from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.opening import open_engine
 from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.modelling.shapes import model_shapes
-from asyncrl.types import Sampling
-from tests.actor.engine.fleet.fakes import FakeSglang, ids, run, serving
+from tests.actor.engine.fleet.fakes import FakeSglang, sample, serving
 from tests.actor.engine.support import VOCABULARY, tiny_model
 
 
@@ -38,37 +38,31 @@ def test_the_tensors_that_a_fleet_expects_are_those_of_the_embedded_engine(model
     assert policy.vocabulary == VOCABULARY
 
 
-def test_a_configured_fleet_pushes_whole_models_by_folder_and_serves(model: Path, tmp_path: Path) -> None:
+async def test_a_configured_fleet_pushes_whole_models_by_folder_and_serves(model: Path, tmp_path: Path) -> None:
     config, server = configured(model, tmp_path), FakeSglang()
 
-    async def load(body):
+    async def load(body: Any) -> Any:
         server.weights, server.label = 7, body["weight_version"]
         assert {each.name for each in Path(body["model_path"]).iterdir()} >= {"config.json", "model.safetensors"}
         return {}
 
     server.answers["update_weights_from_disk"] = load
-
-    async def scenario():
-        async with serving(server):
-            config.engine.kind, config.engine.urls = "sglang", [server.url]
-            opened = open_engine(config)
-            assert isinstance(opened.engine, Fleet)
-            keepers = [asyncio.ensure_future(keep()) for keep in opened.keepers]
-            await opened.engine.update_weights(7, dict(tiny_model().named_parameters()))
-            got = await opened.engine.generate(ids(), Sampling(1.0, 3), (), "s")
-            for keeper in keepers:
-                keeper.cancel()
-            await opened.engine.close()
-            return got
-
-    assert run(scenario).versions.tolist() == [7, 7, 7]
-
-
-def test_servers_of_our_own_have_a_keeper_each(model: Path, tmp_path: Path) -> None:
-    async def scenario():
-        config = configured(model, tmp_path)
-        config.engine.kind, config.engine.launch, config.engine.server.count = "sglang", True, 2
+    async with serving(server):
+        config.engine.kind, config.engine.urls = "sglang", [server.url]
         opened = open_engine(config)
-        assert len(opened.keepers) == 4
+        assert isinstance(opened.engine, Fleet)
+        keepers = [asyncio.ensure_future(keep()) for keep in opened.keepers]
+        await opened.engine.update_weights(7, dict(tiny_model().named_parameters()))
+        assert (await sample(opened.engine, 3)).versions.tolist() == [7, 7, 7]
+        for keeper in keepers:
+            keeper.cancel()
+        await opened.engine.close()
 
-    run(scenario)
+
+async def test_servers_of_our_own_have_a_keeper_each(model: Path, tmp_path: Path) -> None:
+    config = configured(model, tmp_path)
+    config.engine.kind = "sglang"
+    config.engine.urls = ["http://127.0.0.1:1"]
+    without = len(open_engine(config).keepers)
+    config.engine.launch, config.engine.server.count = True, 2
+    assert len(open_engine(config).keepers) == without + 2

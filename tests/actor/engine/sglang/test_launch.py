@@ -40,58 +40,50 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_a_server_that_dies_is_started_again_and_none_is_left_in_the_end(tmp_path: Path) -> None:
+async def test_a_server_that_dies_is_started_again_and_none_is_left_in_the_end(tmp_path: Path) -> None:
     server = launched(tmp_path, SERVER)
-
-    async def scenario() -> int:
-        keeper = asyncio.create_task(server.keep())
-        await async_until(lambda: server.starts == 1 and server.answering)
-        first = server.process
-        assert first is not None
-        first.kill()
-        await async_until(lambda: server.starts == 2 and server.answering)
-        assert server.process is not None
-        last = server.process.pid
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
-        return last
-
-    assert gone(asyncio.run(scenario()))
+    keeper = asyncio.create_task(server.keep())
+    await async_until(lambda: server.starts == 1 and server.answering)
+    assert server.process is not None
+    server.process.kill()
+    await async_until(lambda: server.starts == 2 and server.answering)
+    pid = server.process.pid
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    assert gone(pid)
 
 
-def test_a_server_that_does_not_start_is_explained_by_its_last_lines(tmp_path: Path) -> None:
-    server = launched(tmp_path, "raise SystemExit('no memory left on the moon')")
-    with pytest.raises(ConfigError, match=r"(?s)does not start.*no memory left on the moon.*engine.python"):
-        asyncio.run(server.keep())
+@pytest.mark.parametrize(
+    ("command", "start_s", "message"),
+    [
+        ([sys.executable, "-c", "raise SystemExit('no memory left on the moon')"], GENEROUS_S, "no memory left"),
+        (["/bin/sh", "-c", "echo thinking; exec sleep 600"], 1.0, "thinking"),
+    ],
+)
+async def test_a_server_that_does_not_start_or_never_answers_is_explained_by_its_last_lines(
+    tmp_path: Path, command: list[str], start_s: float, message: str
+) -> None:
+    server = LaunchedServer(f"http://127.0.0.1:{free_ports(1)}", command, tmp_path / "server.log", {}, start_s, 1)
+    with pytest.raises(ConfigError, match=rf"(?s)does not start.*{message}.*engine.python"):
+        await server.keep()
 
 
-def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     server = LaunchedServer("http://127.0.0.1:1", ["/nowhere/python"], tmp_path / "server.log", {}, 1.0, 1)
     with pytest.raises(ConfigError, match=r"engine\.python=/nowhere/python"):
-        asyncio.run(server.keep())
+        await server.keep()
 
 
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    command = ["/bin/sh", "-c", "echo thinking; exec sleep 600"]
-    server = LaunchedServer(f"http://127.0.0.1:{free_ports(1)}", command, tmp_path / "server.log", {}, 3.0, 1)
-    with pytest.raises(ConfigError, match=r"(?s)does not start.*thinking"):
-        asyncio.run(server.keep())
-
-
-def test_a_server_that_ran_and_does_not_start_any_more_ends_the_actor(tmp_path: Path) -> None:
+async def test_a_server_that_ran_and_does_not_start_any_more_ends_the_actor(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     server = launched(tmp_path, f"import os\nif os.path.exists({str(broken)!r}): raise SystemExit('gone')\n{SERVER}")
-
-    async def scenario() -> None:
-        keeper = asyncio.create_task(server.keep())
-        await async_until(lambda: server.answering)
-        broken.touch()
-        assert server.process is not None
-        server.process.kill()
-        await keeper
-
+    keeper = asyncio.create_task(server.keep())
+    await async_until(lambda: server.answering)
+    broken.touch()
+    assert server.process is not None
+    server.process.kill()
     with pytest.raises(EngineError, match="gone"):
-        asyncio.run(scenario())
+        await keeper
     assert server.starts == 3
 
 
