@@ -86,23 +86,20 @@ def test_a_refusal_and_a_malformed_call_are_texts_for_the_policy():
     assert (toolbox.counts.calls, toolbox.counts.refused, toolbox.counts.malformed) == (2, 1, 1)
 
 
-def test_calls_run_at_the_same_time_and_are_answered_in_their_order():
-    async def main() -> None:
-        everyone, running = asyncio.Event(), 0
+async def test_calls_run_at_the_same_time_and_are_answered_in_their_order():
+    everyone, running = asyncio.Event(), 0
 
-        async def answer(text: str) -> str:
-            nonlocal running
-            running += 1
-            if running == 3:
-                everyone.set()
-            await everyone.wait()
-            return text
+    async def answer(text: str) -> str:
+        nonlocal running
+        running += 1
+        if running == 3:
+            everyone.set()
+        await everyone.wait()
+        return text
 
-        toolbox = Toolbox({"echo": make_tool(answer)[0]}, LIMITS)
-        async with toolbox.open(make_ticket()) as tools:
-            assert await tools.answer([echo("c"), echo("a"), echo("b")]) == ["c", "a", "b"]
-
-    asyncio.run(main())
+    toolbox = Toolbox({"echo": make_tool(answer)[0]}, LIMITS)
+    async with toolbox.open(make_ticket()) as tools:
+        assert await tools.answer([echo("c"), echo("a"), echo("b")]) == ["c", "a", "b"]
 
 
 def test_an_answer_that_is_no_text_is_a_failure():
@@ -142,31 +139,28 @@ def test_every_tool_is_released_once_where_one_cannot_be_created_or_released():
     assert (bad_log.released, good_log.released) == (1, 1)
 
 
-def test_tools_are_released_to_the_end_when_the_episode_is_cancelled():
-    async def main() -> None:
-        begun, may_end, ended = asyncio.Event(), asyncio.Event(), False
+async def test_tools_are_released_to_the_end_when_the_episode_is_cancelled():
+    begun, may_end, ended = asyncio.Event(), asyncio.Event(), False
 
-        class Slow(make_tool()[0]):  # type: ignore[misc]
-            async def release(self) -> None:
-                nonlocal ended
-                begun.set()
-                await may_end.wait()
-                ended = True
+    class Slow(make_tool()[0]):  # type: ignore[misc]
+        async def release(self) -> None:
+            nonlocal ended
+            begun.set()
+            await may_end.wait()
+            ended = True
 
-        async def episode() -> None:
-            async with Toolbox({"echo": Slow}, LIMITS).open(make_ticket()):
-                pass
+    async def episode() -> None:
+        async with Toolbox({"echo": Slow}, LIMITS).open(make_ticket()):
+            pass
 
-        task = asyncio.create_task(episode())
-        await begun.wait()
-        task.cancel()
-        await asyncio.sleep(0)
-        may_end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert ended
-
-    asyncio.run(main())
+    task = asyncio.create_task(episode())
+    await begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended
 
 
 def test_rewards_are_those_of_the_tools_that_were_used():

@@ -20,8 +20,11 @@ class Delayed(Tool):
         self._random = random.Random(self.episode)
         await super().create(**kwargs)
 
+    def next_delay_s(self) -> float:
+        return min(self._max_s, self._scale_s * self._random.paretovariate(self._alpha))
+
     async def execute(self, arguments: Mapping[str, Any]) -> str:
-        await asyncio.sleep(min(self._max_s, self._scale_s * self._random.paretovariate(self._alpha)))
+        await asyncio.sleep(self.next_delay_s())
         return await super().execute(arguments)  # type: ignore[safe-super]
 
 

@@ -69,9 +69,9 @@ def test_quotients_are_right_to_six_decimals(left: object, right: object):
 def test_to_the_policy_the_slow_calculator_is_the_calculator():
     async def delays(episode: str) -> list[float]:
         tool = SlowCalculator(episode)
-        await tool.create(scale_s=1e-4, max_s=1e-3)
+        await tool.create(scale_s=1e-4, max_s=1e-2)
         assert await tool.execute({"expression": "5*3"}) == "15"
-        return [tool._random.random() for _ in range(3)]
+        return [tool.next_delay_s() for _ in range(3)]
 
     assert SlowCalculator.schema is Calculator.schema
     assert asyncio.run(delays("t1")) == asyncio.run(delays("t1")) != asyncio.run(delays("t2"))
