@@ -3,11 +3,11 @@
 The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack, and
 decoded arrays are views of the received buffers.
 
-Nothing is believed. Before anything is built, a walk over the header finds out whether all that it announces has come;
-dtypes come from a closed list; a buffer must have exactly the bytes that the header announces. So memory and time are
-bounded by the bytes that arrived.
+The codec trusts no sender. Before it builds anything, it walks over the header: every element that a list announces
+must have arrived. Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the bytes that
+arrived bound memory and time.
 
-`encode` is where all text leaves a process: it replaces what has no encoding, and cuts a `reason`.
+`encode` replaces characters without an encoding, and cuts a `reason`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from asyncrl.errors import RefusedError, WireError
 from asyncrl.text import cut, encodable
-from asyncrl.types import BatchPlan, Labels, RunIdentity, Task, Ticket, Trajectory
+from asyncrl.types import Labels, RunIdentity, Task, Trajectory
 
 T = TypeVar("T")
 
@@ -315,57 +315,32 @@ def task_bytes(task: Task) -> int:
 
 def read_task(body: Any) -> Task:
     """The task in plain values. Raises WireError where it is malformed."""
-    return _typed(body, Task)
-
-
-def ticket_body(ticket: Ticket) -> dict[str, Any]:
-    """A ticket as plain values."""
-    return _plain(ticket)  # type: ignore[no-any-return]
-
-
-def read_ticket(body: Any) -> Ticket:
-    """The ticket in plain values. Raises WireError where it is malformed."""
-    return _typed(body, Ticket)
-
-
-def plan_body(plan: BatchPlan) -> dict[str, Any]:
-    """A batch plan as plain values."""
-    return _plain(plan)  # type: ignore[no-any-return]
-
-
-def read_plan(body: Any) -> BatchPlan:
-    """The batch plan in plain values. Raises WireError where it is malformed."""
-    return _typed(body, BatchPlan)
+    try:
+        return msgspec.convert(body, Task)
+    except _UNREADABLE as error:
+        raise WireError(f"not a task: {error}") from error
 
 
 def _plain(noun: Any) -> Any:
     return msgspec.to_builtins(noun, builtin_types=(bytes,), enc_hook=_float)
 
 
-def _typed(values: Any, noun: type[T]) -> T:
-    try:
-        return msgspec.convert(values, noun)
-    except _UNREADABLE as error:
-        raise WireError(f"not a {noun.__name__}: {error}") from error
-
-
 def run_field(run: RunIdentity | None) -> dict[str, Any]:
-    """What a request's body says of the run that asks; nothing where there is none."""
+    """The field of a request's body that names the requester's run; nothing where there is none."""
     return {} if run is None else {"run": [run.name, run.id]}
 
 
-def check_run(request: Message, own: RunIdentity, server: str, port: str) -> None:
-    """Raises RefusedError: the request is of another run than the server's `own`, or does not say its run. `port` is
-    the setting of the server's port."""
+def run_of(request: Message) -> RunIdentity | None:
+    """The run that a request names."""
     match request.read(_RUN).run:
         case [str(name), str(number)]:
-            check_same_run(RunIdentity(name, number), request.kind, own, server, port)
-        case _:
-            check_same_run(None, request.kind, own, server, port)
+            return RunIdentity(name, number)
+    return None
 
 
-def check_same_run(theirs: RunIdentity | None, kind: str, own: RunIdentity, server: str, port: str) -> None:
-    """As `check_run`, for a request of `kind` and of the run `theirs`, which may not be known."""
+def check_run(theirs: RunIdentity | None, kind: str, own: RunIdentity, server: str, port: str) -> None:
+    """Raises RefusedError: a request of `kind` belongs to another run than the server's `own`, or names none. `port` is
+    the setting of the server's port."""
     if theirs is None:
         raise RefusedError(f"this is the {server} of run {own}; {kind!r:.50} does not say which run's it is")
     if not theirs.may_be(own):

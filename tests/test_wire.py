@@ -17,7 +17,7 @@ from msgspec import structs
 
 from asyncrl import wire
 from asyncrl.errors import WireError
-from asyncrl.types import BatchPlan, Finish, Labels, Purpose, Role, Step, Ticket, ToolCall, Trajectory, Turn, runs_of
+from asyncrl.types import Finish, Labels, Role, Step, ToolCall, Trajectory, Turn, runs_of
 from asyncrl.wire import MAX_DEPTH, PROTOCOL, Message, decode, encode, join, split
 from tests.helpers import make_task, make_trajectory
 
@@ -86,13 +86,13 @@ def test_whatever_text_a_message_holds_it_can_be_sent_and_read(text: str) -> Non
         "trajectory": wire.trajectory_message(
             make_trajectory(id=text, task_id=text, group_id=text, rewards={text: 1.0}, timings={text: 1.0})
         ),
-        "ticket": Message("ticket", 1, wire.ticket_body(Ticket(text, task, text, 0, Purpose.TRAIN, 1.0, 0))),
+        "task": Message("task", 1, wire.task_body(task)),
     }
     read = {name: decode([bytes(frame) for frame in encode(message)]) for name, message in sent.items()}
     assert read["failed"].body == {"ticket": readable, "reason": readable}
     assert wire.read_labels(read["labels"]).extra == {readable: 1.0}
     assert wire.read_trajectory(read["trajectory"]).rewards == {readable: 1.0}
-    assert wire.read_ticket(read["ticket"].body).task.messages[0]["content"] == readable
+    assert wire.read_task(read["task"].body).messages[0]["content"] == readable
 
 
 def test_a_reason_of_any_length_is_cut_and_says_so() -> None:
@@ -145,16 +145,13 @@ def test_encoding_and_decoding_copy_no_array() -> None:
     assert np.shares_memory(decode(frames).arrays["tokens"], trajectory.tokens)
 
 
-def test_labels_tickets_and_plans_come_back_as_they_were() -> None:
+def test_labels_and_tasks_come_back_as_they_were() -> None:
     labels = Labels("t", 0.5, 1.0, "s", np.array([0.25], np.float32), np.array([8], np.int32), {"prm": 0.25})
     got = wire.read_labels(decode(encode(wire.labels_message(labels))))
     assert (got.trajectory_id, got.reward, got.outcome, got.extra) == ("t", 0.5, 1.0, {"prm": 0.25})
     assert (got.step_scores.tolist(), got.step_ends.tolist()) == ([0.25], [8])
-    ticket = Ticket("x", make_task(), "g", 1, Purpose.EVAL, 0.0, 4)
-    body = decode(encode(Message("ticket", 0, wire.ticket_body(ticket)))).body
-    assert wire.ticket_body(wire.read_ticket(body)) == body
-    plan = BatchPlan(3, 1, ["a", "b"], ["g", "g"], [4, 5], [2, 3], [1.0, 0.5])
-    assert wire.read_plan(wire.plan_body(plan)) == plan
+    task = make_task(tools=[{"name": "add"}], extra_info={"raw": b"x", "nested": [1, None]})
+    assert wire.read_task(decode(encode(Message("task", 0, wire.task_body(task)))).body) == task
 
 
 def test_numbers_of_numpy_travel_as_plain_ones() -> None:

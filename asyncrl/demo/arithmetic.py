@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from asyncrl.ids import task_id
 from asyncrl.types import Task
 
 DATA_SOURCE = "asyncrl/arithmetic"
@@ -85,7 +86,7 @@ def opening(expression: Expression) -> list[dict[str, str]]:
 
 def arithmetic_task(expression: Expression, split: str, index: int) -> Task:
     return Task(
-        id=f"{DATA_SOURCE}/{split}/{index}",
+        id=task_id(DATA_SOURCE, split, index),
         messages=opening(expression),
         ground_truth=str(expression.value()),
         data_source=DATA_SOURCE,

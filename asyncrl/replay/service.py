@@ -25,7 +25,7 @@ from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.tickets import TicketQueue
 from asyncrl.types import RunIdentity
-from asyncrl.wire import check_same_run, decode, read_labels, read_trajectory
+from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class ReplayService:
         if isinstance(request, WireError):
             raise request
         if self._run is not None and not (request.question and call.run is None):
-            check_same_run(call.run, request.kind, self._run, "replay", "network.replay_port")
+            check_run(call.run, request.kind, self._run, "replay", "network.replay_port")
         match request:
             case protocol.GetTickets():
                 tickets = self._tickets.give(tx, request)

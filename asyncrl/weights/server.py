@@ -42,7 +42,7 @@ from asyncrl.weights.manifest import (
     take_snapshot,
 )
 from asyncrl.weights.transfers import Transfers
-from asyncrl.wire import Message, check_run, decode, encode
+from asyncrl.wire import Message, check_run, decode, encode, run_of
 
 MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
@@ -221,7 +221,7 @@ class WeightServer:
         try:
             request = decode(frames)
             if self._run is not None:
-                check_run(request, self._run, "weight publisher", "network.weights_port")
+                check_run(run_of(request), request.kind, self._run, "weight publisher", "network.weights_port")
             reply = self._offers.handle(receiver, request, time.monotonic())
         except (WireError, RefusedError) as error:
             reply = self._refused(0, error)
