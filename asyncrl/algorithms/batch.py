@@ -54,10 +54,10 @@ class Episodes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """N packed tokens. The tensors [N] line up: entry t speaks of token t as predicted from those before it.
+    """N packed tokens. The tensors [N] line up: entry t belongs to token t, as predicted from the tokens before it.
 
     sequence int64[N]; position int64[N], the token's index in its own sequence, counting up by one; mask bool[N];
-    behaviour float32[N], the log-prob when sampled; versions int64[N]. Filled in as training goes on: proximal
+    behaviour float32[N], the log-prob when sampled; versions int64[N]. Set during training: proximal
     float32[N], log-prob at the start of the learner step; reference float32[N]; values float32[N], the critic's value
     of the state before token t; implicit float32[N], log(pi_phi / pi_ref) of an implicit process model.
 

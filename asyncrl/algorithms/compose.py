@@ -1,4 +1,5 @@
-"""One algorithm, put together from the parts that the configuration names: the learner's only door to this package.
+"""One algorithm, put together from the parts that the configuration names: the learner's only interface to this
+package.
 
 `prepare` runs once a learner step on this rank's share, `loss` once a forward pass on whole sequences, `summary` once a
 step on the sums of all passes and ranks. The scalar that `loss` returns is divided by global counts already: added over

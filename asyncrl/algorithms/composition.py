@@ -72,15 +72,15 @@ class Composition:
 
     def _weight_conflicts(self) -> list[str]:
         weighing = [rule.name for rule in self.corrections if rule.weighs]
-        told = f"algorithm.correction has {', '.join(weighing)}, which weigh tokens by pi_prox / mu"
+        setting = f"algorithm.correction has {', '.join(weighing)}, which weigh tokens by pi_prox / mu"
         found = []
         if len(weighing) > 1:
-            found.append(f"{told}: only one may; use reject or veto for further bounds")
+            found.append(f"{setting}: only one may; use reject or veto for further bounds")
         if weighing and self.loss.corrects:
-            found.append(f"{told}, and algorithm.loss={self.loss.name} does so itself: set algorithm.correction=[]")
+            found.append(f"{setting}, and algorithm.loss={self.loss.name} does so itself: set algorithm.correction=[]")
         if weighing and self.advantage.uses_ratio:
             found.append(
-                f"{told}, and algorithm.advantage={self.advantage.name} does so itself: set algorithm.correction=[]"
+                f"{setting}, and algorithm.advantage={self.advantage.name} does so itself: set algorithm.correction=[]"
             )
         names = [rule.name for rule in self.corrections]
         if "normalise" in names and not any(rule.weighs for rule in self.corrections[: names.index("normalise")]):
@@ -90,12 +90,12 @@ class Composition:
     def _proximal_conflicts(self) -> list[str]:
         if self.proximal not in PROXIMALS:
             return [f"algorithm.proximal={self.proximal}: use one of {', '.join(PROXIMALS)}"]
-        told = f"algorithm.proximal={self.proximal}"
+        setting = f"algorithm.proximal={self.proximal}"
         by_ratio = [rule for rule in self.corrections if rule.uses_ratio]
         if self.proximal == "behaviour" and (by_ratio or self.advantage.uses_ratio):
             names = [rule.name for rule in by_ratio] or [self.advantage.name]
             return [
-                f"{told}: pi_prox / mu is 1 everywhere, so {', '.join(names)} would do nothing: set "
+                f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(names)} would do nothing: set "
                 "algorithm.proximal=recompute, or algorithm.correction=[]"
             ]
         early = [rule.name for rule in by_ratio if rule.whole_batch]
@@ -103,7 +103,9 @@ class Composition:
         early += [self.loss.name] if self.loss.selects else []
         early += [self.kl.name] if self.has_kl and (self.kl.place == "reward" or self.kl.target) else []
         if self.proximal == "interpolate" and early:
-            return [f"{told} is known only in the forward pass, and {', '.join(early)} needs it before: use recompute"]
+            return [
+                f"{setting}: it is known only in the forward pass, {', '.join(early)} needs it before: use recompute"
+            ]
         return []
 
     def _sequence_conflicts(self, greedy: bool) -> list[str]:

@@ -20,8 +20,7 @@ HEAD = """# Algorithms
 One algorithm is one part of each kind, chosen by name in the `algorithm` section; `algorithm=NAME` takes a preset of
 `configs/algorithm/`. Every part of every kind can be combined with every other, except where it makes no sense: that is
 refused when the configuration is read, with the fix in the message. `asyncrl algorithms` prints this page's tables,
-`asyncrl algorithms --json` for programs. This page is generated from the parts' own docstrings; `make docs` writes it
-anew.
+`asyncrl algorithms --json` for programs. This page is generated from the parts' own docstrings by `make docs`.
 
 Notation: pi_theta the policy being trained; pi_prox the policy at the start of the learner step; mu the behaviour
 policy that sampled the token; pi_ref the reference. r = pi_theta / pi_prox, w = pi_prox / mu, A the advantage, R the
@@ -200,7 +199,7 @@ def _row(entry: dict[str, Any]) -> str:
 
 
 def _config(entry: dict[str, Any]) -> str:
-    """The line that chooses the part, with a place for what must be given."""
+    """The line that chooses the part, with dots for required parameters."""
     needed = ", ".join(f"{each['name']}: ..." for each in entry["parameters"] if "default" not in each)
     choice = f"{{name: {entry['name']}" + (f", params: {{{needed}}}}}" if needed else "}")
     is_list = entry["kind"] in ("correction", "reward")

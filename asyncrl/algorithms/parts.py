@@ -33,7 +33,7 @@ class Part(ABC):
         for parameter in options(type(self)):
             value = getattr(self, parameter.name)
             if not parameter.allows(value):
-                raise ConfigError(f"{self.told(parameter.name)}: it must be {parameter.allowed}")
+                raise ConfigError(f"{self.setting(parameter.name)}: it must be {parameter.allowed}")
 
     @classmethod
     def build(cls, params: Mapping[str, Any]) -> Self:
@@ -49,7 +49,7 @@ class Part(ABC):
                 raise ConfigError(f"algorithm.{cls.kind} {cls.name} needs {name}: {parameter.meaning}")
         return cls(**params)
 
-    def told(self, parameter: str) -> str:
+    def setting(self, parameter: str) -> str:
         """How a message names one parameter and its value."""
         return f"algorithm.{self.kind} {self.name}: {parameter}={getattr(self, parameter)!r}"
 

@@ -43,7 +43,7 @@ class Segments:
 
     @property
     def last(self) -> Tensor:
-        """int64, the place of the last token of every segment that has any."""
+        """int64, the index in [M] of the last token of every segment that is not empty."""
         return self.lengths.cumsum(0)[self.lengths > 0] - 1
 
 
@@ -71,7 +71,7 @@ class View:
         starts = torch.cat([edge, breaks])
         owner = sequence[starts]
         if owner.unique().numel() != owner.numel():
-            raise InvariantError("sequence: the tokens of one sequence must lie together; some lie in two places")
+            raise InvariantError("sequence: the tokens of one sequence must lie together; some are apart")
         first = torch.searchsorted(index, torch.cat([starts, breaks.new_tensor([count])]))
         return cls(index, Segments(first.diff(), index.numel()), owner, starts, count)
 

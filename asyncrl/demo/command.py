@@ -50,7 +50,7 @@ def run(config: TrainConfig) -> None:
 def main() -> None:
     """The entry of the command line."""
     if not {"--help", "-h", "--cfg", "-c"} & set(sys.argv):
-        # A wrong word is refused before the preparation, for whose files this one stands in.
+        # Check the command line before the preparation; any file that exists will do for those that it makes.
         stand_in = Path(__file__)
         role_main(lambda _: None, [*prepared_overrides(Prepared(*[stand_in] * 4)), *sys.argv[1:]])
         console = Console(stderr=True)

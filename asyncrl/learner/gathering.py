@@ -79,8 +79,8 @@ def gather_all(model: nn.Module, weights: WeightFormat, dtype: torch.dtype, rank
     """All published tensors of `model` by name, as copies on rank 0's CPU; empty on other ranks. All ranks take
     part."""
     tensors: dict[str, Tensor] = {}
-    for filled in gather(model, plan_gather(weights, dtype), weights, ranks):
-        tensors |= on_host(filled)
+    for gathered in gather(model, plan_gather(weights, dtype), weights, ranks):
+        tensors |= on_host(gathered)
     return tensors
 
 
@@ -118,13 +118,13 @@ class _Gathering:
         if self._ranks.rank != 0:
             return None
         bucket = self._step.bucket
-        filled = GatheredBucket(bucket, shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes))
-        views = bucket.views(filled.flat)
+        gathered = GatheredBucket(bucket, shared[: bucket.nbytes] if shared.is_cuda else new_bytes(bucket.nbytes))
+        views = bucket.views(gathered.flat)
         for part in self._step.parts:
             self._publish(part, views)
         # The buffers of the next bucket are allocated while this object still lives.
         self._received, self._shards, self._work = [], {}, None
-        return filled
+        return gathered
 
     def _publish(self, part: ConvertedTensors, views: Mapping[str, Tensor]) -> None:
         if part.unchanged:

@@ -85,7 +85,7 @@ class Learner:
         config, progress = self._config.learner, self._progress
         self._publish(self._version(progress.step))
         if progress.step:
-            # The process before may have ended after it wrote the checkpoint and before it told the replay.
+            # An earlier process may have ended after it wrote the checkpoint and before it reported it to the replay.
             self._together(self._release, progress.step)
         for step in range(progress.step, config.steps):
             self._together(self._evaluate, step)

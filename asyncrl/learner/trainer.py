@@ -36,7 +36,7 @@ Sums = dict[str, Tensor]
 
 
 class Trainable(Generic[M]):
-    """`module`, sharded or not, with its AdamW, whose learning rate is `lr` after warm-up."""
+    """`module`, sharded or not, with an AdamW of the learning rate `lr` after warm-up."""
 
     def __init__(self, module: M, lr: float, config: LearnerConfig) -> None:
         self.module = module

@@ -15,14 +15,20 @@ Head = Callable[[Tensor], Tensor]
 
 
 def token_logprobs(
-    hidden: Tensor, targets: Tensor, head: Head, vocabulary: int, temperature: float, with_entropy: bool
+    hidden: Tensor,
+    targets: Tensor,
+    head: Head,
+    vocabulary: int,
+    temperature: float,
+    with_entropy: bool,
+    chunk_logits: int = CHUNK_LOGITS,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs float32[M] of targets int64[M] under head(hidden [M, D]) / temperature; entropies float32[M] or None.
 
-    Logits are computed in the dtype of `hidden`, their normalisation in float32; a chunk of them lives only while it is
-    worked on, and the backward pass computes it anew.
+    Logits are computed in the dtype of `hidden`, and normalised in float32, in chunks of at most `chunk_logits`. Only
+    one chunk exists at a time, and the backward pass computes it again.
     """
-    rows = max(1, CHUNK_LOGITS // vocabulary)
+    rows = max(1, chunk_logits // vocabulary)
     parts = [
         checkpoint(_chunk, states, ids, head, temperature, with_entropy, use_reentrant=False, preserve_rng_state=False)
         for states, ids in zip(hidden.split(rows), targets.split(rows), strict=True)

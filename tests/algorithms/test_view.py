@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.algorithms.advantages.base import step_lengths, step_places
+from asyncrl.algorithms.advantages.base import step_lengths, step_tokens
 from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.view import View, linear_scan
 from asyncrl.errors import InvariantError
@@ -73,24 +73,24 @@ def test_the_scan_equals_the_loop_over_tokens(size, seed):
 def test_a_steps_score_lands_on_its_last_policy_token():
     episodes = make_episodes([0] * 4, [0] * 4, steps=[(0, 3, 0.5), (0, 5, 0.25), (3, 4, 1.0)])
     tokens = make_tokens(MASKS)
-    step, place = step_places(episodes, tokens, View.of(tokens))
+    step, token = step_tokens(episodes, tokens, View.of(tokens))
     assert step.tolist() == [0, 1, 2]
-    assert place.tolist() == [1, 2, 6]
+    assert token.tolist() == [1, 2, 6]
     assert step_lengths(episodes, tokens, View.of(tokens)).tolist() == [2, 1, 3]
 
 
 def test_a_step_that_ends_on_a_tool_token_lands_on_the_policy_token_before_it():
     episodes = make_episodes([0] * 4, [0] * 4, steps=[(0, 4, 0.5)])
     tokens = make_tokens(MASKS)
-    assert step_places(episodes, tokens, View.of(tokens))[1].tolist() == [1]
+    assert step_tokens(episodes, tokens, View.of(tokens))[1].tolist() == [1]
 
 
 def test_steps_of_sequences_that_are_elsewhere_are_left_out():
     episodes = make_episodes([0] * 4, [0] * 4, steps=[(0, 3, 0.5), (3, 4, 1.0)])
     tokens = make_tokens(MASKS).select(torch.arange(8, 12))
-    step, place = step_places(episodes, tokens, View.of(tokens))
+    step, token = step_tokens(episodes, tokens, View.of(tokens))
     assert step.tolist() == [1]
-    assert place.tolist() == [2]
+    assert token.tolist() == [2]
     assert step_lengths(episodes, tokens, View.of(tokens)).tolist() == [0, 3]
 
 
@@ -99,7 +99,7 @@ def test_a_step_outside_its_sequence_or_before_any_policy_token_is_refused(end):
     episodes = make_episodes([0] * 4, [0] * 4, steps=[(0, end, 0.5)])
     tokens = make_tokens(MASKS)
     with pytest.raises(InvariantError, match=f"step_end={end} of sequence 0"):
-        step_places(episodes, tokens, View.of(tokens))
+        step_tokens(episodes, tokens, View.of(tokens))
 
 
 def test_group_statistics_are_those_of_each_group():

@@ -51,7 +51,7 @@ class Rollouts:
         return Groups.of(self.episodes.group)
 
     def differences(self, values: Tensor, targets: Tensor, gamma: float, step_weight: float) -> Tensor:
-        """float[M]: r_t + gamma target_{t+1} - V_t, all in one buffer, since fresh pages cost more than the sums."""
+        """float[M]: r_t + gamma target_{t+1} - V_t, all in one buffer, because new pages cost more than the sums."""
         return self.rewards(step_weight).add_(self.view.shift(targets), alpha=gamma).sub_(values)
 
     def spread(self, values: Tensor) -> Tensor:
@@ -71,8 +71,8 @@ class Rollouts:
 
     def at_steps(self, scores: Tensor) -> Tensor:
         """[K] to [M]: each step's score on its last policy token, 0 elsewhere."""
-        step, place = step_places(self.episodes, self.tokens, self.view)
-        return self.zeros().index_add_(0, place, scores[step].to(self.dtype))
+        step, token = step_tokens(self.episodes, self.tokens, self.view)
+        return self.zeros().index_add_(0, token, scores[step].to(self.dtype))
 
     def after(self, scores: Tensor) -> Tensor:
         """[K] to [M]: at each token the sum of the scores of the steps that end at or after it."""
@@ -80,7 +80,7 @@ class Rollouts:
         return linear_scan(self.view.decay(1.0, placed), placed)
 
     def step_lengths(self) -> Tensor:
-        """float64[K]: the policy tokens of each step; 0 for steps of sequences that are not here."""
+        """float64[K]: the policy tokens of each step; 0 for steps of other ranks."""
         return step_lengths(self.episodes, self.tokens, self.view)
 
     def whiten(self, values: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ class Rollouts:
         return torch.promote_types(self.tokens.behaviour.dtype, torch.float32)
 
 
-def step_places(episodes: Episodes, tokens: Tokens, view: View) -> tuple[Tensor, Tensor]:
-    """The steps of the sequences that are here, int64[k] into the K steps, and the place in [M] of each one's last
-    policy token, int64[k].
+def step_tokens(episodes: Episodes, tokens: Tokens, view: View) -> tuple[Tensor, Tensor]:
+    """The k steps of this rank's sequences, as int64[k] into the K steps of the batch, and the last policy token of
+    each, as int64[k] into the M tokens.
 
     Raises InvariantError: a step ends outside its sequence, or before the sequence's first policy token.
     """
@@ -115,32 +115,32 @@ def step_places(episodes: Episodes, tokens: Tokens, view: View) -> tuple[Tensor,
     inside = (packed >= 0) & (packed < view.packed)
     packed = packed.clamp(0, max(0, view.packed - 1))
     inside &= (tokens.sequence[packed] == sequence) & (tokens.position[packed] == end - 1)
-    place = torch.searchsorted(view.index, packed, right=True) - 1
-    inside &= place >= first[sequence]
+    token = torch.searchsorted(view.index, packed, right=True) - 1
+    inside &= token >= first[sequence]
     if not bool(inside.all()):
         bad = int((~inside).nonzero()[0])
         raise InvariantError(
             f"step_end={int(end[bad])} of sequence {int(sequence[bad])}: a step must end inside its sequence, at or "
             "after its first policy token, and positions must count up by one"
         )
-    return step, place
+    return step, token
 
 
 def step_lengths(episodes: Episodes, tokens: Tokens, view: View) -> Tensor:
-    """float64[K]: the policy tokens of each step, from the previous step's end on; 0 for steps that are not here."""
-    step, place = step_places(episodes, tokens, view)
+    """float64[K]: the policy tokens of each step, from the end of the one before; 0 for steps of other ranks."""
+    step, token = step_tokens(episodes, tokens, view)
     _, first = _starts(episodes, view)
     sequence = episodes.step_sequence[step]
     before = first[sequence] - 1
     follows = sequence[1:] == sequence[:-1]
-    before[1:] = torch.where(follows, place[:-1], before[1:])
-    lengths = torch.zeros(episodes.step_end.numel(), dtype=torch.float64, device=place.device)
-    return lengths.index_copy_(0, step, (place - before).double())
+    before[1:] = torch.where(follows, token[:-1], before[1:])
+    lengths = torch.zeros(episodes.step_end.numel(), dtype=torch.float64, device=token.device)
+    return lengths.index_copy_(0, step, (token - before).double())
 
 
 def _starts(episodes: Episodes, view: View) -> tuple[Tensor, Tensor]:
-    """By sequence of the global batch: its first packed token, and its first policy token's place in [M]; -1 where it
-    is not here or has no policy token."""
+    """int64[S] each: the first packed token of every sequence, and its first policy token in [M]. Both are -1 where the
+    sequence is another rank's, or has no policy token."""
     lengths = view.sequences.lengths
     present = lengths > 0
     absent = torch.full((episodes.count,), -1, dtype=torch.int64, device=lengths.device)

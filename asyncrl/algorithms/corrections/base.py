@@ -64,7 +64,7 @@ class Correction(Part):
     """Base of the corrections; a rule overrides `weigh`, `keep`, or both.
 
     weighs: sets w. by_token: treats tokens of one sequence differently, which sequence-level losses refuse.
-    whole_batch: needs the global batch before the updates. follows_policy: is applied anew in every forward pass.
+    whole_batch: needs the global batch before the updates. follows_policy: is applied again in every forward pass.
     """
 
     kind: ClassVar[str] = "correction"

@@ -31,7 +31,7 @@ class Mask(LevelCorrection):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low >= self.high:
-            raise ConfigError(f"{self.told('low')}: it must be below high={self.high}")
+            raise ConfigError(f"{self.setting('low')}: it must be below high={self.high}")
 
     def weigh(self, ages: Ages) -> Tensor:
         return self.ratio(ages)

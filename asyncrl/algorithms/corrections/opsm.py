@@ -18,7 +18,7 @@ class Opsm(Correction):
     Formula: drop the tokens with A < 0 of a sequence whose mean(log pi_old - log pi_theta) > delta
     Use: several updates a step, or old data: negative samples far from the policy only destabilise it
     Source: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025
-    Caveat: judged anew in every forward pass, so which sequences are dropped depends on the update.
+    Caveat: applied again in every forward pass, so which sequences are dropped depends on the update.
     """
 
     name: ClassVar[str] = "opsm"

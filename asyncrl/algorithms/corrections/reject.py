@@ -37,7 +37,7 @@ class Reject(Correction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low >= self.high:
-            raise ConfigError(f"{self.told('low')}: it must be below high={self.high}")
+            raise ConfigError(f"{self.setting('low')}: it must be below high={self.high}")
 
     @property
     def by_token(self) -> bool:

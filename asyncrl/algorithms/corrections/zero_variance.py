@@ -14,7 +14,7 @@ from asyncrl.algorithms.parts import param
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroVariance(Correction):
-    """Drops groups whose rewards are all equal: they say nothing about what is better.
+    """Drops groups whose rewards are all equal: they do not show what is better.
 
     Formula: drop the group if max R - min R <= tolerance
     Use: with a KL or entropy term, which such groups would otherwise still follow

@@ -44,7 +44,7 @@ class Updates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLosses:
-    """losses float[M], and bool[M] marks whose shares of the tokens are reported under `clip/NAME`."""
+    """losses float[M], and bool[M] marks; the share of marked tokens is reported as `clip/NAME`."""
 
     losses: Tensor
     marks: Mapping[str, Tensor] = field(default_factory=dict)

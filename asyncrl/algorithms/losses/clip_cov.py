@@ -22,7 +22,7 @@ class ClipCov(Ppo):
     Formula: ppo, 0 on a random `share` of the tokens, among those with cov_low < (log pi - mean)(A - mean) < cov_high
     Use: when entropy collapses early
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
-    Caveat: tokens are chosen at the start of the step on the whole batch, not anew for each minibatch; the random draw
+    Caveat: tokens are chosen at the start of the step on the whole batch, not again for each minibatch; the random draw
     depends on version, sequence and position only.
     """
 
@@ -36,7 +36,7 @@ class ClipCov(Ppo):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cov_low >= self.cov_high:
-            raise ConfigError(f"{self.told('cov_low')}: it must be below cov_high={self.cov_high}")
+            raise ConfigError(f"{self.setting('cov_low')}: it must be below cov_high={self.cov_high}")
 
     def select(self, candidates: Candidates) -> Tensor:
         cov, count = candidates.covariance()

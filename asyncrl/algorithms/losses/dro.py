@@ -14,7 +14,7 @@ class Dro(Loss):
     """The policy gradient with a quadratic pull back to the proximal policy.
 
     Formula: -(A log pi_theta - beta / 2 log^2 r)
-    Use: off-policy and offline data: the pull takes the clip's place
+    Use: off-policy and offline data: the pull replaces the clip
     Source: Offline Regularised Reinforcement Learning for Large Language Models Alignment, 2024
     Caveat: with algorithm.proximal=behaviour the pull is to the policy that sampled, as the paper has it.
     """

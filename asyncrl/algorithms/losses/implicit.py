@@ -37,7 +37,7 @@ def implicit_loss(
 
 
 def implicit_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The step's loss of pi_phi and the share of outcomes that it told; empty without one."""
+    """The step's loss of pi_phi, and the share of outcomes that it predicted; empty without one."""
     count = float(sums.get("implicit/sequences", torch.zeros(())))
     if not count:
         return {}

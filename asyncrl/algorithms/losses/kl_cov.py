@@ -20,7 +20,7 @@ class KlCov(Loss):
     Formula: -r A, plus weight |log r| on the `share` of tokens with the highest (log pi - mean)(A - mean)
     Use: when entropy collapses early; smoother than clip_cov
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
-    Caveat: tokens are chosen at the start of the step on the whole batch, not anew for each minibatch. No clip
+    Caveat: tokens are chosen at the start of the step on the whole batch, not again for each minibatch. No clip
     elsewhere.
     """
 

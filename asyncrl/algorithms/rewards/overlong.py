@@ -32,7 +32,7 @@ class Overlong(Reward):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.buffer > self.max_length:
-            raise ConfigError(f"{self.told('buffer')}: it must be at most max_length={self.max_length}")
+            raise ConfigError(f"{self.setting('buffer')}: it must be at most max_length={self.max_length}")
 
     def __call__(self, episodes: Episodes) -> Tensor:
         room = self.max_length - self.buffer - episodes.lengths.double()
