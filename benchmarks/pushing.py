@@ -20,11 +20,12 @@ from asyncrl.types import RunIdentity
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.buckets import Bucket, Entry, GatheredBucket, plan_buckets
 from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.group import WeightGroup, open_store
+from asyncrl.weights.group import BACKENDS, WeightGroup, gpu_of, open_store
 from asyncrl.weights.manifest import dtype_name, new_bytes
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.receiver import Channel
 from asyncrl.weights.server import WeightServer
+from asyncrl.weights.transfers import Broadcasts
 from benchmarks.copies import broadcast_seconds, pour
 from benchmarks.shapes import make_model
 
@@ -78,15 +79,18 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
     shapes = {name: tuple(each.shape) for name, each in weights.items()}
     entries = [Entry(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in weights.items()]
     plan = plan_buckets(entries, bucket_bytes)
-    publisher = WeightServer("127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1))
-    broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device(device), TIMEOUT_S)
+    broadcasts = Broadcasts(BACKENDS[torch.device(device).type], gpu_of(torch.device(device)))
+    server = WeightServer(
+        "127.0.0.1", 0, zmq.Context(), history=4, threads=min(8, os.cpu_count() or 1), broadcasts=broadcasts
+    )
+    broadcaster = Broadcaster(server, "127.0.0.1", torch.device(device), TIMEOUT_S)
     folders = FolderWriter(folder, lambda aside: None, OWN_RUN)
-    cast = Publisher(shapes, publisher, broadcaster)
+    cast = Publisher(shapes, server, broadcaster)
     ways = {
-        "zmq": Publisher(shapes, publisher),
+        "zmq": Publisher(shapes, server),
         "distributed": cast,
         "gathered": cast,
-        "disk": Publisher(shapes, publisher, None, folders),
+        "disk": Publisher(shapes, server, None, folders),
     }
     nbytes = sum(each.nbytes for each in weights.values())
     store, store_port = open_store("127.0.0.1", TIMEOUT_S)
@@ -96,7 +100,7 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
         plain.bind(("127.0.0.1", 0))
         plain.listen()
         threading.Thread(target=pour, args=(plain, nbytes), daemon=True).start()
-        pipe.send((publisher.endpoint, plain.getsockname()[1], store_port, nbytes))
+        pipe.send((server.endpoint, plain.getsockname()[1], store_port, nbytes))
         while (told := pipe.recv()) is not None:
             version, way = told
             if way == "gloo":
@@ -112,14 +116,14 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
             begun = time.perf_counter()
             ways[way].publish(version, plan, buckets)
             seconds = time.perf_counter() - begun
-            while publisher.offered < version:
+            while server.offered < version:
                 time.sleep(0.001)
             pipe.send({"learner_s": seconds, "offered_s": time.perf_counter() - begun, **ways[way].measured})
     if bare is not None:
         bare.close()
     broadcaster.close()
     folders.close()
-    publisher.close()
+    server.close()
 
 
 def bare_gloo(store: torch.distributed.Store, rank: int) -> WeightGroup:

@@ -87,13 +87,6 @@ def _engine(config: TrainConfig) -> Iterator[str]:
 
 def _weights(config: TrainConfig) -> Iterator[str]:
     weights, engine, network = config.weights, config.engine, config.network
-    if weights.fallback == weights.channel:
-        yield "weights.fallback weights.channel: the fallback must be another channel"
-    if weights.channel == "distributed" and weights.fallback == "none":
-        yield (
-            "weights.fallback weights.channel: an engine that joins between two broadcasts needs a fallback: zmq or "
-            "disk"
-        )
     if weights.channel == "distributed" and not is_loopback(network.host) and not network.insecure:
         yield f"weights.channel network.host: other machines can reach this address: {GROUP_FIX}"
     if engine.kind == "vllm" and weights.into_servers not in ("auto", "disk"):

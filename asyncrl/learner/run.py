@@ -27,11 +27,12 @@ from asyncrl.network.keys import server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.channels.opening import weights_dir
+from asyncrl.weights.channels.opening import choose_channel, weights_dir
 from asyncrl.weights.folders import FolderWriter
-from asyncrl.weights.group import agree_with_servers, keep_to_loopback
+from asyncrl.weights.group import BACKENDS, agree_with_servers, gpu_of, keep_to_loopback
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.server import WeightServer
+from asyncrl.weights.transfers import Broadcasts
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,10 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
 
 def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Publisher:
     network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
-    expected, ways = model_shapes(config.model).tensors, (weights.channel, weights.fallback)
+    expected, device = model_shapes(config.model).tensors, ranks.device
+    channel, reason = choose_channel(config, device)
+    logger.info("weights go to engines by %s, because %s", channel, reason)
+    broadcasts = Broadcasts(BACKENDS[device.type], gpu_of(device)) if channel == "distributed" else None
     with ExitStack() as stack:
         server = WeightServer(
             network.host,
@@ -85,12 +89,13 @@ def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Publi
             insecure=network.insecure,
             run=run,
             history=weights.history,
+            broadcasts=broadcasts,
         )
         stack.callback(server.close)
         broadcaster = folders = None
-        if "distributed" in ways:
-            broadcaster = Broadcaster(server, network.host, ranks.device, weights.timeout_s)
-        if "disk" in ways:
+        if broadcasts is not None:
+            broadcaster = Broadcaster(server, network.host, device, weights.timeout_s)
+        if channel == "disk":
             folders = FolderWriter(weights_dir(config), folder_writer(config.model), run)
         stack.pop_all()
     return Publisher(expected, server, broadcaster, folders)

@@ -227,6 +227,15 @@ def _aside(folder: Path, run: RunIdentity, end: str) -> Path:
     return folder.with_name(f".{folder.name}.{run_tags(run)[0]}.{end}")
 
 
+def is_written_by(directory: Path, run: RunIdentity) -> bool:
+    """Whether a learner of a run of this name writes its versions to `directory`, or did so."""
+    return _learner_mark(directory, run).exists()
+
+
+def _learner_mark(directory: Path, run: RunIdentity) -> Path:
+    return directory / f".{run_tags(run)[1]}.learner"
+
+
 def run_tags(run: RunIdentity) -> tuple[str, str]:
     """The run's mark for names of files, whatever characters its own name has; and the mark of a process of the same
     run that knows only its name."""
@@ -252,6 +261,7 @@ class FolderWriter:
         self.failures = 0
         directory.mkdir(parents=True, exist_ok=True)
         remove_all(directory, run)
+        _learner_mark(directory, run).touch()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -33,6 +33,11 @@ logger = logging.getLogger(__name__)
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
+def gpu_of(device: torch.device) -> str:
+    """The uuid of a GPU, the same in every process; "" for the CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
 def open_store(host: str, timeout_s: float) -> tuple[dist.TCPStore, int]:
     """The learner's store, on a free port of `host` alone, and that port."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -169,8 +174,7 @@ def keep_to_loopback(config: TrainConfig, actor: bool) -> None:
     The environment decides where weights may go to other machines by NCCL: it knows one interface for all groups of a
     process. Call it before the first group.
     """
-    weights = config.weights
-    broadcast = "distributed" in (weights.channel, weights.fallback) and not is_loopback(config.network.host)
+    broadcast = config.weights.channel == "distributed" and not is_loopback(config.network.host)
     if not (broadcast or (actor and _servers_by_nccl(config))):
         os.environ["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"
 

@@ -1,11 +1,11 @@
 """The engine's end: follows the newest version for ever, and switches the engine to it whole or not at all.
 
-What holds, for any channel: the manifest covers exactly the engine's tensors before the first byte is taken; the engine
-sees only what arrived whole with every checksum right (of a folder that servers read, whose header is right); a version
-never moves backwards. Whatever fails leaves the engine on the version it has, is logged and counted, and is tried again
-with whatever is newest by then: over the next channel at once, and where there is none after a while.
+What holds for every channel: the manifest covers exactly the engine's tensors before the first byte is taken. The
+engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right. A version
+never moves backwards. After a failure the engine stays at the version that it has; the failure is logged and counted,
+and the next channel is tried at once, or after the last channel the first one a while later.
 
-The engine goes on generating while weights arrive beside those it uses; it only stops to switch.
+The engine goes on generating while weights arrive beside those that it uses, and stops only to switch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,15 @@ AWAY_S = 1.0
 logger = logging.getLogger(__name__)
 
 
+class ExcludedError(UnavailableError):
+    """This engine can never get weights by this channel."""
+
+
 class Channel(Protocol):
     """A way for weights to travel. Its methods raise UnavailableError, WireError or WeightsError."""
+
+    name: str
+    """As in `weights.channel`."""
 
     endpoint: str
     received: int
@@ -69,7 +76,7 @@ class Receiver:
     def __init__(
         self, channels: Sequence[Channel], expected: Mapping[str, tuple[int, ...]], *, retry_s: float = 5.0
     ) -> None:
-        self._channels = channels
+        self._channels = list(channels)
         self._expected = expected
         self._retry_s = retry_s
         self.updates = 0
@@ -79,8 +86,8 @@ class Receiver:
         self._switch_s = 0.0
 
     def counters(self) -> dict[str, float]:
-        """Since the start: versions taken and refused, times that a channel gave way to the next, bytes, seconds of
-        transfers (while the engine generates) and seconds until the engine had switched."""
+        """Since the start: versions taken and refused, versions that came by another channel than the first, bytes,
+        seconds of transfers (while the engine generates) and seconds until the engine had switched."""
         return {
             "weights_updates": self.updates,
             "weights_refused": self.refused,
@@ -92,7 +99,7 @@ class Receiver:
 
     async def run(self, engine: UpdatableEngine) -> None:
         """Update `engine` whenever there is a newer version; returns only by cancellation."""
-        endpoints = ", else ".join(channel.endpoint for channel in self._channels)
+        endpoints = ", else ".join(f"{channel.name} at {channel.endpoint}" for channel in self._channels)
         logger.info("waiting for weights newer than version %d from %s", engine.version, endpoints)
         try:
             while True:
@@ -102,19 +109,22 @@ class Receiver:
                 channel.reset()
 
     async def _attempt(self, engine: UpdatableEngine) -> None:
+        failures: list[str] = []
         *others, last = self._channels
         for channel in others:
             try:
-                return await self._update(engine, channel)
+                return await self._update(engine, channel, failures)
+            except ExcludedError as error:
+                logger.info("weights do not come by %s: %s", channel.name, error)
+                self._channels.remove(channel)
             except (UnavailableError, WeightsError, WireError) as error:
-                channel.reset()
-                self.fallbacks += 1
-                logger.warning("%s did not bring new weights, trying the next channel: %s", channel.endpoint, error)
+                failures.append(f"not by {channel.name}: {error}")
+            channel.reset()
         try:
-            await self._update(engine, last)
+            await self._update(engine, last, failures)
         except UnavailableError as error:
             last.reset()
-            logger.warning("waiting for the learner: %s", error)
+            logger.warning("waiting for the learner: %s", "; ".join([str(error), *failures]))
             await asyncio.sleep(min(AWAY_S, self._retry_s))
         except (WeightsError, WireError) as error:
             last.reset()
@@ -122,7 +132,7 @@ class Receiver:
             logger.error("no new weights, the engine stays at version %d: %s", engine.version, error)
             await asyncio.sleep(self._retry_s)
 
-    async def _update(self, engine: UpdatableEngine, channel: Channel) -> None:
+    async def _update(self, engine: UpdatableEngine, channel: Channel, failures: Sequence[str]) -> None:
         manifest = await channel.newer_than(engine.version)
         if manifest is None:
             return
@@ -130,6 +140,9 @@ class Receiver:
         begun = time.perf_counter()
         weights = await channel.fetch(manifest)
         arrived = time.perf_counter()
+        if failures:
+            self.fallbacks += 1
+            logger.warning("version %d came by %s, %s", manifest.version, channel.name, "; ".join(failures))
         await engine.update_weights(manifest.version, weights)
         self.updates += 1
         self._transfer_s += arrived - begun

@@ -1,12 +1,13 @@
-"""The learner's end: offers the newest weights to every receiver that asks, in a thread of its own.
+"""The learner's end of the zmq channel: gives the newest weights to every receiver that asks.
 
-Receivers pull (the protocol is in `offers.py`), each with a bounded number of chunks outstanding, so a slow receiver
-delays nobody but itself, and training waits for none. Chunks are sent from the tensors' own memory, without a copy. A
-malformed request, or one of another run, is answered `refused` with the reason, and counted.
+Receivers pull (transfers.py has the protocol), each with a bounded number of chunks outstanding, so a slow receiver
+delays only itself. A thread of its own answers, and training waits for no receiver. Chunks are sent from the tensors'
+own memory, without a copy. A malformed request, or one of another run, is answered `refused` with the reason, and
+counted.
 
-Each version is compared with the one before it, once, and the last `history` deltas are kept for receivers that hold
-one of their bases. The host memory held is one version, its deltas, and what is in transfer; a second version while the
-two are compared.
+Each version is compared once with the one before it. The last `history` deltas are kept for receivers that hold one of
+their bases. Host memory holds one version, its deltas, and what is in transfer; and a second version while two are
+compared.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from asyncrl.weights.manifest import (
     dtype_name,
     take_snapshot,
 )
-from asyncrl.weights.transfers import Transfers
+from asyncrl.weights.transfers import Broadcasts, Transfers
 from asyncrl.wire import Message, check_run, decode, encode, run_of
 
 MAX_REQUEST_BYTES = 64 << 10
@@ -56,14 +57,15 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Present:
+class _Summoned:
     receivers: Sequence[bytes]
     ready: bool
 
 
 class WeightServer:
-    """Serves weights on tcp://host:port, to the clients that `keys` lets in and that are of `run`, where it is given;
-    port 0 takes a free one.
+    """Serves weights on tcp://host:port to the clients that `keys` admits, and only those of `run` if it is given.
+
+    Port 0 takes a free one. `broadcasts` says how the learner broadcasts, if it does.
 
     Raises ConfigError: others can reach the address, and there are neither `keys` nor `insecure`; UnavailableError: it
     is taken.
@@ -81,6 +83,7 @@ class WeightServer:
         chunk_bytes: int = 2 << 20,
         forget_s: float = 30.0,
         history: int = 4,
+        broadcasts: Broadcasts | None = None,
         threads: int = 2,
     ) -> None:
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
@@ -94,13 +97,13 @@ class WeightServer:
         self._refusals = Throttled(logger, "refused a request for weights")
         self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
         self._chunk_bytes = chunk_bytes
-        self._offers = Transfers(forget_s, history)
+        self._offers = Transfers(forget_s, history, broadcasts)
         self._published = -1
         self._with_deltas = history > 0
         self._last: WeightSnapshot | None = None
         self._ready: SimpleQueue[tuple[WeightSnapshot, Delta | None]] = SimpleQueue()
         self._measured: dict[str, float] = {}
-        self._calls: SimpleQueue[tuple[Callable[[], _Present], Future[_Present]]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], _Summoned], Future[_Summoned]]] = SimpleQueue()
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
         # Checksums and deltas have workers of their own so that they hold up neither training nor a transfer.
@@ -142,9 +145,9 @@ class WeightServer:
         publisher's thread. Raises WeightsError: the publisher is closed.
         """
         deadline = time.monotonic() + patience_s
-        while not (present := self._in_thread(lambda: self._summon(backend, describe, deadline))).ready:
+        while not (summoned := self._in_thread(lambda: self._summon(backend, describe, deadline))).ready:
             time.sleep(SUMMON_POLL_S)
-        return present.receivers
+        return summoned.receivers
 
     def close(self) -> None:
         """Stop serving; transfers under way are cut off, and their receivers wait for the next publisher."""
@@ -156,8 +159,8 @@ class WeightServer:
         self._wake.close()
         self._woken.close()
 
-    def _in_thread(self, call: Callable[[], _Present]) -> _Present:
-        done: Future[_Present] = Future()
+    def _in_thread(self, call: Callable[[], _Summoned]) -> _Summoned:
+        done: Future[_Summoned] = Future()
         self._calls.put((call, done))
         self._wake.send(b".")
         while True:
@@ -167,15 +170,15 @@ class WeightServer:
                 if not self._thread.is_alive():
                     raise WeightsError("the publisher is closed") from None
 
-    def _summon(self, backend: str, describe: Describe, deadline: float) -> _Present:
+    def _summon(self, backend: str, describe: Describe, deadline: float) -> _Summoned:
         now = time.monotonic()
         if self._offers.absent(backend, now) and now < deadline:
-            return _Present((), ready=False)
+            return _Summoned((), ready=False)
         receivers = self._offers.joining(backend)
         if receivers:
             for receiver, message in self._offers.summon(receivers, describe(receivers)):
                 self._send(receiver, message)
-        return _Present(receivers, ready=True)
+        return _Summoned(receivers, ready=True)
 
     def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         if version != self._published:

@@ -1,20 +1,22 @@
-"""Who waits for weights and who is in transfer: the publisher's whole protocol without a socket or a clock.
+"""Who waits for weights and who is in transfer: the protocol of the weight server without a socket or a clock.
 
 A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
-(empty for none). It is answered as soon as there is a newer version, or with `nothing` after `POLL_S`. Then it asks for
-`chunks` of the version by part and byte range: the parts are the payloads of the deltas that the manifest came with, or
-without deltas the tensors. It asks for several small ones at once, since a request takes as long as 200 kB.
+(empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`. Then it asks for
+`chunks` of the version by part and byte range. The parts are the payloads of the deltas that came with the manifest, or
+the tensors if no delta came. A request may name several small chunks, because a request costs as much time as 200 kB.
 
-A receiver that would rather take part in a broadcast asks to `join` with the version it `holds` and its `backend`. It
-is answered with `broadcast` when one begins, with `missed` where a newer version is on offer, or with `nothing`.
+To take part in a broadcast, a receiver asks to `join` with the version it `holds`, its `backend` and its `gpu`. The
+answer is `broadcast` when one begins, `missed` if a newer version is on offer already, `nothing` after `POLL_S`, or
+`excluded` with the reason if this receiver can never take part.
 
 What holds:
 
-- A transfer is served to its end from the version that it began with, whatever is offered meanwhile. Memory holds the
-  newest version, deltas between the last few, and what is in transfer; a receiver silent for `forget_s` counts as dead.
+- A transfer is served to its end from the version with which it began, whatever is offered meanwhile. Memory holds the
+  newest version, deltas between the last few, and what is in transfer. A receiver that is silent for `forget_s` is
+  forgotten.
 - An offered version is only ever followed by a newer one.
 - Deltas lead from the receiver's own base to the offered version, and are fewer bytes than the version.
-- What is malformed or not there raises WireError, and changes nothing for anybody else.
+- A malformed request, or one for chunks that do not exist, raises WireError and changes nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ class _Waiting:
     sequence: int
     holds: int
     base: str
-    joins: str
     deadline: float
+    backend: str = ""
+    gpu: str = ""
 
 
 @dataclass(slots=True)
@@ -49,12 +52,29 @@ class _Transfer:
     heard: float
 
 
-class Transfers:
-    """The newest snapshot, the last `history` deltas, and what every receiver is doing. `now` is a monotonic time in
-    seconds."""
+@dataclass(frozen=True, slots=True)
+class Broadcasts:
+    """How the learner broadcasts: over a backend of torch, from the GPU with that uuid ("" for the CPU)."""
 
-    def __init__(self, forget_s: float, history: int = 0) -> None:
+    backend: str
+    gpu: str
+
+    def obstacle(self, backend: str, gpu: str) -> str:
+        """Why a receiver can never take part; "" if it can."""
+        if backend != self.backend:
+            return f"the learner broadcasts by {self.backend}, and this engine could take part by {backend}"
+        return "the learner is on the same GPU" if gpu and gpu == self.gpu else ""
+
+
+class Transfers:
+    """The newest snapshot, the last `history` deltas, and what every receiver is doing.
+
+    `broadcasts` is None for a learner that broadcasts nothing. `now` is a monotonic time in seconds.
+    """
+
+    def __init__(self, forget_s: float, history: int = 0, broadcasts: Broadcasts | None = None) -> None:
         self._forget_s = forget_s
+        self._broadcasts = broadcasts
         self._deltas: deque[Delta] = deque(maxlen=history)
         self._newest: WeightSnapshot | None = None
         self._waiting: dict[bytes, _Waiting] = {}
@@ -87,10 +107,12 @@ class Transfers:
         match request.kind, request.body:
             case "manifest", {"holds": int(holds), "base": str(base)}:
                 self._transfers.pop(receiver, None)
-                self._waiting[receiver] = _Waiting(request.sequence, holds, base, "", now + POLL_S)
+                self._waiting[receiver] = _Waiting(request.sequence, holds, base, now + POLL_S)
                 return None
-            case "join", {"holds": int(holds), "backend": str(backend)} if backend:
-                self._waiting[receiver] = _Waiting(request.sequence, holds, "", backend, now + POLL_S)
+            case "join", {"holds": int(holds), "backend": str(backend), "gpu": str(gpu)} if backend:
+                if reason := self._obstacle(backend, gpu):
+                    return Message("excluded", request.sequence, {"reason": reason})
+                self._waiting[receiver] = _Waiting(request.sequence, holds, "", now + POLL_S, backend, gpu)
                 self._joined[receiver] = (backend, now)
                 return None
             case "chunks", {"version": int(version), "chunks": list(rows)} if 0 < len(rows) <= MAX_TOGETHER:
@@ -111,7 +133,7 @@ class Transfers:
         for receiver, waiting in list(self._waiting.items()):
             if self._newest and self.newest > waiting.holds:
                 missed = Message("missed", waiting.sequence)
-                reply = missed if waiting.joins else self._begin(receiver, self._newest, waiting, now)
+                reply = missed if waiting.backend else self._begin(receiver, self._newest, waiting, now)
             elif now >= waiting.deadline:
                 reply = Message("nothing", waiting.sequence)
             else:
@@ -120,8 +142,10 @@ class Transfers:
             yield receiver, reply
 
     def joining(self, backend: str) -> tuple[bytes, ...]:
-        """Who waits for a broadcast over `backend`, in a fixed order."""
-        return tuple(sorted(receiver for receiver, waiting in self._waiting.items() if waiting.joins == backend))
+        """Who waits for a broadcast over `backend`, in a fixed order, and no two of one GPU."""
+        waiting = sorted((receiver, each) for receiver, each in self._waiting.items() if each.backend == backend)
+        first = {each.gpu or receiver: receiver for receiver, each in reversed(waiting)}
+        return tuple(sorted(first.values()))
 
     def absent(self, backend: str, now: float) -> bool:
         """Whether somebody who asked to join over `backend` a moment ago is not asking just now."""
@@ -134,6 +158,9 @@ class Transfers:
         for index, receiver in enumerate(receivers):
             place = {"rank": index + 1, "size": len(receivers) + 1}
             yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, {**body, **place})
+
+    def _obstacle(self, backend: str, gpu: str) -> str:
+        return self._broadcasts.obstacle(backend, gpu) if self._broadcasts else "the learner broadcasts nothing"
 
     def _begin(self, receiver: bytes, newest: WeightSnapshot, waiting: _Waiting, now: float) -> Message:
         chain = self._chain(waiting.base)

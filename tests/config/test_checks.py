@@ -87,14 +87,11 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
             },
             r"engine\.urls=.*10\.0\.0\.2.*gloo and NCCL have no keys",
         ),
-        ({"weights.fallback": "zmq"}, "must be another channel"),
-        ({"weights.channel": "distributed"}, "joins between two broadcasts"),
         (
             {
                 "network.host": "0.0.0.0",
                 "network.keys": "k",
                 "weights.channel": "distributed",
-                "weights.fallback": "zmq",
             },
             "gloo and NCCL have no keys",
         ),

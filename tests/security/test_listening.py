@@ -118,21 +118,17 @@ def other_interface() -> str | None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("channel", "fallback"),
-    [
-        ("zmq", "none"),
-        pytest.param("disk", "none", marks=pytest.mark.long),
-        pytest.param("distributed", "zmq", marks=pytest.mark.long),
-    ],
+    "channel",
+    ["auto", pytest.param("disk", marks=pytest.mark.long), pytest.param("distributed", marks=pytest.mark.long)],
 )
 def test_a_run_listens_on_what_the_documentation_lists_and_on_loopback_only(
-    channel: str, fallback: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if interface := other_interface():
         # What gloo would choose by itself depends on how the machine's name resolves.
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     settings = {"always", f"`weights.channel={channel}`", "`actor.agent`"}
-    with a_run(tmp_path, f"weights.channel={channel}", f"weights.fallback={fallback}") as run:
+    with a_run(tmp_path, f"weights.channel={channel}") as run:
         run.wait_for_step(2)
         wanted = expected(run, settings)
         fixed = {port for ports in wanted.values() for port in ports}

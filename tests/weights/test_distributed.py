@@ -22,6 +22,7 @@ from asyncrl.weights.manifest import dtype_name
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.receiver import Receiver
 from asyncrl.weights.server import WeightServer
+from asyncrl.weights.transfers import Broadcasts
 from tests.helpers import GENEROUS_S, async_until
 from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors
 
@@ -45,7 +46,7 @@ class Learner:
     """What pushes, with its parts in sight."""
 
     def __init__(self, context, timeout_s=20.0):
-        self.publisher = WeightServer("127.0.0.1", 0, context)
+        self.publisher = WeightServer("127.0.0.1", 0, context, broadcasts=Broadcasts("gloo", ""))
         self.broadcaster = Broadcaster(self.publisher, "127.0.0.1", CPU, timeout_s)
         self.push = Publisher(EXPECTED, self.publisher, self.broadcaster)
 

@@ -17,6 +17,7 @@ from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.buckets import Bucket, Entry, GatheredBucket
 from asyncrl.weights.group import WeightGroup
 from asyncrl.weights.server import WeightServer
+from asyncrl.weights.transfers import Broadcasts
 from tests.helpers import until
 
 
@@ -63,7 +64,7 @@ def test_while_a_broadcast_hangs_pushes_go_on_without_any(
     monkeypatch: pytest.MonkeyPatch, hangs: threading.Event
 ) -> None:
     monkeypatch.setattr(weight_group, "_backend", lambda *_: Backend(hangs))
-    publisher = WeightServer("127.0.0.1", 0, zmq.Context())
+    publisher = WeightServer("127.0.0.1", 0, zmq.Context(), broadcasts=Broadcasts("gloo", ""))
     summoned: list[int] = []
 
     def summon(backend: str, describe: Any, patience_s: float) -> list[bytes]:

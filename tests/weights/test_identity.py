@@ -73,7 +73,7 @@ def test_an_engine_of_another_run_is_called_to_no_broadcast(context, other):
     ("kind", "body"),
     [
         ("manifest", {"holds": -1, "base": ""}),
-        ("join", {"holds": -1, "backend": "gloo"}),
+        ("join", {"holds": -1, "backend": "gloo", "gpu": ""}),
         ("chunks", {"version": 0, "chunks": [[0, 0, 8]]}),
     ],
 )

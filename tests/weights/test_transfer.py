@@ -176,6 +176,7 @@ def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is
         def __init__(self, inner, process):
             self.endpoint, self.inner, self.process, self.cut = inner.endpoint, inner, process, False
             self.received = 0
+            self.name = inner.name
 
         async def newer_than(self, version):
             return await self.inner.newer_than(version)

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from asyncrl.errors import WireError
 from asyncrl.weights.manifest import MAX_TOGETHER, read_manifest, take_snapshot
-from asyncrl.weights.transfers import POLL_S, Transfers
+from asyncrl.weights.transfers import POLL_S, Broadcasts, Transfers
 from asyncrl.wire import Message
 
 FORGET_S = 5.0
@@ -123,3 +123,34 @@ def test_a_forgotten_receiver_is_told_to_start_again():
     body = {"version": 1, "chunks": [[0, 0, 16]]}
     with pytest.raises(WireError, match="ask for the manifest"):
         offers.handle(b"r", Message("chunks", 2, body), FORGET_S + 1)
+
+
+def joins(transfers, receiver, backend="nccl", gpu="a"):
+    return transfers.handle(receiver, Message("join", 1, {"holds": -1, "backend": backend, "gpu": gpu}), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("broadcasts", "reason"),
+    [
+        (None, "broadcasts nothing"),
+        (Broadcasts("gloo", ""), "broadcasts by gloo"),
+        (Broadcasts("nccl", "a"), "on the same GPU"),
+    ],
+)
+def test_a_receiver_that_can_never_take_part_in_a_broadcast_is_excluded_with_the_reason(broadcasts, reason):
+    transfers = Transfers(FORGET_S, broadcasts=broadcasts)
+    reply = joins(transfers, b"r")
+    assert reply.kind == "excluded"
+    assert reason in reply.body["reason"]
+    assert not transfers.joining("nccl")
+
+
+def test_of_receivers_on_one_gpu_one_takes_part():
+    transfers = Transfers(FORGET_S, broadcasts=Broadcasts("nccl", "learner's"))
+    for receiver, gpu in ((b"1", "a"), (b"2", "b"), (b"3", "a")):
+        assert joins(transfers, receiver, gpu=gpu) is None
+    assert transfers.joining("nccl") == (b"1", b"2")
+    processors = Transfers(FORGET_S, broadcasts=Broadcasts("gloo", ""))
+    for receiver in (b"1", b"2"):
+        assert joins(processors, receiver, "gloo", "") is None
+    assert processors.joining("gloo") == (b"1", b"2")

@@ -16,6 +16,7 @@ from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import InferenceServer
 from asyncrl.actor.engine.fleet.switch import Switcher, salted
+from asyncrl.actor.engine.fleet.update import CPU
 from asyncrl.actor.engine.sglang.launch import STOP_S as SERVER_STOP_S
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
@@ -26,7 +27,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.machine import process
 from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.shapes import model_shapes
-from asyncrl.weights.channels.opening import weights_dir
+from asyncrl.weights.channels.opening import choose_channel, weights_dir
 from asyncrl.weights.group import agree_with_servers
 
 CLOSE_S = process.STOP_S - SERVER_STOP_S - 3.0
@@ -99,7 +100,7 @@ def _folders(config: TrainConfig) -> Folders:
     """Beside the learner's folders, where there are any: links reach no other file system."""
     model, name, run = config.model, process.worker_name("actor"), locations.run_identity(config.run)
     policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    learners = weights_dir(config) / "held" if config.weights.channel == "disk" else None
+    learners = weights_dir(config) / "held" if choose_channel(config, CPU)[0] == "disk" else None
     parent = (learners or locations.run_dir(config.run) / "weights").absolute()
     try:
         return Folders(parent, policy.save_pretrained, run, name, config.weights.load_s)

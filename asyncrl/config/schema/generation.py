@@ -81,11 +81,10 @@ class WeightsConfig:
     """How new weights travel from the learner to the engines (docs/weights.md), and how they get into servers."""
 
     channel: str = option(
-        "zmq",
-        "how they travel: zmq (pull) | disk (shared folder) | distributed (gloo or NCCL)",
-        choices=("zmq", "disk", "distributed"),
+        "auto",
+        "how they travel to engines: auto (the fastest that is safe), or one channel (docs/weights.md)",
+        choices=("auto", "zmq", "disk", "distributed"),
     )
-    fallback: str = option("none", "channel of engines that the first does not reach", choices=("none", "zmq", "disk"))
     history: int = option(
         4, "deltas kept for engines that are behind, zmq only; 0 sends whole versions only", "[0, inf)"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from asyncrl.errors import UnavailableError
 from asyncrl.types import RunIdentity
-from asyncrl.weights.folders import Folder, Weights, owners_in, read_folder
+from asyncrl.weights.folders import Folder, Weights, is_written_by, owners_in, read_folder
 from asyncrl.weights.manifest import Manifest
 from asyncrl.weights.threads import in_own_thread
 
@@ -19,9 +19,11 @@ class DiskChannel:
     """The newest folder of `run` in `directory` (see weights/folders.py); with `read` its tensors, else the folder
     itself.
 
-    Every method raises UnavailableError where there is no such directory, it has folders of other runs only, or a
-    folder went away meanwhile.
+    Every method raises UnavailableError if no learner of the run writes to the directory, it has folders of other runs
+    only, or a folder went away meanwhile.
     """
+
+    name = "disk"
 
     def __init__(self, directory: Path, run: RunIdentity, *, read: bool = True) -> None:
         self.endpoint = str(directory)
@@ -40,6 +42,8 @@ class DiskChannel:
             if found and (newest := max(found)) > version:
                 return read_folder(found[newest], newest).manifest
             await asyncio.sleep(POLL_S)
+        if not found and not is_written_by(self._directory, self._run):
+            raise UnavailableError(f"as seen from here, no learner of run {self._run} writes to {self._directory}")
         return None
 
     async def fetch(self, manifest: Manifest) -> Weights:

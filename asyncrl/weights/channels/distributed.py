@@ -1,7 +1,7 @@
 """The engine's end of the distributed channel: joins the learner's group and receives broadcast buckets.
 
-The publisher's socket tells when: an engine asks to `join`, and is told of a push before its first byte. What it missed
-is unavailable here, and the fallback has it. The buckets are a second copy of the weights, on `device`.
+An engine asks the weight server to `join`, and is called before the first byte of a push. A version that it missed is
+unavailable by this channel. The buckets are a second copy of the weights, on `device`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import torch.distributed as dist
 from asyncrl.errors import UnavailableError, WeightsError, WireError
 from asyncrl.weights.buckets import Bucket, Entry
 from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.group import BACKENDS, WeightGroup, address_towards, join_store, sum_of
+from asyncrl.weights.group import BACKENDS, WeightGroup, address_towards, gpu_of, join_store, sum_of
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Manifest, TensorSpec, new_bytes
+from asyncrl.weights.receiver import ExcludedError
 from asyncrl.weights.threads import in_own_thread
 
 
@@ -40,15 +41,18 @@ class _Call:
 class DistributedChannel:
     """Broadcasts that the publisher behind `requests` announces, received on `device`.
 
-    Every method raises UnavailableError where the learner is silent for `timeout_s`, went on without this engine, or a
-    rank failed; WireError where it answers nonsense.
+    Every method raises UnavailableError if the learner is silent for `timeout_s`, began without this engine, or another
+    rank failed; ExcludedError if this engine can never take part; WireError if the answer is malformed.
     """
+
+    name = "distributed"
 
     def __init__(self, requests: Requests, device: torch.device, timeout_s: float) -> None:
         self.endpoint = requests.endpoint
         self._requests = requests
         self._device = device
         self._timeout_s = timeout_s
+        self._membership = {"backend": BACKENDS[device.type], "gpu": gpu_of(device)}
         self._call: _Call | None = None
         self._joined: tuple[str, WeightGroup] | None = None
         self._hung: Future[dist.Work] | None = None
@@ -63,9 +67,11 @@ class DistributedChannel:
 
     async def newer_than(self, version: int) -> Manifest | None:
         """The manifest of a push that is beginning, without checksums, or None after a second or so without one."""
-        reply = await self._requests.ask("join", {"holds": version, "backend": BACKENDS[self._device.type]})
+        reply = await self._requests.ask("join", {"holds": version, **self._membership})
         if reply.kind == "nothing":
             return None
+        if reply.kind == "excluded":
+            raise ExcludedError(str(reply.body.get("reason")))
         if reply.kind == "missed":
             raise UnavailableError("the newest version was broadcast before this engine joined")
         self._call = _read_call(reply.body)
@@ -80,7 +86,10 @@ class DistributedChannel:
         call, self._call = self._call, None
         if call is None or call.version != manifest.version:
             raise UnavailableError("this engine was not called to a push")
-        tensors = await in_own_thread(partial(self._receive, call))
+        try:
+            tensors = await in_own_thread(partial(self._receive, call))
+        except torch.OutOfMemoryError as error:
+            raise UnavailableError(f"{self._device} has no room for a second version: {error}") from error
         self.received += manifest.nbytes
         return tensors
 

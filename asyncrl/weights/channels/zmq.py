@@ -40,6 +40,8 @@ class ZmqChannel:
     nonsense or refuses; then `reset` before the next call.
     """
 
+    name = "zmq"
+
     def __init__(self, requests: Requests, *, credits: int = 16, deltas: bool = True) -> None:
         self.endpoint = requests.endpoint
         self._requests = requests
