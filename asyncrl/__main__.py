@@ -20,7 +20,8 @@ def main() -> None:
     elif name == "--version":
         sys.stdout.write(f"asyncrl {asyncrl.__version__}\n")
     elif name not in COMMANDS:
-        sys.stderr.write(f"asyncrl: there is no command {name!r}{did_you_mean(name, COMMANDS)}\n\n{usage()}")
+        hint = did_you_mean(name, COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
+        sys.stderr.write(f"asyncrl: there is no command {name!r}{hint}\n")
         sys.exit(2)
     else:
         sys.argv = [f"asyncrl {name}", *rest]

@@ -41,5 +41,5 @@ def test_help_and_version(arguments: list[str], text: str) -> None:
 
 def test_an_unknown_command_is_refused_with_the_nearest() -> None:
     result = run("trian")
-    assert result.returncode == 2
-    assert result.stderr.startswith("asyncrl: there is no command 'trian'; did you mean train?")
+    message = "asyncrl: there is no command 'trian'; did you mean train?\n"
+    assert (result.returncode, result.stderr) == (2, message)

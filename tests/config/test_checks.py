@@ -119,6 +119,14 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ),
         ({"scoring.shaping.answer_pattern": "("}, "cannot read this regular expression"),
         ({"network.host": "0.0.0.0"}, "asyncrl keys"),
+        ({"actor.chat_api_host": "0.0.0.0"}, "plain HTTP"),
+        ({"actor.agent": "a.b", "actor.max_total_tokens": 9}, "cannot be shorter than one of its sequences"),
+        ({"data.band": [0.9, 0.1]}, "the lowest and the highest"),
+        ({"learner.betas": [0.9]}, "AdamW takes two"),
+        ({"replay.shards": 9}, "use at most 8 shards"),
+        ({"replay.shard": 1}, "numbered from 0 to 0"),
+        ({"replay.source": "nowhere"}, "folder of a finished run"),
+        ({"implicit.train": True}, "use algorithm=prime"),
     ],
 )
 def test_an_impossible_combination_is_refused_with_the_fix(
