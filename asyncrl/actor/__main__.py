@@ -56,7 +56,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         def connect(endpoint: str) -> ReplayClient:
             return stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run)))
 
-        # A shard that is away holds up its own share of the episodes only.
+        # A shard that cannot be reached blocks its own share of the episodes only.
         share = max(1, actor.concurrency // len(endpoints))
         workers = [
             RolloutWorker(runner.run, connect(each), connect(each), share, measured, actor.episode_timeout_s)
@@ -71,7 +71,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
 
 
 async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStack) -> EpisodeRunner:
-    """What runs the episodes: with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools.
+    """Runs episodes with the agent of `actor.agent`, whose server `stack` closes, or else with our own tools.
 
     Raises ConfigError: the chat template, a tool or the agent cannot be used.
     """
@@ -99,7 +99,7 @@ async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStac
         player = AgentPlayer(load_agent(actor.agent), server)
         await server.start()
         stack.push_async_callback(server.close)
-    # An episode that goes on from what was sampled has one branch only.
+    # An episode with one branch only is not limited by max_total_tokens, which may be less.
     total = max(actor.max_tokens, actor.max_total_tokens)
     return EpisodeRunner(
         engine,
@@ -112,7 +112,7 @@ async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStac
 
 
 async def _first_to_end(*works: Awaitable[None]) -> None:
-    """Run all until one ends, with its error if it has one: an actor needs its tickets, its weights and its servers."""
+    """Run all until one ends, and raise its error, if any: an actor needs its tickets, its weights and its servers."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

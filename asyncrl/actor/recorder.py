@@ -29,7 +29,7 @@ from asyncrl.types import NO_VERSION, Finish, Role, Ticket, ToolCall, Trajectory
 
 
 class LimitError(RefusedError):
-    """A limit of the episode leaves no room for a completion. `code` is the name that the chat-completions API has."""
+    """A limit of the episode leaves no room for a completion. `code` is the error code of the chat-completions API."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -49,7 +49,7 @@ class EpisodeLimits:
 
 class Branch:
     """One token sequence of at most `capacity` tokens. `session` names it to the engine; `reserved` is the number of
-    tokens that the completion in flight may have, 0 where none is in flight."""
+    tokens that the completion in flight may have, 0 if none is in flight."""
 
     def __init__(self, session: str, capacity: int) -> None:
         self.session = session

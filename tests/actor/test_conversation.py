@@ -23,7 +23,7 @@ TOKENIZER = make_tokenizer(CHATML)
 CHAT = Chat(TOKENIZER)
 LIMITS = EpisodeLimits(max_turns=6, max_turn_tokens=100, max_tokens=150, max_total_tokens=400)
 
-ACTS = st.lists(st.tuples(st.sampled_from(["ask", "ask", "answer", "cancel"]), st.integers(0, 20)), max_size=30)
+ACTS = st.lists(st.tuples(st.sampled_from(["ask", "rewrite", "answer", "cancel"]), st.integers(0, 20)), max_size=30)
 
 
 class Recorded:
@@ -74,10 +74,13 @@ def test_limits_hold_and_every_answer_stands_once_behind_what_was_asked(acts: li
     answered: list[tuple[list[int], list[int]]] = []
     sessions: list[str] = []
     for number, (act, pick) in enumerate(acts):
-        if act == "ask":
+        if act in ("ask", "rewrite"):
+            history = histories[pick % len(histories)]
+            if act == "rewrite" and history:
+                history = [*history[:-1], answer_message("rewritten")]
             known = {branch.session for branch in recorder.branches}
             try:
-                in_flight.append(recorded.reserve([*histories[pick % len(histories)], user(f"question {pick % 3}")]))
+                in_flight.append(recorded.reserve([*history, user(f"question {pick % 3}")]))
             except BusyError:
                 assert in_flight
             except LimitError:

@@ -15,7 +15,7 @@ from asyncrl.types import Task
 
 Agent = Callable[[Task, str, str], Awaitable[Mapping[str, float] | None]]
 """`async def agent(task, base_url, api_key)`: does the task with the chat-completions API at `base_url`, and may return
-rewards of its environment by name. If it raises, the episode fails, and its ticket is given to another try."""
+rewards of its environment by name. If it raises, the episode fails, and its ticket is tried again."""
 
 
 class AgentError(AsyncrlError):
@@ -38,8 +38,7 @@ class AgentPlayer:
     server: ChatServer
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Raises AgentError, or the fault of the engine that made the agent's request fail, even if the agent hides
-        it."""
+        """Raises AgentError. If the engine failed a request, raises the engine's error, even if the agent hides it."""
         seconds = episode.watch.seconds
         with episode.watch("agent"), self.server.open(episode) as endpoint:
             try:

@@ -1,8 +1,8 @@
 """The chat-completions API for agents: an OpenAI-compatible endpoint for every episode, over any engine.
 
 An endpoint's address contains its ticket's id, and it takes its own key only. A completion is recorded in the episode
-before it is sent. A client that closes its connection before that, as impatient clients do to try again, cancels its
-request, which leaves nothing behind.
+before it is sent. If the client closes its connection before that, as clients do after a timeout, the request is
+cancelled and nothing of it is recorded.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ChatCounts:
 
 @dataclass(eq=False)
 class EpisodeEndpoint:
-    """The address and the key of one episode. `fault` is an error of the engine, or of ours, that failed a request: the
-    agent is not to blame for what follows."""
+    """The address and the key of one episode. `fault` is an error of the engine, or of our own code, that failed a
+    request; whatever the agent does then is not its fault."""
 
     episode: Episode
     base_url: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 
 from asyncrl.actor.tools.base import Tool
+from asyncrl.config.imports import imported
 from asyncrl.errors import ConfigError
 
 BUILT_IN: Mapping[str, str] = {
@@ -16,29 +16,26 @@ BUILT_IN: Mapping[str, str] = {
 
 
 def tool_classes(names: Sequence[str]) -> dict[str, type[Tool]]:
-    """The classes that `actor.tools` names, by the name that the policy calls them. Raises ConfigError."""
+    """The classes that `actor.tools` names, by the names that the policy uses. Raises ConfigError."""
     classes: dict[str, type[Tool]] = {}
     for name in names:
         cls = _load(name)
-        called = str(cls.schema["name"])
-        if called in classes:
-            raise ConfigError(f"actor.tools: {name!r} and another tool are both called {called!r}; keep one of them")
+        shown = str(cls.schema["name"])
+        if shown in classes:
+            raise ConfigError(f"actor.tools: {name!r} and another tool are both called {shown!r}; keep one of them")
         cls.prepare()
-        classes[called] = cls
+        classes[shown] = cls
     return classes
 
 
 def _load(name: str) -> type[Tool]:
-    module, dot, attribute = BUILT_IN.get(name, name).rpartition(".")
-    known = f"use one of {', '.join(BUILT_IN)}, or the dotted path of a class, such as my_tools.Weather"
-    if not dot:
-        raise ConfigError(f"actor.tools: there is no tool {name!r}; {known}")
-    try:
-        cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"actor.tools: cannot load {name!r} ({error}); {known}") from error
+    path = BUILT_IN.get(name, name)
+    if "." not in path:
+        known = ", ".join(BUILT_IN)
+        raise ConfigError(f"actor.tools: there is no tool {name!r}; use one of {known}, or the dotted path of a class")
+    cls = imported(path, f"actor.tools: {name!r}", "the dotted path of a class, such as my_tools.Weather")
     if not (isinstance(cls, type) and issubclass(cls, Tool)):
-        raise ConfigError(f"actor.tools: {name!r} is no subclass of asyncrl.actor.tools.base.Tool")
+        raise ConfigError(f"actor.tools: {name!r} must be a subclass of asyncrl.actor.tools.base.Tool")
     if not isinstance(getattr(cls, "schema", None), Mapping) or "name" not in cls.schema:
         raise ConfigError(f"actor.tools: {name!r} needs a `schema` with name, description and parameters")
     return cls

@@ -11,8 +11,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.agent import Agent, AgentError, AgentPlayer, load_agent
@@ -94,7 +92,7 @@ def play_with(
 
 
 def assert_follows_its_requests(trajectory: Trajectory, engine: ScriptedEngine) -> None:
-    """What stands before an answer in its branch is what the engine was given, and every session was released."""
+    """The tokens before an answer in its branch are the engine's prompt, and every session was released."""
     given = {tuple(sampled.tokens): prompt for prompt, sampled in engine.answered}
     for start, end in trajectory.branches:
         for turn in trajectory.turns:
@@ -109,7 +107,7 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def said(answer: tuple[int, Any]) -> dict[str, Any]:
+def message_of(answer: tuple[int, Any]) -> dict[str, Any]:
     status, body = answer
     assert status == 200, body
     return dict(body["choices"][0]["message"])
@@ -126,14 +124,14 @@ def assert_as_sampled(trajectory: Trajectory, generations: list[Generation]) -> 
 def test_a_conversation_that_only_grows_is_one_trajectory_of_the_templates_own_tokens():
     async def play(post: Post) -> dict[str, float]:
         messages: list[Any] = [user("5*3?")]
-        first = said(await post(messages, tools=[TOOL]))
+        first = message_of(await post(messages, tools=[TOOL]))
         [made] = first["tool_calls"]
         assert json.loads(made["function"]["arguments"]) == {"text": "15"}
         messages += [first, {"role": "tool", "tool_call_id": made["id"], "content": "15"}]
-        second = said(await post(messages, tools=[TOOL]))
+        second = message_of(await post(messages, tools=[TOOL]))
         assert second["content"] == "fifteen"
         messages += [{**second, "refusal": None}, {"role": "user", "content": [{"type": "text", "text": "sure?"}]}]
-        assert said(await post(messages, tools=[TOOL]))["content"] == "yes"
+        assert message_of(await post(messages, tools=[TOOL]))["content"] == "yes"
         return {"polite": 1}
 
     trajectory, engine, counts = run(["hm " + call("15"), "fifteen", "yes"], play)
@@ -161,48 +159,13 @@ def test_a_conversation_that_only_grows_is_one_trajectory_of_the_templates_own_t
     assert len({request[3] for request in engine.requests}) == 1
 
 
-MOVES = st.lists(st.tuples(st.sampled_from(["grow", "repeat", "rewrite", "restart"]), st.integers(0, 9)), max_size=7)
-
-
-@settings(max_examples=25)
-@given(MOVES)
-def test_each_sampled_token_is_trained_once_whatever_an_agent_does_to_its_history(moves):
-    script = [f"answer {number}" for number in range(len(moves) + 1)]
-    histories: list[list[Any]] = []
-
+def test_an_agent_that_summarises_its_history_trains_all_of_it_and_its_last_completion_is_last():
     async def play(post: Post) -> None:
-        messages = [user("hello")]
-        for move, pick in [("restart", 0), *moves]:
-            if move == "restart":
-                messages = [user(f"hello {pick % 2}")]
-            elif move == "repeat":
-                messages = histories[pick % len(histories)][:-1]
-            elif move == "rewrite":
-                messages = [
-                    *histories[pick % len(histories)][:-1],
-                    {"role": "assistant", "content": "mine"},
-                    user("so?"),
-                ]
-            else:
-                messages = [*histories[pick % len(histories)], user("go on")]
-            histories.append([*messages, said(await post(messages))])
-
-    trajectory, engine, counts = run(script, play)
-    assert len(trajectory.branches) == counts.branches
-    spans = [(turn.start, turn.end) for turn in trajectory.turns if turn.role is Role.ASSISTANT]
-    trained = sorted(tuple(trajectory.tokens[start:end]) for start, end in spans)
-    assert trained == sorted(tuple(each.tokens) for each in engine.sampled)
-    assert trajectory.sampled_tokens == sum(map(len, trained))
-    assert CHAT.text(trajectory.tokens).endswith(f"answer {len(moves)}{END}")
-
-
-def test_an_agent_that_sums_its_history_up_trains_all_of_it_and_what_it_called_last_is_last():
-    async def play(post: Post) -> None:
-        asked = [user("dig"), said(await post([user("dig")], tools=[TOOL]))]
+        asked = [user("dig"), message_of(await post([user("dig")], tools=[TOOL]))]
         result = {"role": "tool", "tool_call_id": asked[1]["tool_calls"][0]["id"], "content": "gold"}
-        summary = said(await post([user("sum up: gold was found")]))["content"]
-        assert said(await post([user(summary), user("go on")]))["content"] == "sold it"
-        assert said(await post([*asked, result], tools=[TOOL]))["content"] == "done"
+        summary = message_of(await post([user("sum up: gold was found")]))["content"]
+        assert message_of(await post([user(summary), user("go on")]))["content"] == "sold it"
+        assert message_of(await post([*asked, result], tools=[TOOL]))["content"] == "done"
 
     trajectory, engine, counts = run([call("gold"), "there is gold", "sold it", "done"], play)
     one, two, three, four = engine.sampled
@@ -234,37 +197,37 @@ def test_limits_hold_however_many_requests_come_at_once(limits: dict[str, int], 
 
 
 def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
-    begun, hung_up = asyncio.Event(), asyncio.Event()
+    begun, gave_up = asyncio.Event(), asyncio.Event()
 
     class Slow(ScriptedEngine):
         async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
-            if len(self.requests) in (1, 3) and not hung_up.is_set():
+            if len(self.requests) in (1, 3) and not gave_up.is_set():
                 self.requests.append((tokens, sampling, stop, session))
                 begun.set()
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    hung_up.set()
+                    gave_up.set()
             return await super().generate(tokens, sampling, stop, session)
 
     engine = Slow(TOKENIZER, ["a", "never", "b", "never", "c"])
 
     async def impatient(post: Post, messages: list[Any]) -> None:
         begun.clear()
-        hung_up.clear()
+        gave_up.clear()
         asking = asyncio.ensure_future(post(messages))
         await asyncio.wait_for(begun.wait(), GENEROUS_S)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.wait_for(hung_up.wait(), GENEROUS_S)
+        await asyncio.wait_for(gave_up.wait(), GENEROUS_S)
 
     async def play(post: Post) -> None:
         messages = [user("one")]
-        messages += [said(await post(messages)), user("two")]
+        messages += [message_of(await post(messages)), user("two")]
         await impatient(post, messages)
-        messages += [said(await post(messages)), user("three")]
+        messages += [message_of(await post(messages)), user("three")]
         await impatient(post, [user("other")])
-        said(await post(messages))
+        message_of(await post(messages))
 
     trajectory, counts = play_with(engine, agent_of(play))
     assert_as_sampled(trajectory, engine.sampled)
@@ -272,7 +235,7 @@ def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
     assert (counts.answered, counts.abandoned) == (3, 2)
 
 
-def test_requests_under_way_at_the_end_of_an_episode_are_no_part_of_it_and_no_fault(caplog: Any):
+def test_requests_in_flight_at_the_end_of_an_episode_are_not_recorded_and_no_fault(caplog: Any):
     class Hanging(ScriptedEngine):
         async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
             if not self.requests:
@@ -299,7 +262,7 @@ def test_requests_under_way_at_the_end_of_an_episode_are_no_part_of_it_and_no_fa
 
         headers = {"Authorization": f"Bearer {api_key}"}
         async with aiohttp.ClientSession(headers=headers) as session:
-            first = said(await post(session, [user("one")]))
+            first = message_of(await post(session, [user("one")]))
         requests = ([user("two")], [user("one"), first, user("go on")])
         left.extend(asyncio.create_task(stay(messages)) for messages in requests)
         while len(engine.requests) < 3:
@@ -313,23 +276,11 @@ def test_requests_under_way_at_the_end_of_an_episode_are_no_part_of_it_and_no_fa
     assert "fails" not in caplog.text
 
 
-def test_answers_asked_for_at_the_same_time_get_branches_and_sessions_of_their_own():
-    async def play(post: Post) -> None:
-        answers = await asyncio.gather(*(post([user("one"), user("two")]) for _ in range(3)))
-        assert {said(answer)["content"] for answer in answers} == {"a", "bb", "ccc"}
-
-    trajectory, engine, counts = run(["a", "bb", "ccc"], play)
-    assert counts.branches == 3
-    assert len({request[3] for request in engine.requests}) == 3
-    assert set(engine.released) == {"t/1"} | {request[3] for request in engine.requests}
-    assert trajectory.sampled_tokens == sum(len(each.tokens) for each in engine.sampled)
-
-
-def test_behind_a_cut_answer_the_same_branch_goes_on_with_an_end_of_the_turn_that_nobody_sampled():
+def test_a_branch_continues_behind_a_cut_answer_with_an_end_of_the_turn_that_is_not_trained():
     async def play(post: Post) -> None:
         status, body = await post([user("one")])
         assert body["choices"][0]["finish_reason"] == "length"
-        said(await post([user("one"), said((status, body)), user("go on")]))
+        message_of(await post([user("one"), message_of((status, body)), user("go on")]))
 
     trajectory, engine, counts = run([Cut("never end"), "done"], play)
     assert counts.branches == 1
@@ -347,8 +298,8 @@ def test_behind_a_cut_answer_the_same_branch_goes_on_with_an_end_of_the_turn_tha
 
 def test_a_cut_answer_that_the_agent_changes_begins_a_new_branch():
     async def play(post: Post) -> None:
-        first = said(await post([user("one")]))
-        said(await post([user("one"), {**first, "content": first["content"] + "."}, user("go on")]))
+        first = message_of(await post([user("one")]))
+        message_of(await post([user("one"), {**first, "content": first["content"] + "."}, user("go on")]))
 
     trajectory, _, counts = run([Cut("never end"), "done"], play)
     assert counts.branches == 2
@@ -357,9 +308,9 @@ def test_a_cut_answer_that_the_agent_changes_begins_a_new_branch():
 
 def test_two_requests_behind_one_cut_answer_both_see_its_end():
     async def play(post: Post) -> None:
-        first = said(await post([user("one")]))
+        first = message_of(await post([user("one")]))
         for text in ("go on", "stop it"):
-            said(await post([user("one"), first, user(text)]))
+            message_of(await post([user("one"), first, user(text)]))
 
     trajectory, engine, counts = run([Cut("never end"), "a", "b"], play)
     assert counts.branches == 2
@@ -369,8 +320,8 @@ def test_two_requests_behind_one_cut_answer_both_see_its_end():
 
 def test_a_cut_answer_that_the_template_changes_begins_a_new_branch():
     async def play(post: Post) -> None:
-        first = said(await post([user("one")]))
-        said(await post([user("one"), first, user("go on")]))
+        first = message_of(await post([user("one")]))
+        message_of(await post([user("one"), first, user("go on")]))
 
     trimming = make_tokenizer(CHATML.replace("content = message.content", "content = message.content | trim"))
     for text, branches in (("never end", 1), ("never end ", 2)):
@@ -381,8 +332,8 @@ def test_a_cut_answer_that_the_template_changes_begins_a_new_branch():
 @pytest.mark.parametrize(("as_rendered", "branches"), [(False, 1), (True, 2)])
 def test_history_is_what_was_sampled_or_what_the_template_renders(as_rendered: bool, branches: int):
     async def play(post: Post) -> None:
-        first = said(await post([user("one")]))
-        said(await post([user("one"), first, user("go on")]))
+        first = message_of(await post([user("one")]))
+        message_of(await post([user("one"), first, user("go on")]))
 
     tokenizer = make_tokenizer(QWEN3)
     script = ["<think>\nwell\n</think>\n\none", "<think>\n\n</think>\n\ntwo"]
@@ -401,7 +352,7 @@ def test_what_the_template_refuses_is_a_400_with_its_reason_and_the_episode_goes
         status, body = await post([{"role": "system", "content": "be brief"}, user("one")])
         assert (status, body["error"]["code"]) == (400, "invalid_request_error")
         assert "There is no system role" in body["error"]["message"]
-        said(await post([user("be brief: one")]))
+        message_of(await post([user("be brief: one")]))
 
     trajectory, _, counts = run(["done"], play, tokenizer=family("gemma2"), end="<end_of_turn>")
     assert trajectory.finish is Finish.COMPLETED
@@ -410,7 +361,7 @@ def test_what_the_template_refuses_is_a_400_with_its_reason_and_the_episode_goes
 
 def test_two_calls_of_an_agent_in_one_turn_are_a_400_where_the_template_shows_one():
     async def play(post: Post) -> None:
-        answer = said(await post([user("one")], tools=[TOOL]))
+        answer = message_of(await post([user("one")], tools=[TOOL]))
         assert "tool_calls" not in answer
         assert answer["content"].count("<tool_call>") == 2
         made = [{"id": name, "function": {"name": "echo", "arguments": '{"text": "1"}'}} for name in "ab"]
@@ -451,12 +402,12 @@ def test_a_client_that_streams_gets_the_same_in_one_piece():
         ({"tools": [{"function": {"name": "x", "parameters": {"properties": {"y": 3}}}}]}, "a tool must be"),
     ],
 )
-def test_what_cannot_be_recorded_or_would_bend_the_policy_is_refused_with_the_reason(body, reason):
+def test_a_request_that_would_change_the_policy_or_cannot_be_recorded_is_refused_with_the_reason(body, reason):
     async def play(post: Post) -> None:
         status, answer = await post(**{"messages": [user("one")], **body})
         assert status == 400
         assert reason in answer["error"]["message"]
-        said(await post([user("two")], max_tokens=3))
+        message_of(await post([user("two")], max_tokens=3))
 
     _, engine, counts = run(["abcdefgh", "abcdefgh"], play)
     assert counts.refused == 1
@@ -465,7 +416,7 @@ def test_what_cannot_be_recorded_or_would_bend_the_policy_is_refused_with_the_re
 
 def test_text_of_an_agent_that_has_no_encoding_is_recorded_with_a_question_mark():
     async def play(post: Post) -> None:
-        said(await post([user("half of a pair: \ud800")]))
+        message_of(await post([user("half of a pair: \ud800")]))
 
     trajectory, _, counts = run(["a"], play)
     assert "half of a pair: ?" in TOKENIZER.decode(trajectory.tokens)
@@ -474,10 +425,10 @@ def test_text_of_an_agent_that_has_no_encoding_is_recorded_with_a_question_mark(
 
 def test_a_request_without_room_or_turns_left_is_refused_with_its_code_and_the_episode_is_truncated():
     async def play(post: Post) -> None:
-        first = said(await post([user("one")]))
+        first = message_of(await post([user("one")]))
         status, answer = await post([user("one"), first, user("word " * 200)])
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        second = said(await post([user("one"), first, user("two")]))
+        second = message_of(await post([user("one"), first, user("two")]))
         status, answer = await post([user("one"), first, user("two"), second, user("three")])
         assert (status, answer["error"]["code"]) == (400, "turn_limit")
 
@@ -488,7 +439,7 @@ def test_a_request_without_room_or_turns_left_is_refused_with_its_code_and_the_e
 
 def test_only_the_episodes_own_key_opens_its_address():
     async def play(post: Post) -> None:
-        said(await post([user("one")]))
+        message_of(await post([user("one")]))
 
     async def nosy(task: Task, base_url: str, api_key: str) -> None:
         for url, key in ((base_url, "guess"), (base_url.replace("t%2F1", "t2"), api_key)):
@@ -506,14 +457,14 @@ def test_only_the_episodes_own_key_opens_its_address():
 
 def test_an_agent_that_raises_or_requests_nothing_and_an_engine_that_fails_make_no_trajectory():
     async def raises(post: Post) -> None:
-        said(await post([user("one")]))
+        message_of(await post([user("one")]))
         raise ValueError("I am lost")
 
     async def silent(post: Post) -> None:
         pass
 
     async def swallows(post: Post) -> None:
-        said(await post([user("one")]))
+        message_of(await post([user("one")]))
         status, _ = await post([user("two")])
         assert status == 503
 

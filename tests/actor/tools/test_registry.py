@@ -31,9 +31,9 @@ def test_tools_are_keyed_by_the_name_that_the_policy_calls():
     ("names", "reason"),
     [
         (["abacus"], "there is no tool 'abacus'; use one of calculator, python"),
-        (["no_such_module.Tool"], "cannot load"),
-        (["asyncrl.actor.tools.base.Missing"], "cannot load"),
-        (["asyncrl.types.Task"], "no subclass"),
+        (["no_such_module.Tool"], "cannot be imported"),
+        (["asyncrl.actor.tools.base.Missing"], "cannot be imported"),
+        (["asyncrl.types.Task"], "must be a subclass"),
         ([f"{__name__}.NoSchema"], "needs a `schema`"),
         (["calculator", "slow_calculator"], "both called 'calculator'"),
     ],
