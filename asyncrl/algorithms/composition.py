@@ -103,9 +103,8 @@ class Composition:
         early += [self.loss.name] if self.loss.selects else []
         early += [self.kl.name] if self.has_kl and (self.kl.place == "reward" or self.kl.target) else []
         if self.proximal == "interpolate" and early:
-            return [
-                f"{setting}: it is known only in the forward pass, {', '.join(early)} needs it before: use recompute"
-            ]
+            needed = f"is known only in the forward pass, and {', '.join(early)} needs it before: use recompute"
+            return [f"{setting} {needed}"]
         return []
 
     def _sequence_conflicts(self, greedy: bool) -> list[str]:
