@@ -105,19 +105,12 @@ class TaskFile(Sequence[Task]):
             except ValueError:
                 self._read_all()
         elif pa.types.is_struct(kind):
-            schema = kind.field("function").type if "function" in _fields(kind) else kind
-            types = {name: schema.field(name).type for name in _fields(schema)}
-            parameters = types.get("parameters", pa.null())
-            if not _is_text(types.get("name", pa.string())) or not (
-                pa.types.is_struct(parameters) or pa.types.is_null(parameters)
-            ):
-                self._read_all()
-            names = tools
-            for name in ("function", "name") if "function" in _fields(kind) else ("name",):
-                names = pc.struct_field(names, name) if name in _fields(names.type) else None
-                if names is None:
-                    raise DataError(f"{self._path}: column tools has schemas without a name; see docs/quick_start.md")
-            if tools.null_count or names.null_count:
+            if "function" in _fields(kind):
+                tools, kind = pc.struct_field(tools, "function"), kind.field("function").type
+            types = {name: kind.field(name).type for name in _fields(kind)}
+            name, parameters = types.get("name", pa.null()), types.get("parameters", pa.null())
+            typed = _is_text(name) and (pa.types.is_struct(parameters) or pa.types.is_null(parameters))
+            if not typed or tools.null_count or pc.struct_field(tools, "name").null_count:
                 self._read_all()
         elif not pa.types.is_null(kind):
             raise DataError(f"{self._path}: column tools is neither schemas nor JSON text, but {tools.type}")

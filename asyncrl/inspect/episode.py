@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import structs
 from rich.console import Group, RenderableType
@@ -21,58 +22,42 @@ from asyncrl.inspect.run import Decode
 from asyncrl.inspect.table import printable
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.types import Labels, Trajectory, runs_of
+from asyncrl.types import Labels, Trajectory, Turn, runs_of
 
 SAMPLED, GIVEN = "green", "dim"
 GOOD, BAD = 0.66, 0.33
 
 
+ARRAYS = ("tokens", "logprobs", "version_runs")
+
+
 def describe(name: str, record: StoredTrajectory, decode: Decode) -> dict[str, Any]:
-    """The episode as plain values: facts, labels, and turns with their text, tokens, versions and steps."""
-    trajectory, labels = record.trajectory, record.labels
-    return {
+    """The episode as plain values: its record, labels, and turns with their text, tokens, versions and steps."""
+    trajectory, scores = record.trajectory, step_scores(record.labels)
+    values: dict[str, Any] = {
         "id": name,
-        "facts": None if record.facts is None else structs.asdict(record.facts),
-        "letter": None if record.dead_letter is None else structs.asdict(record.dead_letter),
-        "labels": None if labels is None else _plain_labels(labels),
-        "trajectory": None if trajectory is None else _plain_trajectory(trajectory, labels, decode),
+        "facts": record.facts and structs.asdict(record.facts),
+        "letter": record.dead_letter and structs.asdict(record.dead_letter),
+        "labels": record.labels,
+        "trajectory": trajectory
+        and {
+            **{field: value for field, value in structs.asdict(trajectory).items() if field not in ARRAYS},
+            "turns": [_describe_turn(trajectory, turn, decode) for turn in trajectory.turns],
+            "steps": [{**step._asdict(), "score": scores.get(step.end)} for step in trajectory.steps],
+        },
     }
+    plain: dict[str, Any] = msgspec.to_builtins(values, enc_hook=np.ndarray.tolist)
+    return plain
 
 
-def _plain_labels(labels: Labels) -> dict[str, Any]:
+def _describe_turn(trajectory: Trajectory, turn: Turn, decode: Decode) -> dict[str, Any]:
+    tokens = trajectory.tokens[turn.start : turn.end].tolist()
     return {
-        "reward": labels.reward,
-        "outcome": labels.outcome,
-        "scorer": labels.scorer,
-        "extra": dict(labels.extra),
-        "step_scores": labels.step_scores.tolist(),
-        "step_ends": labels.step_ends.tolist(),
-    }
-
-
-def _plain_trajectory(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> dict[str, Any]:
-    scores = step_scores(labels)
-    return {
-        "task_id": trajectory.task_id,
-        "group_id": trajectory.group_id,
-        "member": trajectory.member,
-        "finish": trajectory.finish.value,
-        "rewards": dict(trajectory.rewards),
-        "timings": dict(trajectory.timings),
-        "turns": [
-            {
-                "role": turn.role.value,
-                "start": turn.start,
-                "end": turn.end,
-                "finish_reason": turn.finish_reason,
-                "tool_calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.tool_calls],
-                "versions": versions(trajectory, turn.start, turn.end),
-                "tokens": trajectory.tokens[turn.start : turn.end].tolist(),
-                "text": decode(trajectory.tokens[turn.start : turn.end].tolist()),
-            }
-            for turn in trajectory.turns
-        ],
-        "steps": [{"start": each.start, "end": each.end, "score": scores.get(each.end)} for each in trajectory.steps],
+        **turn._asdict(),
+        "tool_calls": [call._asdict() for call in turn.tool_calls],
+        "versions": versions(trajectory, turn.start, turn.end),
+        "tokens": tokens,
+        "text": decode(tokens),
     }
 
 

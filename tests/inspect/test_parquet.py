@@ -217,33 +217,3 @@ def test_the_learner_trains_from_an_imported_store(run: Path, tmp_path: Path) ->
 def test_every_column_is_documented() -> None:
     page = (ROOT / "docs" / "replay.md").read_text()
     assert [name for name in TRAJECTORIES.names if f"`{name}`" not in page] == []
-
-
-def test_pandas_reads_it(run: Path, tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    export(run, tmp_path / "out")
-    frame = pandas.read_parquet(tmp_path / "out" / TRAJECTORIES_FILE)
-    assert frame.groupby("group_id").reward.count().tolist() == [2] * 5
-    assert frame.tokens[0].tolist() == list(range(12))
-    assert frame.turns[0][1]["tool_calls"][0]["name"] == "calculator"
-    assert dict(frame.extra[0]) == {"process": 0.5}
-
-
-def test_polars_reads_it(run: Path, tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars")
-    export(run, tmp_path / "out")
-    frame = polars.read_parquet(tmp_path / "out" / TRAJECTORIES_FILE)
-    assert frame["loss_mask"].list.sum().to_list() == [7] * 10
-    assert frame["turns"][0][1]["tool_calls"][0]["name"] == "calculator"
-    assert "calculator" in str(frame["rewards"][0])
-
-
-def test_duckdb_reads_it_and_joins_plans(run: Path, tmp_path: Path) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    export(run, tmp_path / "out")
-    rows = duckdb.sql(
-        f"""select step, count(*), max(version - oldest), max(rewards['calculator'])
-        from (select step, version, unnest(ids) as id from '{tmp_path}/out/plans.parquet')
-        join '{tmp_path}/out/trajectories.parquet' using (id) group by step order by step"""
-    ).fetchall()
-    assert rows == [(0, 4, 0, 0.5), (1, 4, 1, 0.5)]
