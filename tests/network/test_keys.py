@@ -13,6 +13,7 @@ from asyncrl.config.schema import NetworkConfig
 from asyncrl.errors import ConfigError
 from asyncrl.network.keys import add_client, allowed_keys, client_keys, make_keys, server_keys
 from tests.helpers import GENEROUS_S
+from tests.network.support import client_of, server_of
 
 
 @pytest.fixture
@@ -25,30 +26,24 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_secrets_are_readable_by_their_owner_only(folder: Path) -> None:
+def test_a_clients_folder_has_its_secret_and_the_servers_public_key_for_its_owner_only(folder: Path) -> None:
     theirs = add_client(folder, "gpu7")
+    assert sorted(path.name for path in theirs.iterdir()) == ["client.secret", "server.public"]
     for secret in (folder / "server.secret", folder / "client.secret", theirs / "client.secret"):
         assert mode(secret) == 0o600
     assert mode(folder) == mode(theirs) == 0o700
-
-
-def test_the_clients_of_a_server_trust_it_and_it_lets_them_in(folder: Path) -> None:
-    theirs = add_client(folder, "gpu7")
-    server = server_keys(NetworkConfig(keys=str(folder)))
-    assert server is not None
-    for place in (folder, theirs):
-        client = client_keys(NetworkConfig(keys=str(place)))
-        assert client is not None
-        assert client.server == zmq.curve_public(server.secret)
-        assert zmq.curve_public(client.secret) in allowed_keys(server.allowed)
-    assert len(allowed_keys(server.allowed)) == 2
-
-
-def test_a_machine_with_client_keys_only_cannot_be_a_server(folder: Path) -> None:
-    theirs = add_client(folder, "gpu7")
-    assert sorted(path.name for path in theirs.iterdir()) == ["client.secret", "server.public"]
     with pytest.raises(ConfigError, match="asyncrl keys --out"):
         server_keys(NetworkConfig(keys=str(theirs)))
+
+
+def test_the_clients_of_a_server_trust_it_and_it_accepts_them(folder: Path) -> None:
+    server = server_of(folder)
+    for client in map(client_of, (folder, add_client(folder, "gpu7"))):
+        assert client.server == zmq.curve_public(server.secret)
+        assert zmq.curve_public(client.secret) in allowed_keys(server.allowed)
+        assert client.secret.decode() not in repr(client)
+    assert server.secret.decode() not in repr(server)
+    assert len(allowed_keys(server.allowed)) == 2
 
 
 def test_without_a_folder_there_are_no_keys() -> None:
@@ -69,6 +64,8 @@ def test_keys_are_never_overwritten(folder: Path) -> None:
     add_client(folder, "gpu7")
     with pytest.raises(ConfigError, match="never overwritten"):
         add_client(folder, "gpu7")
+    with pytest.raises(ConfigError, match="makes keys"):
+        add_client(folder / "clients", "gpu8")
     assert (folder / "server.secret").read_bytes() == before
     assert len(allowed_keys(folder / "allowed")) == 2
 
@@ -79,11 +76,6 @@ def test_a_client_needs_a_name_that_is_a_file_name(folder: Path, name: str) -> N
         add_client(folder, name)
 
 
-def test_a_client_needs_a_server(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="makes keys"):
-        add_client(tmp_path, "gpu7")
-
-
 @pytest.mark.parametrize("text", ["", "short", "x" * 39, "x" * 41, "~" * 40, "#" * 40, "\u00e9" * 40])
 def test_what_is_no_key_is_refused_naming_the_file(folder: Path, text: str) -> None:
     (folder / "server.public").write_text(text)
@@ -91,28 +83,16 @@ def test_what_is_no_key_is_refused_naming_the_file(folder: Path, text: str) -> N
         client_keys(NetworkConfig(keys=str(folder)))
 
 
-def test_remarks_and_empty_lines_in_the_list_are_passed_over_and_nonsense_is_not(folder: Path) -> None:
+def test_the_list_may_be_edited_by_hand_and_nonsense_in_it_is_refused(folder: Path) -> None:
     path = folder / "allowed"
     (known,) = allowed_keys(path)
-    path.write_text(f"# a remark\n\n{known.decode()} local\n   \n")
+    path.write_text(f"# a remark\n\n{known.decode()} local")
     assert allowed_keys(path) == {known}
+    add_client(folder, "on a line of its own".replace(" ", "-"))
+    assert len(allowed_keys(path)) == 2
     path.write_text(f"{known.decode()[:-1]} local\n")
     with pytest.raises(ConfigError, match="allowed"):
         allowed_keys(path)
-
-
-def test_a_list_that_a_person_has_edited_takes_a_new_client_on_a_line_of_its_own(folder: Path) -> None:
-    path = folder / "allowed"
-    path.write_text(path.read_text().rstrip())
-    add_client(folder, "gpu7")
-    assert len(allowed_keys(path)) == 2
-
-
-def test_keys_show_no_secret(folder: Path) -> None:
-    network = NetworkConfig(keys=str(folder))
-    for keys in (server_keys(network), client_keys(network)):
-        assert keys is not None
-        assert keys.secret.decode() not in repr(keys)
 
 
 def test_the_command_makes_keys_and_says_what_goes_where(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ import zmq
 
 from asyncrl.errors import UnavailableError
 from asyncrl.network.keys import add_client
-from asyncrl.network.sockets import Listener, connect, listen, require_keys
+from asyncrl.network.sockets import PEER_MESSAGES, Listener, connect, listen, require_keys
 from tests.helpers import GENEROUS_S, until
 from tests.network.support import client_of, made, peer, server_of, strangers
 
 ANYWHERE = "tcp://127.0.0.1:*"
+REPLY_BYTES = 100_000
+KERNEL_BYTES = 16 << 20
+"""More than the buffers of a connection hold."""
 
 
 @pytest.fixture
@@ -159,3 +162,17 @@ def test_a_client_waits_for_a_server_that_comes_later(keys: Path, context: zmq.C
         listener = listen(context, f"tcp://127.0.0.1:{port}", server_of(keys), 1 << 20)
         assert received(listener) == b"hello"
         listener.close()
+
+
+def test_a_reader_that_does_not_read_takes_a_bounded_amount_of_memory(context: zmq.Context[Any]) -> None:
+    listener = listen(context, ANYWHERE, None, 1 << 20)
+    with context.socket(zmq.DEALER) as sleeper:
+        sleeper.linger, sleeper.rcvhwm = 0, 1
+        sleeper.connect(listener.endpoint)
+        sleeper.send(b"hello")
+        client, _ = listener.socket.recv_multipart()
+        most = PEER_MESSAGES + KERNEL_BYTES // REPLY_BYTES
+        with pytest.raises(zmq.Again):  # noqa: PT012 - any of them
+            for _ in range(most + 1):
+                listener.socket.send_multipart([client, bytes(REPLY_BYTES)], zmq.NOBLOCK, copy=False)
+    listener.close()
