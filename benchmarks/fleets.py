@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.actor.engine.fleet.discovery import listed
-from asyncrl.actor.engine.fleet.endpoint import Endpoint
-from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
+from asyncrl.actor.engine.fleet.endpoint import Endpoint, FleetSettings
+from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.switch import Switcher, salted

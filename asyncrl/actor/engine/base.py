@@ -67,7 +67,6 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """The policy version that the engine serves now; -1 before the first weights."""
-        ...
 
     async def generate(
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
@@ -76,18 +75,15 @@ class Engine(Protocol):
 
         Raises EngineError: the tokens do not fit, or an id lies outside the vocabulary.
         """
-        ...
 
     def release(self, session: str) -> None:
         """End the session: its cache may go, and a generation still running in it returns with reason abort."""
-        ...
 
     async def update_weights(self, version: int, weights: Weights) -> None:
         """Switch to `version` between two decoding steps, all or nothing, while requests go on.
 
         Raises WeightsError (and changes nothing): names or shapes differ from the model's, or `version` is not newer.
         """
-        ...
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """Return once `version` or a newer one is served.
@@ -95,7 +91,6 @@ class Engine(Protocol):
         Until `pin` is released, the session `pin` and those named `pin`/NAME get exactly this version where the engine
         can do so: a fleet of several servers can.
         """
-        ...
 
     def stats(self) -> EngineStats: ...
 

@@ -31,11 +31,11 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock
 from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
-from asyncrl.actor.engine.parameters import Parameters
 from asyncrl.actor.engine.sampling import request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import EngineError, WeightsError
+from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.folders import Weights, tensors_of
 from asyncrl.weights.threads import in_own_thread
@@ -65,7 +65,7 @@ class EmbeddedEngine:
     ) -> None:
         self._model = model.eval().requires_grad_(False)
         self._device: torch.device = model.device
-        self._parameters = Parameters(model)
+        self._parameters = _Parameters(model)
         self._max_length = config.max_length
         self._seed = seed
         self._version = initial_version
@@ -271,3 +271,43 @@ class EmbeddedEngine:
         noise = uniforms([slot.request.key for slot in slots], [len(slot.tokens) for slot in slots])
         tokens, logprobs = sample(logits, temperature, torch.from_numpy(noise).to(self._device))
         return tokens.tolist(), logprobs.tolist()
+
+
+class _Parameters:
+    """Replaces all weights of a model or none: all steps that may fail or take long come before the first change.
+
+    They are the parameters and persistent buffers of a Hugging Face `model`, given in the format of `WeightFormat`.
+
+    Raises ConfigError: transformers cannot convert them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._tensors = model_tensors(model)
+        self._format = WeightFormat(model)
+        self._format.check_restores()
+        self.shapes = self._format.shapes
+
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Published `tensors` in the model's own format, on its device and in its dtypes.
+
+        Tensors that need no conversion are not copied.
+
+        Raises WeightsError: one is missing, unknown, of another shape, or floating-point where the model's is not.
+        """
+        if wrong := sorted(self.shapes.keys() ^ tensors.keys()):
+            raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send each once")
+        for name, shape in self.shapes.items():
+            if tuple(tensors[name].shape) != shape:
+                raise WeightsError(
+                    f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; the model has {shape}"
+                )
+        own = self._format.restore(tensors)
+        for name, tensor in self._tensors.items():
+            if own[name].is_floating_point() != tensor.is_floating_point():
+                raise WeightsError(f"{name} came as {own[name].dtype}; the model has {tensor.dtype}")
+        return {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
+
+    def load(self, staged: Mapping[str, torch.Tensor]) -> None:
+        """Replace the model's own tensors by `staged`, without a copy."""
+        for name, tensor in staged.items():
+            self._tensors[name].data = tensor

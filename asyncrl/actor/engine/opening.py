@@ -12,7 +12,8 @@ from transformers import AutoConfig
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_file, listed
-from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
+from asyncrl.actor.engine.fleet.endpoint import FleetSettings
+from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import InferenceServer
 from asyncrl.actor.engine.fleet.switch import Switcher, salted

@@ -18,6 +18,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
 
@@ -64,12 +65,30 @@ class Condition:
         return predicate()
 
 
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """How the fleet deals with its servers.
+
+    `attempts` server faults in a row without a new token fail a turn, as do `wait_s` without a server. The fleet looks
+    for servers, and checks each, every `check_s`. A lost one is joined again after `retry_s`; the pause doubles with
+    every update that fails. `salted` keeps the prefixes of versions apart in the servers' caches. A request asks for
+    `segment_tokens` at most, or for its whole turn where that is 0. `Fleet.close` takes `close_s` at most.
+    """
+
+    attempts: int = 4
+    wait_s: float = 600.0
+    check_s: float = 5.0
+    salted: bool = False
+    segment_tokens: int = 0
+    retry_s: float = 1.0
+    close_s: float = 8.0
+
+
 class Endpoint:
     """`target` gives the update that the server should have, `switch` brings the server to it.
 
-    `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. A server is
-    checked every `check_s`. A lost one is joined again after `retry_s`; the pause doubles with every update that fails.
-    `salted` requests keep the prefixes of versions apart. `counts` gets `server_faults` and `server_updates`.
+    `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
+    `server_faults` and `server_updates`.
     """
 
     def __init__(
@@ -79,10 +98,7 @@ class Endpoint:
         switch: Switch,
         changed: Callable[[], None],
         counts: Counter[str],
-        *,
-        check_s: float,
-        retry_s: float,
-        salted: bool,
+        settings: FleetSettings,
     ) -> None:
         self.server = server
         self.state = EndpointState.LOST
@@ -91,9 +107,7 @@ class Endpoint:
         self._switch = switch
         self._changed = changed
         self._counts = counts
-        self._check_s = check_s
-        self._retry_s = retry_s
-        self._salted = salted
+        self._settings = settings
         self._failed_updates = 0
         self._label = ""
         self._logged = ""
@@ -127,7 +141,9 @@ class Endpoint:
         try:
             async with scope:
                 self._in_flight.add(scope)
-                segment = await self.server.generate(rid, tokens, sampling, stop, label if self._salted else None)
+                segment = await self.server.generate(
+                    rid, tokens, sampling, stop, label if self._settings.salted else None
+                )
             self._check_labels(segment, label)
         except TimeoutError as error:
             raise ServerFaultError(f"{self.server.url} was lost") from error
@@ -189,7 +205,7 @@ class Endpoint:
             self.version = NO_VERSION
             self._enter(EndpointState.LOST)
             self.lose()
-            await asyncio.sleep(self._retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
+            await asyncio.sleep(self._settings.retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
 
     async def _serve(self) -> None:
         """Join the server and keep its weights up to date. Returns only by an error."""
@@ -197,7 +213,7 @@ class Endpoint:
         logger.info("%s joined", self.server.url)
         self._enter(EndpointState.STALE)
         while True:
-            await self._condition.wait_for(lambda: self._newer() or self._suspect, self._check_s)
+            await self._condition.wait_for(lambda: self._newer() or self._suspect, self._settings.check_s)
             if update := self._newer():
                 await self._update(update)
             else:

@@ -16,7 +16,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock
 from asyncrl.actor.engine.fleet.discovery import Discovery
-from asyncrl.actor.engine.fleet.endpoint import Condition, Endpoint, Switch, interrupt
+from asyncrl.actor.engine.fleet.endpoint import Condition, Endpoint, FleetSettings, Switch, interrupt
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.routing import EvaluationLease, Routes
 from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
@@ -37,25 +36,6 @@ from asyncrl.weights.manifest import check_covers
 from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSettings:
-    """How the fleet deals with its servers.
-
-    `attempts` server faults in a row without a new token fail a turn, as do `wait_s` without a server. The fleet looks
-    for servers, and checks each, every `check_s`; a lost one is joined again after `retry_s`. `salted` keeps the
-    prefixes of versions apart in the servers' caches. A request asks for `segment_tokens` at most, or for its whole
-    turn where that is 0. `Fleet.close` takes `close_s` at most.
-    """
-
-    attempts: int = 4
-    wait_s: float = 600.0
-    check_s: float = 5.0
-    salted: bool = False
-    segment_tokens: int = 0
-    retry_s: float = 1.0
-    close_s: float = 8.0
 
 
 class Fleet:
@@ -242,20 +222,13 @@ class Fleet:
         return self._routes.assign(session, others, self._version)
 
     def _set_urls(self, urls: Mapping[str, None]) -> None:
-        settings = self._settings
         for url in self._endpoints.keys() - urls.keys():
             logger.info("%s leaves the fleet", url)
-            self._leave(url, settings.wait_s)
+            self._leave(url, self._settings.wait_s)
         for url in urls.keys() - self._endpoints.keys():
+            server = self._open_server(url)
             self._endpoints[url] = Endpoint(
-                self._open_server(url),
-                self._target_of,
-                self._switch,
-                self._on_change,
-                self._counts,
-                check_s=settings.check_s,
-                retry_s=settings.retry_s,
-                salted=settings.salted,
+                server, self._target_of, self._switch, self._on_change, self._counts, self._settings
             )
 
     def _leave(self, url: str, grace_s: float) -> None:

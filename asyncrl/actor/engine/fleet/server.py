@@ -85,15 +85,12 @@ class InferenceServer(Protocol):
     @property
     def spans(self) -> bool:
         """Whether the answer to a request that went on through an update says which version sampled which token."""
-        ...
 
     async def join(self) -> None:
         """Find out what the server is, and end what an earlier actor left there: requests, a pause, half an update."""
-        ...
 
     async def check(self) -> None:
         """Raises ServerFaultError unless it answers and has the weights that it was given last."""
-        ...
 
     async def generate(
         self, rid: str, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], salt: str | None
@@ -102,34 +99,26 @@ class InferenceServer(Protocol):
 
         Raises EngineError: the request itself is refused, so that no server would take it.
         """
-        ...
 
     async def abort(self, rid: str | None = None) -> None:
         """End a request, or all of them: each answers with the tokens that it has."""
-        ...
 
     async def pause(self, mode: str) -> None:
         """Stop between two decoding steps; `mode` is in_place or retract. Called only where `spans` is true."""
-        ...
 
     async def resume(self) -> None: ...
 
     async def prepare(self, update: Update) -> None:
         """Make ready what `load` needs of the update; requests go on meanwhile."""
-        ...
 
     async def load(self, update: Update) -> None:
         """Take the whole update. The server is idle or paused; after a fault its weights are unknown."""
-        ...
 
     async def flush(self) -> None:
         """Forget the prefix cache. The server is idle, or paused with all requests retracted."""
-        ...
 
     async def leave(self) -> None:
         """End what joining and loading set up on the server, such as process groups."""
-        ...
 
     async def close(self) -> None:
         """Close all connections; it waits for nothing. Calls that go on fail."""
-        ...

@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.discovery import Discovery, listed
-from asyncrl.actor.engine.fleet.fleet import Fleet, FleetSettings
+from asyncrl.actor.engine.fleet.endpoint import FleetSettings
+from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.actor.engine.sglang.server import SglangServer
