@@ -56,22 +56,10 @@ def test_tasks_that_are_too_large_for_one_reply_come_in_several(tmp_path: Path) 
     assert len(scored) == 16
 
 
-def test_a_trajectory_sent_twice_is_stored_once(core: Core) -> None:
-    ticket = core.tickets(1)[0]
-    assert core.put(make_trajectory(ticket)) == "stored"
-    assert core.put(make_trajectory(ticket)) == "duplicate"
-    assert core.status()["accepted"] == 1
-
-
 def test_a_trajectory_that_does_not_fit_its_ticket_is_refused(core: Core) -> None:
     ticket = core.tickets(1)[0]
     with pytest.raises(RefusedError, match="member 7"):
         core.put(make_trajectory(ticket, member=7))
-
-
-def test_a_lost_ticket_reply_is_given_again_to_the_same_actor(core: Core) -> None:
-    first = core.tickets(2)
-    assert [ticket.id for ticket in core.tickets(2)] == sorted(ticket.id for ticket in first)
 
 
 def test_a_silent_actors_tickets_go_to_another_and_the_first_result_counts(core: Core) -> None:
@@ -109,23 +97,10 @@ def test_groups_become_batches_only_when_whole_and_labelled(core: Core) -> None:
     assert sorted(plan.ids) == sorted(ticket.id for ticket in tickets)
 
 
-def test_a_recorded_plan_is_handed_out_again_unchanged_after_a_restart(core: Core) -> None:
-    core.run_episodes(8)
-    plan = core.plan(0)
-    core.plan(1)
-    core.restart()
-    assert core.plan(0) == plan
-
-
-def test_a_skipped_step_is_refused(core: Core) -> None:
-    with pytest.raises(RefusedError, match="next one is 0"):
-        core.plan(3)
-
-
 def test_a_group_beyond_the_age_bound_is_evicted_and_its_admission_given_back(core: Core) -> None:
     core.run_episodes(8, version=0)
     for step in range(2):
-        assert core.plan(step) is not None
+        core.planned(step)
     core.publish(2)
     old = core.run_episodes(4, version=0)
     committed = core.status()["committed"]
@@ -165,14 +140,6 @@ def test_a_scoring_failure_is_tried_again_then_buried_and_never_a_zero(core: Cor
     assert core.tickets(1)[0].member == ticket.member
 
 
-def test_a_dead_scorers_lease_goes_to_another(core: Core) -> None:
-    core.put(make_trajectory(core.tickets(1)[0]))
-    first = core.lease()[0]
-    assert core.lease(worker="t") == []
-    core.tick(11)
-    assert core.lease(worker="t")[0].id == first.id
-
-
 def test_a_lease_is_bounded_by_tokens_but_never_empty(core: Core) -> None:
     for ticket in core.tickets(4):
         core.put(make_trajectory(ticket, length=10))
@@ -192,16 +159,6 @@ def test_what_a_checkpoint_covers_is_released_and_counted_once(core: Core) -> No
         core.fetch(plan.ids)
 
 
-def test_what_an_older_checkpoint_that_is_kept_does_not_cover_is_not_forgotten(core: Core) -> None:
-    core.run_episodes(8)
-    first, second = core.planned(0), core.planned(1)
-    core.checkpointed(2, kept=0)
-    assert len(core.fetch([*first.ids, *second.ids])) == 8
-    core.checkpointed(2, kept=1)
-    assert len(core.labels(second.ids)) == 4
-    assert (core.status()["trained"], core.status()["depth_data"]) == (8, 4)
-
-
 @pytest.mark.parametrize(("steps", "kept"), [(2, 0), (0, 2), (1 << 40, 1)])
 def test_a_checkpoint_of_more_steps_than_were_planned_is_of_another_run_and_releases_nothing(
     core: Core, steps: int, kept: int
@@ -211,10 +168,6 @@ def test_a_checkpoint_of_more_steps_than_were_planned_is_of_another_run_and_rele
     with pytest.raises(RefusedError, match=r"not of this run, which has planned 1"):
         core.checkpointed(steps, kept)
     assert (core.status()["trained"], core.status()["depth_data"]) == (0, 4)
-
-
-def test_a_full_store_stops_new_groups(tmp_path: Path) -> None:
-    assert Core(tmp_path, make_settings(high_water_bytes=0)).tickets(1) == []
 
 
 def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) -> None:
@@ -266,3 +219,26 @@ def test_a_failed_evaluation_task_counts_as_failed_not_as_wrong(core: Core) -> N
         core.label(trajectory.id, 1.0)
     result = core.evaluation(0)
     assert (result["accuracy"], result["count"], result["failed"]) == (1.0, 2, 1)
+
+
+def waited(core: Core) -> tuple[float, float]:
+    status = core.status()
+    return status["learner_waited_for_episodes_s"], status["learner_waited_for_labels_s"]
+
+
+def test_waiting_counts_for_episodes_until_they_are_there_and_for_labels_from_then_on(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(), lease_s=100.0)
+    tickets = core.tickets(4)
+    core.tick(5)
+    assert waited(core) == (0, 0)
+    assert core.plan(0) is None
+    core.tick(2)
+    for ticket in tickets:
+        core.put(make_trajectory(ticket))
+    core.tick(0)
+    core.now += 3
+    for trajectory in core.lease():
+        core.label(trajectory.id)
+    core.planned(0)
+    core.tick(7)
+    assert waited(core) == (2, 3)

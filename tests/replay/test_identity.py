@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ from asyncrl.config import locations
 from asyncrl.config.schema import RunConfig
 from asyncrl.errors import AsyncrlError, ConfigError, RefusedError, StoreError
 from asyncrl.learner.run import run as learn
-from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.protocol import GetAudit, GetStatus, ReplayRequest
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.store import Store
 from asyncrl.types import RunIdentity
 from tests.chaos.support import ReplayProcess
-from tests.helpers import make_labels, make_trajectory, until
+from tests.helpers import until
 from tests.learner.support import make_config, write_model
 from tests.replay.support import Core, make_settings
 from tests.replay.test_requests import VALID, fields, send
@@ -45,33 +45,18 @@ def own(replay: ReplayProcess) -> RunIdentity:
     return until(lambda: (found := locations.run_identity(RunConfig("run", str(replay.store.parents[1])))).id and found)
 
 
-CALLS: dict[str, Callable[[ReplayClient], Any]] = {
-    "an actor": lambda client: client.tickets([], 1),
-    "an actor's trajectory": lambda client: client.put(make_trajectory()),
-    "an actor's failure": lambda client: client.fail("t000000000.0.0", "x"),
-    "a scorer": lambda client: client.lease(["rules"], 1, 1),
-    "a scorer's labels": lambda client: client.label([make_labels("t000000000.0.0")]),
-    "a learner": lambda client: client.plan(0),
-    "a learner's version": lambda client: client.published(7),
-    "a learner's checkpoint": lambda client: client.checkpointed(0, 0),
-    "a person's change": lambda client: client.discard("t000000000.0.0"),
-}
-
-
-@pytest.mark.parametrize("who", CALLS)
-@pytest.mark.parametrize("stranger", ["another name", "another id"])
-def test_whoever_belongs_to_another_run_is_refused_by_name(replay: ReplayProcess, who: str, stranger: str) -> None:
-    run = own(replay)
-    theirs = RunIdentity("other") if stranger == "another name" else RunIdentity("run", "0" * 32)
-    with closing(replay.client("x", run=theirs)) as client, closing(replay.client("a", run=run)) as honest:
-        before = honest.status()
-        with pytest.raises(RefusedError) as refused:
-            CALLS[who](client)
-        assert str(run) in str(refused.value)
-        assert str(theirs) in str(refused.value)
-        after = honest.status()
-    assert after["refused"] == before["refused"] + 1
-    assert (after["version"], after["depth_tickets"]) == (before["version"], before["depth_tickets"])
+@pytest.mark.parametrize("theirs", [RunIdentity("other"), RunIdentity("run", "0" * 32)], ids=["name", "id"])
+@pytest.mark.parametrize("request_", ORDERS, ids=lambda request: request.kind)
+def test_an_order_of_another_run_is_refused_naming_both(
+    tmp_path: Path, request_: ReplayRequest, theirs: RunIdentity
+) -> None:
+    core = Core(tmp_path, make_settings(), run=OWN)
+    before = core.status()
+    with pytest.raises(RefusedError) as refused:
+        send(core, request_.kind, fields(request_), run=asdict(theirs))
+    assert str(OWN) in str(refused.value)
+    assert str(theirs) in str(refused.value)
+    assert core.status() == before
 
 
 def test_a_run_that_is_served_again_knows_its_roles_and_they_know_it(replay: ReplayProcess) -> None:

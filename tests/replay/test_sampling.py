@@ -52,8 +52,7 @@ def test_importance_weights_are_those_of_the_paper(alpha: float, beta: float) ->
 def test_a_prioritised_plan_records_its_weights_and_hands_them_out_again(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings(sampler=Prioritised(1.0, 1.0), admission=Admission(3, 4)))
     core.run_episodes(16)
-    plan = core.plan(0)
-    assert plan is not None
+    plan = core.planned(0)
     assert max(plan.weights) == 1.0
     core.restart()
     assert core.plan(0) == plan
@@ -76,11 +75,11 @@ def test_a_group_is_in_as_many_plans_as_allowed_and_trained_once_they_are_covere
 def test_reuse_promises_as_many_uses_as_training_takes(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings(admission=Admission(0, 4, uses=2)))
     assert len(core.run_episodes(100)) == 4
-    assert core.plan(0) is not None
+    core.planned(0)
     core.publish(1)
     assert core.status()["committed"] == 4
     assert len(core.run_episodes(100, version=1)) == 4
-    assert core.plan(1) is not None
+    core.planned(1)
 
 
 def test_filtered_groups_are_counted_by_reason_and_replaced(tmp_path: Path) -> None:
@@ -93,7 +92,7 @@ def test_filtered_groups_are_counted_by_reason_and_replaced(tmp_path: Path) -> N
         core.put(make_trajectory(ticket))
         core.lease()
         core.label(ticket.id, float(index % 2))
-    assert core.plan(0) is not None
+    core.planned(0)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_rewards_out_of_range_and_long_members_are_filtered(tmp_path: Path, filt
 def test_oversampling_starts_more_episodes_and_what_is_left_over_is_evicted_by_age(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings(admission=Admission(0, 4, oversample=1.5)))
     assert len(core.run_episodes(100)) == 6
-    assert core.plan(0) is not None
+    core.planned(0)
     core.publish(1)
     assert core.status()["evicted"] == 2
     assert len(core.run_episodes(100, version=1)) == 6
@@ -129,7 +128,7 @@ def test_an_evicted_groups_task_runs_again_where_the_rules_say_so(tmp_path: Path
         core.put(make_trajectory(id=name, group_id=name.split(".")[0], member=int(name.split(".")[1])))
     for trajectory in core.lease():
         core.label(trajectory.id)
-    assert core.plan(0) is not None
+    core.planned(0)
     core.publish(1)
     again = core.tickets(2)
     assert [ticket.task.id for ticket in again] == tasks[4:]
@@ -145,7 +144,7 @@ def test_what_is_trained_is_kept_for_as_long_as_the_rules_and_the_kept_checkpoin
     core = Core(tmp_path, make_settings(keep_steps=keep))
     core.run_episodes(8)
     for step in range(2):
-        assert core.plan(step) is not None
+        core.planned(step)
     core.checkpointed(2, covered)
     status = core.status()
     assert (status["trained"], status["depth_data"]) == (8, kept)
@@ -157,7 +156,7 @@ def test_a_full_store_of_kept_trajectories_stops_tickets_rather_than_dropping(tm
     for step in range(1000):
         if len(core.run_episodes(4, version=step)) < 4:
             break
-        assert core.plan(step) is not None
+        core.planned(step)
         core.checkpointed(step + 1)
         core.publish(step + 1)
         trained += 4

@@ -132,12 +132,6 @@ def test_a_request_with_nothing_to_give_waits_and_is_answered_when_there_is(
     working.close()
 
 
-def test_nothing_is_an_answer_when_patience_is_over(replay: Running, context: zmq.Context[Any]) -> None:
-    learner = client(replay, context)
-    assert learner.plan(0) is None
-    learner.close()
-
-
 def test_a_replay_that_is_killed_between_two_requests_goes_on_where_it_was(
     tmp_path: Path, context: zmq.Context[Any]
 ) -> None:
