@@ -6,12 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-import zmq
 
 import asyncrl
-from asyncrl.replay.client import ReplayClient
 from tests.helpers import make_trajectory
-from tests.replay.test_server import Running
+from tests.replay.support import ReplayThread
 
 FOR_PEOPLE = {"observe/sinks.py", "actor/chat_api/server.py"}
 """Who writes down when something was, and decides nothing by it."""
@@ -25,10 +23,8 @@ def test_no_part_decides_by_the_wall_clock() -> None:
 
 
 def test_a_wall_clock_that_jumps_takes_no_lease_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with zmq.Context() as context:
-        replay = Running(tmp_path, context)
-        actor = ReplayClient(replay.endpoint, "a", "1", context=context)
-        scorer = ReplayClient(replay.endpoint, "s", "1", context=context)
+    with ReplayThread(tmp_path) as replay:
+        actor, scorer = replay.client("a"), replay.client("s")
         first, second = actor.tickets([], 2)
         actor.put(make_trajectory(first))
         assert len(scorer.lease(["rules"], 1, 1000)) == 1
@@ -40,6 +36,3 @@ def test_a_wall_clock_that_jumps_takes_no_lease_away(tmp_path: Path, monkeypatch
         status = actor.status()
         assert (status["tickets_redelivered"], status["leases_redelivered"]) == (0, 0)
         assert actor.put(make_trajectory(second)) == "stored"
-        actor.close()
-        scorer.close()
-        replay.kill()

@@ -6,21 +6,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import zmq
-
 from asyncrl.types import RunIdentity
-from tests.replay.test_server import Running
+from tests.replay.support import ReplayThread
 
 OWN_RUN = RunIdentity("run", "its id")
 
 
 def main() -> None:
-    with zmq.Context() as context:
-        running = Running(Path(sys.argv[1]), context, run=OWN_RUN)
-        sys.stdout.write(f"{running.endpoint}\n")
+    with ReplayThread(Path(sys.argv[1]), run=OWN_RUN) as replay:
+        sys.stdout.write(f"{replay.endpoint}\n")
         sys.stdout.flush()
         sys.stdin.read()
-        running.kill()
 
 
 if __name__ == "__main__":

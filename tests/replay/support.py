@@ -1,16 +1,24 @@
-"""A replay without sockets, over a store in a folder, with a clock that tests move."""
+"""The real replay in tests: without sockets and with a clock that tests move, or in a thread with clients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import zmq
+
+from asyncrl.errors import UnavailableError
+from asyncrl.network.sockets import Listener, connect, listen
 from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
 from asyncrl.replay.protocol import Call, ReplayRequest, Reply
 from asyncrl.replay.records import DeadLetter
+from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
@@ -26,7 +34,7 @@ from asyncrl.wire import (
     split,
     trajectory_message,
 )
-from tests.helpers import make_labels, make_task, make_trajectory
+from tests.helpers import make_labels, make_task, make_trajectory, until
 
 
 def make_settings(**changes: Any) -> ReplaySettings:
@@ -195,3 +203,65 @@ class Core:
         for trajectory in self.lease():
             self.label(trajectory.id)
         return done
+
+
+class ReplayThread:
+    """The real replay in a thread, with clients over real sockets. `kill` ends it without a farewell, `start` serves
+    the same store at the same port again; at the end of a `with` block it is killed, and all clients are closed."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: ReplaySettings | None = None,
+        max_bytes: int = 1 << 28,
+        clock: Callable[[], float] = time.monotonic,
+        run: RunIdentity | None = None,
+        endpoint: str = "tcp://127.0.0.1:*",
+    ) -> None:
+        self.endpoint = endpoint
+        self.context: zmq.Context[Any] = zmq.Context()
+        self._path, self._settings, self._max_bytes = path, settings or make_settings(), max_bytes
+        self._clock, self._run = clock, run
+        self._clients: list[ReplayClient] = []
+
+    def __enter__(self) -> ReplayThread:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for client in self._clients:
+            client.close()
+        self.kill()
+        self.context.destroy(linger=0)
+
+    def start(self) -> None:
+        self.store = Store(self._path, self._max_bytes, durable=False)
+        self._listener: Listener = until(self._listen)
+        self.endpoint = self._listener.endpoint
+        service = ReplayService(self._settings, 10.0, self._clock, run=self._run)
+        server = ReplayServer(self._listener.socket, self.store, service, self._clock)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=server.run, args=(self._stop,), daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> Listener | None:
+        """A port that was served a moment ago may not be free at once."""
+        try:
+            return listen(self.context, self.endpoint, None, 1 << 30)
+        except UnavailableError:
+            return None
+
+    def kill(self) -> None:
+        if not self._stop.is_set():
+            self._stop.set()
+            self._thread.join()
+            self._listener.close()
+            self.store.close()
+
+    def client(self, worker: str = "a", **options: Any) -> ReplayClient:
+        self._clients.append(ReplayClient(self.endpoint, worker, "1", context=self.context, **options))
+        return self._clients[-1]
+
+    def peer(self) -> zmq.Socket[bytes]:
+        """A bare connection."""
+        return connect(self.context, self.endpoint, None)

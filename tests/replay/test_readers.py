@@ -6,17 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from asyncrl.replay.client import ReplayClient
 from tests.helpers import make_labels, make_trajectory
-from tests.replay.support import Core, make_settings
-from tests.replay.test_server import Running
+from tests.replay.support import Core, ReplayThread, make_settings
 
 ROOT = Path(__file__).parents[2]
 MAP_BYTES = 8 << 20
@@ -60,18 +58,16 @@ def test_a_reader_that_is_killed_inside_a_transaction_costs_no_space_and_writes_
     tmp_path: Path, clock: Callable[[], float]
 ) -> None:
     """Where the clock stands still, the write that finds no room is the first to look for dead readers."""
-    with zmq.Context() as context:
-        settings = make_settings(high_water_bytes=MAP_BYTES // 2)
-        replay = Running(tmp_path, context, settings=settings, max_bytes=MAP_BYTES, clock=clock)
-        with closing(ReplayClient(replay.endpoint, "a", "1", context=context, give_up_s=60.0)) as client:
-            train(client, range(1))
-            with reading(tmp_path) as reader:
-                client.published(1)
-                reader.kill()
-                reader.wait()
-                train(client, range(1, STEPS))
-            status = client.status()
-        replay.kill()
+    settings = make_settings(high_water_bytes=MAP_BYTES // 2)
+    with ReplayThread(tmp_path, settings, MAP_BYTES, clock) as replay:
+        client = replay.client(give_up_s=60.0)
+        train(client, range(1))
+        with reading(tmp_path) as reader:
+            client.published(1)
+            reader.kill()
+            reader.wait()
+            train(client, range(1, STEPS))
+        status = client.status()
     assert status["trained"] == 4 * STEPS
     assert status["dead_readers"] == 1
     assert (tmp_path / "data.mdb").stat().st_size <= MAP_BYTES

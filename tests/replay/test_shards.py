@@ -3,54 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-import zmq
 
 from asyncrl.ids import shard_of
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
+from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.shards import ShardedReplay, join_evaluations
 from asyncrl.replay.stored import StoredRun
 from tests.helpers import make_labels, make_task, make_trajectory
-from tests.replay.support import make_settings
-from tests.replay.test_server import Running
+from tests.replay.support import ReplayThread, make_settings
 
 SHARDS = 2
 TASKS = [make_task(index) for index in range(8)]
 
 
 @pytest.fixture
-def context() -> Iterator[zmq.Context[Any]]:
-    with zmq.Context() as context:
-        yield context
+def shards(tmp_path: Path) -> Iterator[list[ReplayThread]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(ReplayThread(tmp_path / str(shard), settings(shard))) for shard in range(SHARDS)]
 
 
-def start(folder: Path, context: zmq.Context[Any], shard: int, port: int | None = None) -> Running:
-    settings = make_settings(
-        feed=Feed(TASKS, 0, True, shard=shard, shards=SHARDS),
-        admission=Admission(max_lag=1, per_version=4),
-        shard=shard,
-        shards=SHARDS,
-    )
-    return Running(folder / str(shard), context, port, settings)
+def settings(shard: int) -> ReplaySettings:
+    feed = Feed(TASKS, 0, True, shard=shard, shards=SHARDS)
+    return make_settings(feed=feed, admission=Admission(max_lag=1, per_version=4), shard=shard, shards=SHARDS)
 
 
-@pytest.fixture
-def shards(tmp_path: Path, context: zmq.Context[Any]) -> Iterator[list[Running]]:
-    running = [start(tmp_path, context, shard) for shard in range(SHARDS)]
-    yield running
-    for each in running:
-        if not each.stop.is_set():
-            each.kill()
-
-
-def clients(shards: list[Running], context: zmq.Context[Any], worker: str) -> list[ReplayClient]:
-    return [ReplayClient(each.endpoint, worker, "1", context=context) for each in shards]
+def clients(shards: list[ReplayThread], worker: str) -> list[ReplayClient]:
+    return [each.client(worker) for each in shards]
 
 
 def work(client: ReplayClient, count: int) -> list[str]:
@@ -62,11 +46,11 @@ def work(client: ReplayClient, count: int) -> list[str]:
 
 
 def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
-    shards: list[Running], context: zmq.Context[Any], tmp_path: Path
+    shards: list[ReplayThread], tmp_path: Path
 ) -> None:
-    actors = clients(shards, context, "a")
+    actors = clients(shards, "a")
     done = [work(client, 4) for client in actors]
-    with closing(ShardedReplay(clients(shards, context, "learner"))) as replay:
+    with closing(ShardedReplay(clients(shards, "learner"))) as replay:
         plan = replay.plan(0)
         assert plan is not None
         assert [shard_of(name, SHARDS) for name in plan.ids] == [0] * 4 + [1] * 4
@@ -78,7 +62,6 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
         replay.checkpointed(1, 1)
     for client in actors:
         assert client.status()["trained"] == 4
-        client.close()
     for shard in shards:
         shard.kill()
     with closing(StoredRun(tmp_path)) as stored:
@@ -87,21 +70,19 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
 
 
 def test_a_shard_that_is_away_stops_nobody_on_the_others_and_its_part_comes_when_it_is_back(
-    shards: list[Running], context: zmq.Context[Any], tmp_path: Path
+    shards: list[ReplayThread], tmp_path: Path
 ) -> None:
-    actors = clients(shards, context, "a")
+    actors = clients(shards, "a")
     lost = shards[1]
     work(actors[1], 4)
     lost.kill()
     assert len(work(actors[0], 4)) == 4
-    with closing(ShardedReplay(clients(shards, context, "learner"))) as replay:
-        shards[1] = start(tmp_path, context, 1, lost.port)
+    with closing(ShardedReplay(clients(shards, "learner"))) as replay:
+        lost.start()
         plan = None
         while plan is None:
             plan = replay.plan(0)
         assert len(plan.ids) == 8
-    for client in actors:
-        client.close()
 
 
 def test_evaluations_of_shards_weigh_by_their_counts() -> None:

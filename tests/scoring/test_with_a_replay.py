@@ -13,19 +13,15 @@ from itertools import count
 
 import numpy as np
 import pytest
-import zmq
 
 from asyncrl.config.needs import needs
 from asyncrl.config.schema import ScoringConfig, ScoringModelConfig
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.server import ReplayServer
-from asyncrl.replay.service import ReplayService
-from asyncrl.replay.store import Store
 from asyncrl.scoring.scorer import KindUnavailableError
 from asyncrl.scoring.worker import Outages, ScoringWorker
 from tests.helpers import GENEROUS_S, make_trajectory, until
-from tests.replay.support import make_settings
+from tests.replay.support import ReplayThread, make_settings
 from tests.scoring.fakes import ServedPRM, make_scorer
 from tests.scoring.mortal_scorer import CONFIG, Silent
 
@@ -38,21 +34,11 @@ FEW, ATTEMPTS = 24, 2
 def replay_at(folder, config, count, max_attempts):
     """The endpoint of a replay in a thread that takes `count` trajectories, which need the kinds of `config`."""
     admission = Admission(max_lag=0, per_version=count)
-    rules = make_settings(
+    settings = make_settings(
         admission=admission, batch_size=count, max_attempts=max_attempts, needs=partial(needs, config)
     )
-    stop, store = threading.Event(), Store(folder, 1 << 28, durable=False)
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.linger, socket.router_mandatory = 0, True
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-        server = threading.Thread(
-            target=ReplayServer(socket, store, ReplayService(rules, 10.0, time.monotonic)).run, args=(stop,)
-        )
-        server.start()
-        yield f"tcp://127.0.0.1:{port}"
-        stop.set()
-        server.join()
-    store.close()
+    with ReplayThread(folder, settings) as replay:
+        yield replay.endpoint
 
 
 def filled(replay, count):
