@@ -1,12 +1,12 @@
-"""Tasks from Parquet in verl's layout, read by row from the columns, so that millions of them cost little memory.
+"""Tasks from Parquet in verl's layout. Rows are read from columns on demand, so millions of them take little memory.
 
 Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `ground_truth`), optional `extra_info` (a
 struct with `index`, `split`, `tools_kwargs` ...) and optional `tools` (OpenAI schemas, as structs or as JSON text).
-A task's id is `data_source/split/index`; where `index` is missing or not unique, the row's number stands for it, and
-where `split` is missing, the file's stem.
+A task's id is `data_source/split/index`. The row's number replaces an `index` that is missing or not unique, and the
+file's stem replaces a missing `split`.
 
-A file is checked whole when it is opened, column by column, since a row that no message can carry would come up in the
-middle of a run: an integer of more than 64 bits or half of a surrogate pair in a schema, text that is no UTF-8.
+Opening a file checks all of it, column by column. Otherwise a row that no message can carry would stop a run half-way:
+an integer of more than 64 bits or half of a surrogate pair in a schema, text that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ REQUIRED = ("prompt", "data_source", "reward_model")
 OPTIONAL = ("extra_info", "tools")
 RECENT_TASKS = 1024
 MAX_DEPTH = 64
-"""Of lists and maps within a row. Messages may be deeper, since they put rows within lists of their own."""
+"""Of lists and maps within a row. Messages may be deeper, since they put rows into lists."""
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of one file. Raises DataError where the file, a column or a row cannot be used, naming it."""
+    """The tasks of one file. Raises DataError, which names the file, column or row that cannot be used."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -49,7 +49,7 @@ class TaskFile(Sequence[Task]):
         self._check_values()
         if "tools" in names:
             self._check_tools(self._table.column("tools"))
-        # The members of a group, their scoring and their labels all ask for the same task.
+        # Many requests need the same task: those of a group's members, of their scoring and of their labels.
         self._recent = lru_cache(RECENT_TASKS)(self._read)
 
     def _check(self, names: Sequence[str]) -> None:
@@ -92,7 +92,7 @@ class TaskFile(Sequence[Task]):
             raise DataError(f"{self._path} is damaged: {error}") from error
 
     def _check_tools(self, tools: pa.ChunkedArray) -> None:
-        """Texts are read once each, however many rows have them."""
+        """Checks each distinct text once, however many rows have it."""
         kind = tools.type
         if _is_list(kind):
             tools, kind = pc.list_flatten(tools), kind.value_type
@@ -116,7 +116,7 @@ class TaskFile(Sequence[Task]):
             raise DataError(f"{self._path}: column tools is neither schemas nor JSON text, but {tools.type}")
 
     def _read_all(self) -> None:
-        """Raises DataError for the first row that cannot be read, where one of them is known to be bad."""
+        """Find the first row that cannot be read, after a check found that there is one. Raises DataError."""
         for row in range(len(self)):
             self._read(row)
 
@@ -265,8 +265,8 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Values that a message can carry, without nulls: Parquet gives every struct of a column all of the column's
-    fields, and those that a row never had are null."""
+    """Values that a message can carry, without nulls. Parquet gives every struct all fields of its column; fields that
+    the row never had are null."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):

@@ -15,13 +15,13 @@ from asyncrl.types import Task
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
-    """Write tasks aside, then in place; returns how many. A task without an `index` gets its row's number."""
+    """Write a file that is whole or not there; returns how many tasks. A row's number replaces a missing `index`."""
     rows = [_row(number, task) for number, task in enumerate(tasks)]
-    aside = partial_name(path)
+    partial = partial_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), aside, compression="zstd")
-    sync(aside)
-    aside.rename(path)
+    pq.write_table(pa.Table.from_pylist(rows), partial, compression="zstd")
+    sync(partial)
+    partial.rename(path)
     return len(rows)
 
 

@@ -73,14 +73,17 @@ def at_work(tmp_path: Path) -> Iterator[AtWork]:
 
 
 def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
-    tickets = at_work.worker.tickets([], 3)
-    at_work.worker.put(make_trajectory(tickets[0]))
-    at_work.worker.lease(["rules"], 9, 1000)
-    status = json.loads(json.dumps(at_work.status()))
+    with closing(StoredRun(at_work.folder)) as stored:
+        live = LiveReplay(at_work.run, stored, WAIT_S)
+        before = sample(stored, live, 10.0)
+        tickets = at_work.worker.tickets([], 3)
+        at_work.worker.put(make_trajectory(tickets[0]))
+        at_work.worker.lease(["rules"], 9, 1000)
+        status = json.loads(json.dumps(describe(at_work.folder, sample(stored, live, 12.0), before, None)))
     assert status["running"]
     assert status["admission"] == {"committed": 4, "capacity": 8}
     assert status["totals"]["accepted"] == 1
-    assert status["rates"]["accepted"] == 0.0
+    assert (status["rates"]["accepted"], status["rates"]["trained"]) == (0.5, 0.0)
     assert status["states"]["leased"] == 1
     assert [(each["kind"], each["holds"]) for each in status["leases"]] == [("actors", 2), ("scorers", 1)]
     assert all(0 <= each["silence_s"] < 60 for each in status["leases"])
@@ -89,6 +92,11 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
     shown = printed(status_table(status))
     for words in ("running", "actor worker", "s ago", f"oldest ticket   {tickets[1].id} with worker", "4/8"):
         assert words in shown
+    assert status["readers"] == []
+    status["readers"] = [{"pid": 7, "command": "python -m slow \x1b[2J", "seconds": 75.2}]
+    shown = " ".join(printed(status_table(status)).split())
+    assert "process 7 has read one snapshot for 75 s, and no space is reused: python -m slow" in shown
+    assert "\x1b" not in shown
 
 
 def test_the_status_of_a_finished_run_is_that_of_its_store(at_work: AtWork) -> None:
@@ -102,15 +110,6 @@ def test_the_status_of_a_finished_run_is_that_of_its_store(at_work: AtWork) -> N
     assert status["leases"] == [{"kind": "actors", "worker": "worker", "holds": 1, "silence_s": None}]
     assert status["disk"]["high_water_bytes"] == 1000
     assert "not running" in printed(status_table(status))
-
-
-def test_status_names_a_reader_that_keeps_space_from_being_used_again(at_work: AtWork) -> None:
-    status = at_work.status()
-    assert status["readers"] == []
-    status["readers"] = [{"pid": 7, "command": "python -m slow \x1b[2J", "seconds": 75.2}]
-    shown = " ".join(printed(status_table(status)).split())
-    assert "process 7 has read one snapshot for 75 s, and no space is reused: python -m slow" in shown
-    assert "\x1b" not in shown
 
 
 def test_the_status_names_a_shard_that_does_not_run(tmp_path: Path) -> None:
@@ -127,18 +126,7 @@ def test_the_status_names_a_shard_that_does_not_run(tmp_path: Path) -> None:
     assert "running in part" in printed(status_table(status))
 
 
-def test_rates_are_changes_a_second(at_work: AtWork) -> None:
-    with closing(StoredRun(at_work.folder)) as stored:
-        live = LiveReplay(at_work.run, stored, WAIT_S)
-        before = sample(stored, live, 10.0)
-        for ticket in at_work.worker.tickets([], 4):
-            at_work.worker.put(make_trajectory(ticket))
-        rates = describe(at_work.folder, sample(stored, live, 12.0), before, None)["rates"]
-    assert rates["accepted"] == 2.0
-    assert rates["trained"] == 0.0
-
-
-def test_dead_letters_are_listed_put_back_and_discarded(at_work: AtWork) -> None:
+def test_dead_letters_are_listed_put_back_and_discarded_and_one_that_is_unknown_is_refused(at_work: AtWork) -> None:
     first, second = (ticket.id for ticket in at_work.worker.tickets([], 2))
     at_work.worker.fail(first, "the tool fell over\x1b[2J")
     at_work.worker.fail(second, "out of patience")
@@ -146,21 +134,14 @@ def test_dead_letters_are_listed_put_back_and_discarded(at_work: AtWork) -> None
         letters = stored.letters()
     assert [(each["id"], each["attempts"]) for each in describe_dead_letters(letters)] == [(first, 1), (second, 1)]
     assert "the tool fell over�[2J" in printed(dead_letter_table(letters))
-    (outcome,) = at_work.change(requeue, first)
-    assert (outcome.text, outcome.refused) == ("its task runs again as a new group", False)
-    (outcome,) = at_work.change(discard, second)
-    assert not outcome.refused
-    assert at_work.worker.status()["depth_dead"] == 0
-    assert at_work.worker.status()["depth_again"] == 1
-
-
-def test_a_letter_that_is_not_there_is_refused_and_the_others_are_changed(at_work: AtWork) -> None:
-    name = at_work.worker.tickets([], 1)[0].id
-    at_work.worker.fail(name, "broken")
-    nobody, done = at_work.change(discard, "t000000099.0.0", name)
-    assert nobody.refused
-    assert "there is no dead letter" in nobody.text
+    (back,) = at_work.change(requeue, first)
+    assert (back.text, back.refused) == ("its task runs again as a new group", False)
+    unknown, done = at_work.change(discard, "t000000099.0.0", second)
+    assert unknown.refused
+    assert "there is no dead letter" in unknown.text
     assert not done.refused
+    counts = at_work.worker.status()
+    assert (counts["depth_dead"], counts["depth_again"]) == (0, 1)
 
 
 def test_nothing_is_changed_where_no_replay_or_that_of_another_run_answers(at_work: AtWork, tmp_path: Path) -> None:
