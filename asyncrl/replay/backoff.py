@@ -69,5 +69,5 @@ class FailureBackoff:
 
 
 def _one_line(reason: str) -> str:
-    """A reason that does nothing to a terminal: what a tool or an agent said may hold escape sequences."""
+    """The reason without control characters: a tool's or an agent's text may hold a terminal's escape sequences."""
     return "".join(each if each.isprintable() else " " for each in reason[:SHOWN_CHARACTERS])

@@ -1,7 +1,7 @@
-"""The client of the replay: what actors, scorers, learner ranks and people ask of it.
+"""The client of the replay, for actors, scorers, learner ranks and people.
 
-A call waits until the replay has answered, however often the replay is restarted meanwhile: requests are harmless to
-repeat. A client is for one thread; make another one for another thread.
+A call waits until the replay has answered, even if the replay restarts meanwhile: requests are harmless to repeat. A
+client belongs to one thread; make one for each thread.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 BREAK_S = 0.1
-"""The wait after a connection that broke, doubled for every further one without an answer, up to RETRY_S."""
+"""The wait after a connection broke. It doubles up to RETRY_S while further connections break without an answer."""
 POLL_MS = 100
 CREDITS = 32
 CREDIT_BYTES = 2 << 20
-"""Requests that one client has under way at once: so many, and of so many bytes, but always one."""
+"""Bounds on the number and bytes of the unanswered requests of one client; one request always fits."""
 FETCH_CREDITS = 4
-"""The same for requests whose replies are large."""
+"""The bound on the number of requests whose replies are large."""
 
 
 class _Obstacle(Enum):
@@ -63,7 +63,7 @@ class _Obstacle(Enum):
 class ReplayClient:
     """One connection of `worker` to the replay at `endpoint`.
 
-    `incarnation` tells one start of a worker from the next: what an older one held is given to others. `stop` ends
+    `incarnation` tells one start of a worker from the next; work of an older incarnation goes to others. `stop` ends
     waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError. `keys` are those of network.keys.
     `run` goes with every request, and the replay of another one refuses it; without it only questions are answered.
     A request without an answer for `retry_s` is sent again.

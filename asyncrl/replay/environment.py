@@ -1,4 +1,4 @@
-"""LMDB's side of the store: opening a file that may have been harmed, and saying what to do about it."""
+"""Opens LMDB files that may be damaged, and says how to mend them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_environment(
 ) -> tuple[lmdb.Environment, dict[str, Any]]:
     """The environment in a folder, and its tables by name; those in `multiple` take many values a key.
 
-    Raises StoreError: there is none that can be opened, or its file is truncated.
+    Raises StoreError: the environment cannot be opened, or its file is truncated.
     """
     try:
         environment = lmdb.open(str(path), max_dbs=len(names), readahead=False, **options)
@@ -46,7 +46,8 @@ def open_environment(
 
 @dataclass(frozen=True, slots=True)
 class ReadSnapshot:
-    """What a process reads: its id, its slot in LMDB's table of readers, and the newest transaction that it sees."""
+    """A snapshot that a process reads: the process id, its slot in LMDB's table of readers, and the newest transaction
+    in the snapshot."""
 
     pid: int
     slot: str
@@ -54,17 +55,17 @@ class ReadSnapshot:
 
 
 def snapshots(environment: lmdb.Environment) -> list[ReadSnapshot]:
-    """The snapshots that are read now, by whatever process."""
-    # LMDB gives them as text: a line of titles, then one a slot, with "-" where a slot has no transaction.
+    """The snapshots that any process reads now."""
+    # LMDB lists them as text: a line of titles, then a line a slot, with "-" for a slot without a transaction.
     lines = (line.split() for line in environment.readers().splitlines()[1:])
     return [ReadSnapshot(int(pid), slot, int(number)) for pid, slot, number in lines if number != "-"]
 
 
 def _require_whole(environment: lmdb.Environment, file: Path) -> None:
-    """Refuse a truncated file: a read behind its end would kill the process without a word.
+    """Refuse a truncated file: a read behind its end would kill the process with a signal.
 
-    LMDB leaves out pages at the end that were freed in the transaction that took them, so a few may rightly be missing;
-    they are filled up, which harms nobody who writes meanwhile.
+    A few pages at the end may rightly be missing: LMDB does not write pages that one transaction took and freed. These
+    are added, which does not disturb a process that writes meanwhile.
     """
     whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     missing = whole - file.stat().st_size
@@ -80,7 +81,7 @@ def _require_whole(environment: lmdb.Environment, file: Path) -> None:
 
 @contextlib.contextmanager
 def clear_errors(path: Path) -> Iterator[None]:
-    """What LMDB notices of damage in the folder, as StoreError."""
+    """Raises StoreError where LMDB reports damage in the folder."""
     try:
         yield
     except DAMAGE as error:

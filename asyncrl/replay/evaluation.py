@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl import ids
-from asyncrl.replay.records import EvaluationRecord, GroupRecord
+from asyncrl.replay.records import EvaluationRecord, GroupRecord, TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
 from asyncrl.types import Purpose, Trajectory
@@ -38,20 +38,15 @@ def count_episode(tx: Transaction, version: int, trajectory: Trajectory) -> None
     evaluation.save(tx, version)
 
 
-def count_task(tx: Transaction, version: int, outcome: float, reward: float) -> None:
-    """Count one held-out task as done."""
+def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) -> None:
+    """Count one held-out task as done by a labelled episode, or as failed: it has no score and no weight then."""
     evaluation = EvaluationRecord.of(tx, version)
-    evaluation.outcome += outcome
-    evaluation.reward += reward
     evaluation.done += 1
-    evaluation.save(tx, version)
-
-
-def count_failure(tx: Transaction, version: int) -> None:
-    """Count one held-out task as failed: it has no score and no weight."""
-    evaluation = EvaluationRecord.of(tx, version)
-    evaluation.failed += 1
-    evaluation.done += 1
+    if episode is None:
+        evaluation.failed += 1
+    else:
+        evaluation.outcome += episode.outcome
+        evaluation.reward += episode.reward
     evaluation.save(tx, version)
 
 

@@ -1,9 +1,9 @@
 """The feed: which task comes next. Its whole state is in the store, so that a restart goes on in the same place.
 
-Every source is gone through in epochs, shuffled anew by the run's seed; where weights are given, a draw chooses the
-source first. With several shards, shard i feeds the rows whose number leaves the remainder i, so that all that is
-learned of a task stays on one shard. A difficulty band passes over tasks that the policy solves always or never, by
-their running success rate, and looks at them again every `revisit` epochs.
+The feed goes through every source in epochs, each shuffled by the run's seed. With weights, a draw chooses the source
+first. With several shards, shard i feeds the rows whose number modulo the shards is i: one shard knows the success rate
+of a task. A difficulty band passes over tasks that the policy solves always or never, by their running success
+rate, and tries them again every `revisit` epochs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Band:
 
 
 class Feed:
-    """An endless sequence of rows of `tasks`. `weights` by data source; none draws from all rows alike.
+    """An endless sequence of rows of `tasks`. `weights` are by data source; without them all rows are drawn alike.
 
-    The same seed gives the same order, wherever one starts. Raises DataError: there are no tasks, or a source with a
+    The same seed gives the same order, also after a restart. Raises DataError: there are no tasks, or a source with a
     weight has none.
     """
 

@@ -115,7 +115,7 @@ class OpenGroups:
             tx.add("committed", -len(group.attempts) * (self._settings.admission.uses - group.sampled))
             tx.add(f"groups_{end}")
         if not group.training and end is TrajectoryState.DROPPED:
-            evaluation.count_failure(tx, group.version)
+            evaluation.count_task(tx, group.version, None)
 
     def _end(self, tx: Transaction, name: str, end: TrajectoryState) -> None:
         record = TrajectoryRecord.load(tx, name)

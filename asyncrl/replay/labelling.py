@@ -166,7 +166,7 @@ class Labelling:
     def _complete(self, tx: Transaction, name: str, group: GroupRecord) -> None:
         members = [TrajectoryRecord.of(tx, trajectory) for trajectory in group.ids(name)]
         if not group.training:
-            evaluation.count_task(tx, group.version, members[0].outcome, members[0].reward)
+            evaluation.count_task(tx, group.version, members[0])
             self._groups.close(tx, name, TrajectoryState.EVALUATED)
             return
         self._settings.feed.learned(tx, group.row, float(np.mean([member.outcome for member in members])))

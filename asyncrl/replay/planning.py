@@ -27,8 +27,8 @@ from asyncrl.types import BatchPlan
 class LearnerWaits:
     """Seconds that the learner waited for a plan, by what was missing. `clock` gives monotonic seconds.
 
-    Call `asked` whenever a plan was asked for, and `look` now and then: while there is no plan, the time between two
-    looks counts for the cause that the first one found.
+    Call `asked` at each request for a plan, and `look` regularly: while there is no plan, the time between two looks
+    counts for the cause that the first look found.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -46,7 +46,7 @@ class LearnerWaits:
             self._since, self._cause = self._clock(), missing()
 
     def look(self, missing: Callable[[], str]) -> None:
-        """Count the time since the last look, and see what is missing now. Costs nothing while nobody waits."""
+        """Count the time since the last look, and note what is missing now. Costs nothing while the learner works."""
         if self._since is not None:
             self._count()
             self._cause = missing()

@@ -1,8 +1,8 @@
 """Other processes that read the store: an export, a status, a learner with `replay.source`.
 
-LMDB reuses a freed page only once no reader's snapshot can need it any more. A reader that was killed inside a
-transaction leaves its snapshot behind, and the file would grow until every write is refused: such snapshots are freed
-here. A reader that lives keeps its snapshot, and is named once it has had it for longer than LONG_S.
+LMDB reuses a freed page only when no reader's snapshot can need it any more. A reader that was killed inside a
+transaction leaves its snapshot behind, and the file would grow until every write is refused. `Readers` frees such
+snapshots. A live reader keeps its snapshot; it is reported after LONG_S.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SlowReader:
 
 
 class Readers:
-    """Watches the readers of one store; `dead` counts those that were freed. `clock` gives monotonic seconds."""
+    """Watches the readers of one store; `dead` counts the snapshots that it freed. `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -48,7 +48,7 @@ class Readers:
         return freed
 
     def look(self, tx: Transaction) -> None:
-        """Free what is dead, and see who still reads an old snapshot."""
+        """Free the snapshots of dead processes, and note which live ones read an old snapshot."""
         self.free_dead(tx)
         now = self._clock()
         self._since = {each: self._since.get(each, now) for each in tx.old_snapshots()}
@@ -56,7 +56,7 @@ class Readers:
         self._commands = {each: self._commands[each] if each in self._commands else _named(each) for each in long}
 
     def lingering(self) -> list[SlowReader]:
-        """Who has read one snapshot for too long, as of the last look."""
+        """Processes that have read one snapshot for too long, as of the last look."""
         now = self._clock()
         return [SlowReader(each.pid, command, now - self._since[each]) for each, command in self._commands.items()]
 

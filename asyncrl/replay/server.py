@@ -1,8 +1,8 @@
 """The replay's socket: collects requests, applies them in one transaction, commits, and only then answers.
 
-Requests that arrive while a commit is written share the next commit (group commit), and no reply leaves before what it
-promises is durable. A request with nothing to give yet waits here until the state changes or its patience ends. A
-request that is refused, or that meets an error of our own, is answered with the reason, counted, and takes no effect.
+Requests that arrive while a commit is written share the next commit (group commit). No reply leaves before its request
+is committed. A request with nothing to give yet waits here until the state changes or its patience ends. A request that
+is refused, or that meets an error of our own, is answered with the reason, counted, and takes no effect.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class ReplayServer:
         self._backlog: list[Received] = []
         self._metrics = metrics
         self._next_tick = self._next_report = clock()
+        self._traced: set[tuple[str, type[Exception]]] = set()
         self._refusals = Throttled(log, "refused a request")
         self._delays = Throttled(log, "a request must wait")
         self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
@@ -173,8 +174,11 @@ class ReplayServer:
             return encode_reason(REFUSED, call.sequence, str(error))
         except Exception as error:  # an error of our own in one request must not end the others
             tx.add("internal_errors")
-            log.exception("internal error in a request %s", call.kind)
             reason = f"internal error, see the log of the replay: {type(error).__name__}: {error}"
+            self._refusals.say(f"{call.kind}: {reason}")
+            if (call.kind, type(error)) not in self._traced:  # Once each: a client may send the request for ever.
+                self._traced.add((call.kind, type(error)))
+                log.exception("internal error in a request %s", call.kind)
             return encode_reason(REFUSED, call.sequence, reason)
 
     def _handle(self, tx: Transaction, call: Call, nested: bool) -> Frames | None:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class ReplayService:
     """All of the replay but its sockets. `clock` gives monotonic seconds, `failed_handshakes` those of its socket.
 
-    With `run`, the store must be that run's, and so must be whoever gives orders; anybody may ask a question.
+    With `run`, the store and all requests must be of that run; only questions may come without a run.
     """
 
     def __init__(

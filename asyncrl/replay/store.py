@@ -71,7 +71,7 @@ def _key(key: Key) -> bytes:
 
 
 def _seal(key: bytes, value: bytes | memoryview) -> bytes:
-    """XXH3 of a value in its place: at memory speed, where zlib's CRC-32 takes 20 times as long."""
+    """XXH3 of a value and its key. It runs at memory speed; zlib's CRC-32 takes 20 times as long."""
     return xxh3_64_digest(value, xxh3_64_intdigest(key))
 
 
@@ -293,7 +293,7 @@ class Store:
             raise StoreError(f"the store {path} is open in another process; stop that one first") from error
         file = path / "data.mdb"
         if self._was_made() and (not file.exists() or file.stat().st_size == 0):
-            # LMDB would make an empty store in its place, and the run would begin again.
+            # LMDB would create an empty store, and the run would begin again.
             raise StoreError(f"{file} is gone or empty, but there was a store; {ADVICE}")
         self._environment, self._tables = open_environment(
             path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable

@@ -1,4 +1,4 @@
-"""What a run has recorded, for reading: all shards as one. A replay at work is not disturbed."""
+"""Reads what a run has recorded, all shards as one, without disturbing a running replay."""
 
 from __future__ import annotations
 
@@ -78,10 +78,6 @@ class StoredRun:
         """How many plans are recorded."""
         return min(self.each(Transaction.count, "plans"))
 
-    def facts(self, trajectory: str) -> TrajectoryRecord | None:
-        """What is known of a trajectory for good."""
-        return self._read(self._shard_of(trajectory), TrajectoryRecord.load, trajectory)
-
     def letters(self) -> list[tuple[str, DeadLetter]]:
         """Every dead letter with its ticket."""
         return sorted(
@@ -93,7 +89,7 @@ class StoredRun:
         return heapq.merge(*(self._ids(shard, after) for shard in self._shards))
 
     def _ids(self, shard: StoreReader, after: str) -> Iterator[str]:
-        # A page a transaction: a long one would keep a replay at work from reusing the space of what it released.
+        # One transaction a page: during a long one a running replay could not reuse the space that it released.
         while page := self._read(shard, Transaction.page, "data", after, PAGE):
             yield from page
             after = page[-1]

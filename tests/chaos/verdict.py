@@ -35,7 +35,7 @@ def judge(run: Run, again: Path, witnesses: Sequence[Witness], judged: Collectio
     """The figures of a run in `run.dir` whose plans were trained once more in `again`; `broken` says what is wrong."""
     with closing(StoredRun(run.dir / "replay")) as stored:
         counters, audit = stored.counters(), stored.audit(uses=1)
-        known = {name for name in {*judged, *_acknowledged(witnesses)} if stored.facts(name) is None}
+        known = {name for name in {*judged, *_acknowledged(witnesses)} if stored.record(name).facts is None}
         over_bound = _over_bound(stored)
     states = Counter(audit["states"])
     waiting = sum(states[state] for state in WAITING)
