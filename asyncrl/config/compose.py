@@ -124,7 +124,7 @@ def _parsed(word: str) -> Override:
 
 
 def _chosen(group: str, name: Any, folder: Path | None) -> str:
-    """The name of the file that is chosen; empty for none. Raises ConfigError: there is no such file."""
+    """The name of the file that is chosen; empty for none. Raises ConfigError: there is none, or there are two."""
     if name is None and group == "experiment":
         return ""
     known = choices(group, folder)
@@ -133,6 +133,8 @@ def _chosen(group: str, name: Any, folder: Path | None) -> str:
     if str(name) not in known:
         hint = did_you_mean(str(name), known) or f"; use one of {', '.join(known)}"
         raise ConfigError(f"{group}={as_yaml(name)}: there is no such file{hint}")
+    if folder is not None and str(name) in choices(group) and known[str(name)].is_relative_to(folder):
+        raise ConfigError(f"{group}={name}: asyncrl has a file of this name; rename {known[str(name)]}")
     return str(name)
 
 

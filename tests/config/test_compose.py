@@ -143,6 +143,13 @@ def test_a_choice_within_a_file_is_refused_in_one_line(
     assert reason in line
 
 
+def test_a_file_with_the_name_of_a_shipped_one_is_refused(required: list[str], folder: Path) -> None:
+    path = folder / "experiment" / "demo.yaml"
+    path.touch()
+    expected = [f"experiment=demo: asyncrl has a file of this name; rename {path}"]
+    assert refused([*required, "experiment=demo"], folder) == expected
+
+
 def test_a_folder_of_files_must_be_one(required: list[str], tmp_path: Path) -> None:
     assert refused(required, tmp_path / "nowhere") == [f"--config-dir={tmp_path}/nowhere: there is no such folder"]
 
