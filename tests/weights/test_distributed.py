@@ -89,78 +89,66 @@ async def joined(learner, count):
     await async_until(lambda: len(learner.publisher._offers.joining("gloo")) == count)
 
 
-def test_broadcasts_arrive_bit_for_bit_and_a_late_joiner_pulls_before_it_takes_part(context):
-    async def run():
-        async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (one, first):
-            await joined(learner, 1)
-            await learner.publish(0)
-            await async_until(lambda: one.version == 0)
-            async with engine_of(learner.publisher.endpoint) as (two, second):
-                await async_until(lambda: two.version == 0)
-                assert (first.fallbacks, second.fallbacks) == (0, 1)
-                for version in (1, 2):
-                    await joined(learner, 2)
-                    await learner.publish(version)
-                    await async_until(lambda version=version: one.version == two.version == version)
-                    assert same_bits(one.tensors, some_tensors(version))
-                    assert same_bits(two.tensors, some_tensors(version))
-                assert (first.fallbacks, second.fallbacks) == (0, 1)
-            assert learner.push.measured["broadcasts"] == 3
-            assert learner.push.measured["broadcast_failures"] == 0
-
-    asyncio.run(run())
+async def test_broadcasts_arrive_bit_for_bit_and_a_late_joiner_pulls_before_it_takes_part(context):
+    async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (one, first):
+        await joined(learner, 1)
+        await learner.publish(0)
+        await async_until(lambda: one.version == 0)
+        async with engine_of(learner.publisher.endpoint) as (two, second):
+            await async_until(lambda: two.version == 0)
+            assert (first.fallbacks, second.fallbacks) == (0, 1)
+            for version in (1, 2):
+                await joined(learner, 2)
+                await learner.publish(version)
+                await async_until(lambda version=version: one.version == two.version == version)
+                assert same_bits(one.tensors, some_tensors(version))
+                assert same_bits(two.tensors, some_tensors(version))
+            assert (first.fallbacks, second.fallbacks) == (0, 1)
+        assert learner.push.measured["broadcasts"] == 3
+        assert learner.push.measured["broadcast_failures"] == 0
 
 
-def test_without_engines_a_push_waits_for_nobody(context):
-    async def run():
-        # A push that waited for an engine would wait for an hour.
-        async with learning(context, timeout_s=3600.0) as learner:
-            await learner.publish(0)
-            await async_until(lambda: learner.publisher.offered == 0)
-            assert learner.push.measured["broadcasts"] == 0
-
-    asyncio.run(run())
+async def test_without_engines_a_push_waits_for_nobody(context):
+    # A push that waited for an engine would wait for an hour.
+    async with learning(context, timeout_s=3600.0) as learner:
+        await learner.publish(0)
+        await async_until(lambda: learner.publisher.offered == 0)
+        assert learner.push.measured["broadcasts"] == 0
 
 
-def test_an_engine_whose_model_differs_refuses_before_the_first_byte_and_the_push_goes_on(context):
-    async def run():
-        async with learning(context, timeout_s=2.0) as learner:
-            requests = Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context))
-            link = DistributedChannel(requests, CPU, 2.0)
-            calling = asyncio.create_task(link.newer_than(-1))
-            await joined(learner, 1)
-            await learner.publish(0)
-            with pytest.raises(WeightsError, match="1 missing"):
-                (await calling).check_covers({**EXPECTED, "another": (1,)})
-            assert learner.push.measured["broadcast_failures"] == 1
-            await async_until(lambda: learner.publisher.offered == 0)
-            link.reset()
-            with pytest.raises(UnavailableError, match="before this engine joined"):
-                await link.newer_than(-1)
-            link.reset()
-
-    asyncio.run(run())
+async def test_an_engine_whose_model_differs_refuses_before_the_first_byte_and_the_push_goes_on(context):
+    async with learning(context, timeout_s=2.0) as learner:
+        requests = Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context))
+        link = DistributedChannel(requests, CPU, 2.0)
+        calling = asyncio.create_task(link.newer_than(-1))
+        await joined(learner, 1)
+        await learner.publish(0)
+        with pytest.raises(WeightsError, match="1 missing"):
+            (await calling).check_covers({**EXPECTED, "another": (1,)})
+        assert learner.push.measured["broadcast_failures"] == 1
+        await async_until(lambda: learner.publisher.offered == 0)
+        link.reset()
+        with pytest.raises(UnavailableError, match="before this engine joined"):
+            await link.newer_than(-1)
+        link.reset()
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "misshapen"])
-def test_tensors_that_engines_do_not_expect_refuse_the_push_before_the_first_bucket(context, fault):
-    async def run():
-        tensors = some_tensors()
-        match fault:
-            case "missing":
-                del tensors["scale"]
-            case "unknown":
-                tensors["another"] = torch.zeros(2)
-            case "misshapen":
-                tensors["layer.weight"] = torch.zeros(7, 13)
-        async with learning(context) as learner:
-            plan = plan_of(tensors)
-            taken = filled(tensors, plan)
-            with pytest.raises(WeightsError, match=f"1 {fault}"):
-                await asyncio.to_thread(learner.push.publish, 0, plan, taken)
-            assert next(taken).bucket == plan[0], "no bucket was taken"
-
-    asyncio.run(run())
+async def test_tensors_that_engines_do_not_expect_refuse_the_push_before_the_first_bucket(context, fault):
+    tensors = some_tensors()
+    match fault:
+        case "missing":
+            del tensors["scale"]
+        case "unknown":
+            tensors["another"] = torch.zeros(2)
+        case "misshapen":
+            tensors["layer.weight"] = torch.zeros(7, 13)
+    async with learning(context) as learner:
+        plan = plan_of(tensors)
+        taken = filled(tensors, plan)
+        with pytest.raises(WeightsError, match=f"1 {fault}"):
+            await asyncio.to_thread(learner.push.publish, 0, plan, taken)
+        assert next(taken).bucket == plan[0], "no bucket was taken"
 
 
 class Damaging(WeightGroup):
@@ -176,26 +164,21 @@ class Damaging(WeightGroup):
         return super().begin(tensor)
 
 
-def test_a_version_with_a_damaged_bucket_is_refused_whole(context, monkeypatch):
+async def test_a_version_with_a_damaged_bucket_is_refused_whole(context, monkeypatch):
     monkeypatch.setattr("asyncrl.weights.broadcast.WeightGroup", Damaging)
 
-    async def run():
-        async with learning(context) as learner:
-            link = DistributedChannel(
-                Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context)), CPU, 20.0
-            )
-            calling = asyncio.create_task(link.newer_than(-1))
-            await joined(learner, 1)
-            pushing = asyncio.create_task(learner.publish(0))
-            with pytest.raises(WeightsError, match="version 0 arrived damaged"):
-                await link.fetch(await calling)
-            await pushing
-            link.reset()
-
-    asyncio.run(run())
+    async with learning(context) as learner:
+        link = DistributedChannel(Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context)), CPU, 20.0)
+        calling = asyncio.create_task(link.newer_than(-1))
+        await joined(learner, 1)
+        pushing = asyncio.create_task(learner.publish(0))
+        with pytest.raises(WeightsError, match="version 0 arrived damaged"):
+            await link.fetch(await calling)
+        await pushing
+        link.reset()
 
 
-def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_never_a_third(context, monkeypatch):
+async def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_never_a_third(context, monkeypatch):
     second_filled, calls = threading.Event(), []
 
     class Late(WeightGroup):
@@ -218,15 +201,12 @@ def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_ne
                 second_filled.set()
             yield each
 
-    async def run():
-        async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
-            await joined(learner, 1)
-            await asyncio.to_thread(learner.push.publish, 0, plan, buckets())
-            await async_until(lambda: engine.version == 0)
-            assert same_bits(engine.tensors, tensors)
-            assert (learner.push.measured["broadcasts"], receiver.fallbacks) == (1, 0)
-
-    asyncio.run(run())
+    async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
+        await joined(learner, 1)
+        await asyncio.to_thread(learner.push.publish, 0, plan, buckets())
+        await async_until(lambda: engine.version == 0)
+        assert same_bits(engine.tensors, tensors)
+        assert (learner.push.measured["broadcasts"], receiver.fallbacks) == (1, 0)
     assert len(plan) > 2
     assert calls == ["begin", *["begin", "finish"] * len(plan), "finish"]
 
@@ -284,25 +264,22 @@ asyncio.run(main())
 """
 
 
-def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_others_get_the_version(context):
-    async def run():
-        async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
-            await joined(learner, 1)
-            await learner.publish(0)
-            await async_until(lambda: engine.version == 0)
-            dying = subprocess.Popen([sys.executable, "-c", DYING, learner.publisher.endpoint])
-            await async_until(lambda: len(learner.publisher._offers.joining("gloo")) == 2)
-            await learner.publish(1)
-            await asyncio.to_thread(dying.wait)
-            await async_until(lambda: engine.version == 1)
-            assert same_bits(engine.tensors, some_tensors(1))
-            # By the fallback, unless everything had come before the connection broke.
-            fallbacks = receiver.fallbacks
-            assert (learner.push.measured["broadcast_failures"], fallbacks <= 1) == (1, True)
-            await async_until(lambda: learner.publisher._offers.joining("gloo"))
-            await learner.publish(2)
-            await async_until(lambda: engine.version == 2)
-            assert receiver.fallbacks == fallbacks
-            assert same_bits(engine.tensors, some_tensors(2))
-
-    asyncio.run(run())
+async def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_others_get_the_version(context):
+    async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
+        await joined(learner, 1)
+        await learner.publish(0)
+        await async_until(lambda: engine.version == 0)
+        dying = subprocess.Popen([sys.executable, "-c", DYING, learner.publisher.endpoint])
+        await async_until(lambda: len(learner.publisher._offers.joining("gloo")) == 2)
+        await learner.publish(1)
+        await asyncio.to_thread(dying.wait)
+        await async_until(lambda: engine.version == 1)
+        assert same_bits(engine.tensors, some_tensors(1))
+        # By the fallback, unless everything had come before the connection broke.
+        fallbacks = receiver.fallbacks
+        assert (learner.push.measured["broadcast_failures"], fallbacks <= 1) == (1, True)
+        await async_until(lambda: learner.publisher._offers.joining("gloo"))
+        await learner.publish(2)
+        await async_until(lambda: engine.version == 2)
+        assert receiver.fallbacks == fallbacks
+        assert same_bits(engine.tensors, some_tensors(2))

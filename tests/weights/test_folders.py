@@ -38,20 +38,17 @@ def nothing(folder):
     (folder / "config.json").write_text("{}")
 
 
-def test_versions_written_in_the_background_are_followed_bit_for_bit_and_old_ones_go(tmp_path):
-    async def run():
-        engine = HoldingEngine()
-        writer = FolderWriter(tmp_path / "weights", nothing, OWN_RUN)
-        async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
-            for version in range(4):
-                writer.write(version, some_tensors(version))
-                await async_until(lambda version=version: engine.version == version)
-                assert same_bits(engine.tensors, some_tensors(version))
-        writer.close()
-        assert sorted(versions_in(tmp_path / "weights", OWN_RUN)) == list(range(4))[-KEPT:]
-        assert writer.failures == 0
-
-    asyncio.run(run())
+async def test_versions_written_in_the_background_are_followed_bit_for_bit_and_old_ones_go(tmp_path):
+    engine = HoldingEngine()
+    writer = FolderWriter(tmp_path / "weights", nothing, OWN_RUN)
+    async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
+        for version in range(4):
+            writer.write(version, some_tensors(version))
+            await async_until(lambda version=version: engine.version == version)
+            assert same_bits(engine.tensors, some_tensors(version))
+    writer.close()
+    assert sorted(versions_in(tmp_path / "weights", OWN_RUN)) == list(range(4))[-KEPT:]
+    assert writer.failures == 0
 
 
 OTHERS = [RunIdentity("other", OWN_RUN.id), RunIdentity(OWN_RUN.name, "another")]
@@ -147,55 +144,46 @@ def test_what_a_learner_left_that_was_killed_in_the_middle_of_a_write_goes_when_
     assert not seen(tmp_path)
 
 
-def test_an_engine_takes_its_own_runs_folders_only_and_says_whose_the_others_are(tmp_path):
-    async def scenario():
-        write_folder(tmp_path, 90, some_tensors(9), nothing, OTHERS[0])
-        link = DiskChannel(tmp_path, OWN_RUN)
-        with pytest.raises(UnavailableError, match=re.escape(f"has weights of run {OTHERS[0]}, and none of {OWN_RUN}")):
-            await link.newer_than(-1)
-        (tmp_path / "v99").mkdir()
-        write_folder(tmp_path, 2, some_tensors(2), nothing, OWN_RUN)
-        for run in (OWN_RUN, RunIdentity(OWN_RUN.name)):
-            link = DiskChannel(tmp_path, run)
-            assert same_bits(await link.fetch(await link.newer_than(-1)), some_tensors(2))
-
-    asyncio.run(scenario())
+async def test_an_engine_takes_its_own_runs_folders_only_and_says_whose_the_others_are(tmp_path):
+    write_folder(tmp_path, 90, some_tensors(9), nothing, OTHERS[0])
+    link = DiskChannel(tmp_path, OWN_RUN)
+    with pytest.raises(UnavailableError, match=re.escape(f"has weights of run {OTHERS[0]}, and none of {OWN_RUN}")):
+        await link.newer_than(-1)
+    (tmp_path / "v99").mkdir()
+    write_folder(tmp_path, 2, some_tensors(2), nothing, OWN_RUN)
+    for run in (OWN_RUN, RunIdentity(OWN_RUN.name)):
+        link = DiskChannel(tmp_path, run)
+        assert same_bits(await link.fetch(await link.newer_than(-1)), some_tensors(2))
 
 
-def test_an_engine_whose_directory_is_not_there_waits_for_it_and_does_other_work_meanwhile(tmp_path):
-    async def scenario():
-        engine = HoldingEngine()
-        async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
-            await asyncio.sleep(0)
-            write_folder(tmp_path / "weights", 1, some_tensors(1), nothing, OWN_RUN)
-            await async_until(lambda: engine.version == 1)
-
-    asyncio.run(scenario())
+async def test_an_engine_whose_directory_is_not_there_waits_for_it_and_does_other_work_meanwhile(tmp_path):
+    engine = HoldingEngine()
+    async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
+        await asyncio.sleep(0)
+        write_folder(tmp_path / "weights", 1, some_tensors(1), nothing, OWN_RUN)
+        await async_until(lambda: engine.version == 1)
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "manifest", "gone", "no directory"])
-def test_what_is_damaged_or_gone_is_an_error_of_its_kind(tmp_path, fault):
-    async def run():
-        folder = write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
-        link = DiskChannel(tmp_path, OWN_RUN)
-        manifest = await link.newer_than(0)
-        data = bytearray((folder / TENSORS).read_bytes())
-        match fault:
-            case "flipped":
-                data[-3] ^= 1
-                (folder / TENSORS).write_bytes(data)
-            case "cut":
-                (folder / TENSORS).write_bytes(data[:40])
-            case "manifest":
-                (folder / MANIFEST).write_text("{")
-            case "gone":
-                shutil.rmtree(folder)
-            case "no directory":
-                shutil.rmtree(tmp_path)
-        with pytest.raises(UnavailableError if fault in ("gone", "no directory") else WeightsError):
-            await link.fetch(await link.newer_than(0) if fault == "manifest" else manifest)
-
-    asyncio.run(run())
+async def test_what_is_damaged_or_gone_is_an_error_of_its_kind(tmp_path, fault):
+    folder = write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
+    link = DiskChannel(tmp_path, OWN_RUN)
+    manifest = await link.newer_than(0)
+    data = bytearray((folder / TENSORS).read_bytes())
+    match fault:
+        case "flipped":
+            data[-3] ^= 1
+            (folder / TENSORS).write_bytes(data)
+        case "cut":
+            (folder / TENSORS).write_bytes(data[:40])
+        case "manifest":
+            (folder / MANIFEST).write_text("{")
+        case "gone":
+            shutil.rmtree(folder)
+        case "no directory":
+            shutil.rmtree(tmp_path)
+    with pytest.raises(UnavailableError if fault in ("gone", "no directory") else WeightsError):
+        await link.fetch(await link.newer_than(0) if fault == "manifest" else manifest)
 
 
 def test_nothing_newer_is_none_where_a_learner_writes_and_unavailable_where_none_does(tmp_path):
@@ -230,48 +218,42 @@ def test_a_folder_is_one_that_transformers_loads_tied_embeddings_and_all(tmp_pat
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
-def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_counted(tmp_path, context):
-    async def run():
-        engine = HoldingEngine()
-        with publisher(context) as source:
-            async with channel(source.endpoint) as link:
-                receiver = Receiver([DiskChannel(tmp_path / "nowhere", OWN_RUN), link], shapes(some_tensors()))
-                following = asyncio.create_task(receiver.run(engine))
-                source.publish(0, some_tensors(0))
-                await async_until(lambda: engine.version == 0)
-                assert receiver.fallbacks == 1
-                (tmp_path / "nowhere").mkdir()
-                write_folder(tmp_path / "nowhere", 1, some_tensors(1), nothing, OWN_RUN)
-                await async_until(lambda: engine.version == 1)
-                assert receiver.counters()["weights_updates"] == 2
-                assert receiver.counters()["weights_bytes"] == 2 * sum(each.nbytes for each in some_tensors().values())
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
-
-    asyncio.run(run())
+async def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_counted(tmp_path, context):
+    engine = HoldingEngine()
+    with publisher(context) as source:
+        async with channel(source.endpoint) as link:
+            receiver = Receiver([DiskChannel(tmp_path / "nowhere", OWN_RUN), link], shapes(some_tensors()))
+            following = asyncio.create_task(receiver.run(engine))
+            source.publish(0, some_tensors(0))
+            await async_until(lambda: engine.version == 0)
+            assert receiver.fallbacks == 1
+            (tmp_path / "nowhere").mkdir()
+            write_folder(tmp_path / "nowhere", 1, some_tensors(1), nothing, OWN_RUN)
+            await async_until(lambda: engine.version == 1)
+            assert receiver.counters()["weights_updates"] == 2
+            assert receiver.counters()["weights_bytes"] == 2 * sum(each.nbytes for each in some_tensors().values())
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
 
-def test_a_channel_for_servers_gives_the_folder_unread_once_its_header_is_that_of_the_manifest(tmp_path):
-    async def run():
-        path = write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
-        link = DiskChannel(tmp_path, OWN_RUN, read=False)
-        manifest = await link.newer_than(0)
-        folder = await link.fetch(manifest)
-        assert isinstance(folder, Folder)
-        assert (folder.path, folder.manifest, link.received) == (path, manifest, 0)
-        assert same_bits(folder.read(), some_tensors())
-        whole = (path / TENSORS).read_bytes()
-        (path / TENSORS).write_bytes(whole[:-5])
-        with pytest.raises(WeightsError, match="damaged"):
-            await link.fetch(manifest)
-        write_folder(tmp_path, 1, {**some_tensors(), "scale": torch.zeros(2)}, nothing, OWN_RUN)
-        with pytest.raises(WeightsError, match="other tensors"):
-            await link.fetch(manifest)
-        shutil.rmtree(path)
-        with pytest.raises(UnavailableError, match="gone"):
-            await link.fetch(manifest)
-
-    asyncio.run(run())
+async def test_a_channel_for_servers_gives_the_folder_unread_once_its_header_is_that_of_the_manifest(tmp_path):
+    path = write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
+    link = DiskChannel(tmp_path, OWN_RUN, read=False)
+    manifest = await link.newer_than(0)
+    folder = await link.fetch(manifest)
+    assert isinstance(folder, Folder)
+    assert (folder.path, folder.manifest, link.received) == (path, manifest, 0)
+    assert same_bits(folder.read(), some_tensors())
+    whole = (path / TENSORS).read_bytes()
+    (path / TENSORS).write_bytes(whole[:-5])
+    with pytest.raises(WeightsError, match="damaged"):
+        await link.fetch(manifest)
+    write_folder(tmp_path, 1, {**some_tensors(), "scale": torch.zeros(2)}, nothing, OWN_RUN)
+    with pytest.raises(WeightsError, match="other tensors"):
+        await link.fetch(manifest)
+    shutil.rmtree(path)
+    with pytest.raises(UnavailableError, match="gone"):
+        await link.fetch(manifest)
 
 
 @pytest.mark.parametrize("links", [True, False])

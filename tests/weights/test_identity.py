@@ -28,45 +28,39 @@ OTHERS = [RunIdentity("other", OWN_RUN.id), RunIdentity("other"), RunIdentity(OW
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=str)
-def test_an_engine_of_another_run_gets_no_weights_and_reads_both_names_while_the_own_ones_are_served(
+async def test_an_engine_of_another_run_gets_no_weights_and_reads_both_names_while_the_own_ones_are_served(
     context, other, caplog
 ):
-    async def scenario():
-        own, away, stranger = HoldingEngine(), HoldingEngine(), HoldingEngine()
-        with publisher(context, run=OWN_RUN) as source:
-            source.publish(0, some_tensors(0))
-            async with (
-                channel(source.endpoint, run=other) as wrong,
-                channel(source.endpoint, run=OWN_RUN) as right,
-                channel(source.endpoint, run=RunIdentity(OWN_RUN.name)) as by_name,
-                following(wrong, stranger, EXPECTED) as refused,
-                following(right, own, EXPECTED),
-                following(by_name, away, EXPECTED),
-            ):
-                await async_until(lambda: own.version == away.version == 0 and refused.refused >= 2)
-                source.publish(1, some_tensors(1))
-                await async_until(lambda: own.version == away.version == 1 and refused.refused >= 4)
-            assert source.refused >= 4
-        assert same_bits(own.tensors, some_tensors(1))
-        assert (stranger.version, stranger.served) == (-1, [])
-
-    asyncio.run(scenario())
+    own, away, stranger = HoldingEngine(), HoldingEngine(), HoldingEngine()
+    with publisher(context, run=OWN_RUN) as source:
+        source.publish(0, some_tensors(0))
+        async with (
+            channel(source.endpoint, run=other) as wrong,
+            channel(source.endpoint, run=OWN_RUN) as right,
+            channel(source.endpoint, run=RunIdentity(OWN_RUN.name)) as by_name,
+            following(wrong, stranger, EXPECTED) as refused,
+            following(right, own, EXPECTED),
+            following(by_name, away, EXPECTED),
+        ):
+            await async_until(lambda: own.version == away.version == 0 and refused.refused >= 2)
+            source.publish(1, some_tensors(1))
+            await async_until(lambda: own.version == away.version == 1 and refused.refused >= 4)
+        assert source.refused >= 4
+    assert same_bits(own.tensors, some_tensors(1))
+    assert (stranger.version, stranger.served) == (-1, [])
     told = f"this is the weight publisher of run {OWN_RUN}, not of {other}: look at network.host, network.weights_port"
     assert any(told in each.getMessage() for each in caplog.records if each.name.endswith("receiver"))
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=str)
-def test_an_engine_of_another_run_is_called_to_no_broadcast(context, other):
-    async def scenario():
-        with publisher(context, run=OWN_RUN) as source:
-            requests = Requests(source.endpoint, zmq.asyncio.Context.shadow(context), run=other)
-            link = DistributedChannel(requests, torch.device("cpu"), 20.0)
-            with pytest.raises(WireError, match=re.escape(f"of run {OWN_RUN}, not of {other}")):
-                await link.newer_than(-1)
-            assert source.summon("gloo", lambda receivers: {}, 0.0) == ()
-            link.reset()
-
-    asyncio.run(scenario())
+async def test_an_engine_of_another_run_is_called_to_no_broadcast(context, other):
+    with publisher(context, run=OWN_RUN) as source:
+        requests = Requests(source.endpoint, zmq.asyncio.Context.shadow(context), run=other)
+        link = DistributedChannel(requests, torch.device("cpu"), 20.0)
+        with pytest.raises(WireError, match=re.escape(f"of run {OWN_RUN}, not of {other}")):
+            await link.newer_than(-1)
+        assert source.summon("gloo", lambda receivers: {}, 0.0) == ()
+        link.reset()
 
 
 @pytest.mark.parametrize(
@@ -78,15 +72,12 @@ def test_an_engine_of_another_run_is_called_to_no_broadcast(context, other):
     ],
 )
 @pytest.mark.parametrize("said", [{}, {"run": "run"}, {"run": ["run"]}, {"run": ["run", 1]}, {"run": None}], ids=str)
-def test_a_request_for_weights_that_does_not_say_its_run_is_refused(context, kind, body, said):
-    async def scenario():
-        with publisher(context, run=OWN_RUN) as source:
-            requests = Requests(source.endpoint, zmq.asyncio.Context.shadow(context))
-            with pytest.raises(WireError, match=f"'{kind}' does not say which run's it is"):
-                await requests.ask(kind, {**body, **said})
-            requests.reset()
-
-    asyncio.run(scenario())
+async def test_a_request_for_weights_that_does_not_say_its_run_is_refused(context, kind, body, said):
+    with publisher(context, run=OWN_RUN) as source:
+        requests = Requests(source.endpoint, zmq.asyncio.Context.shadow(context))
+        with pytest.raises(WireError, match=f"'{kind}' does not say which run's it is"):
+            await requests.ask(kind, {**body, **said})
+        requests.reset()
 
 
 @pytest.mark.parametrize("mistake", ["another name", "another folder", "none"])

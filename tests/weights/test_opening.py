@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -16,23 +15,20 @@ from tests.weights.fakes import same_bits, some_tensors
 
 
 @pytest.mark.parametrize(("kind", "unread"), [("sglang", True), ("vllm", True), ("embedded", False)])
-def test_folders_go_unread_to_actors_that_have_servers(tmp_path: Path, kind: str, unread: bool) -> None:
+async def test_folders_go_unread_to_actors_that_have_servers(tmp_path: Path, kind: str, unread: bool) -> None:
     config = TrainConfig()
     config.engine.kind = kind
     config.run.name, config.run.dir = OWN_RUN.name, str(tmp_path)
     config.weights.channel, config.weights.dir = "disk", str(tmp_path)
     write_folder(tmp_path, 1, some_tensors(), lambda folder: None, OWN_RUN)
 
-    async def scenario() -> None:
-        channel, zmq = open_channels(config, None)
-        assert (channel.name, zmq.name) == ("disk", "zmq")
-        manifest = await channel.newer_than(0)
-        assert manifest is not None
-        brought = await channel.fetch(manifest)
-        assert isinstance(brought, Folder) is unread
-        assert same_bits(brought.read() if isinstance(brought, Folder) else brought, some_tensors())
-
-    asyncio.run(scenario())
+    channel, zmq = open_channels(config, None)
+    assert (channel.name, zmq.name) == ("disk", "zmq")
+    manifest = await channel.newer_than(0)
+    assert manifest is not None
+    brought = await channel.fetch(manifest)
+    assert isinstance(brought, Folder) is unread
+    assert same_bits(brought.read() if isinstance(brought, Folder) else brought, some_tensors())
 
 
 @pytest.mark.parametrize(

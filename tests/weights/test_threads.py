@@ -134,15 +134,12 @@ def test_folders_are_read_and_checked(read: bool, tmp_path: Path) -> None:
     assert same_bits(taken if read else taken.read(), some_tensors(2))
 
 
-def test_an_error_is_told_and_calls_wait_for_nobody() -> None:
+async def test_an_error_is_told_and_calls_wait_for_nobody() -> None:
     both = threading.Barrier(2)
 
     def fail() -> None:
         raise ValueError("in the thread")
 
-    async def scenario() -> None:
-        assert set(await asyncio.gather(*(in_own_thread(lambda: both.wait(LIMIT_S)) for _ in range(2)))) == {0, 1}
-        with pytest.raises(ValueError, match="in the thread"):
-            await in_own_thread(fail)
-
-    asyncio.run(scenario())
+    assert set(await asyncio.gather(*(in_own_thread(lambda: both.wait(LIMIT_S)) for _ in range(2)))) == {0, 1}
+    with pytest.raises(ValueError, match="in the thread"):
+        await in_own_thread(fail)

@@ -29,128 +29,107 @@ def free_port():
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 64, 1 << 20])
-def test_weights_arrive_bit_for_bit(context, chunk_bytes):
-    async def run():
-        engine = HoldingEngine()
-        with publisher(context, chunk_bytes=chunk_bytes) as source:
-            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
-                for version in (0, 1, 5):
-                    source.publish(version, some_tensors(version))
-                    await async_until(lambda version=version: engine.version == version)
-                    assert same_bits(engine.tensors, some_tensors(version))
-
-    asyncio.run(run())
+async def test_weights_arrive_bit_for_bit(context, chunk_bytes):
+    engine = HoldingEngine()
+    with publisher(context, chunk_bytes=chunk_bytes) as source:
+        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+            for version in (0, 1, 5):
+                source.publish(version, some_tensors(version))
+                await async_until(lambda version=version: engine.version == version)
+                assert same_bits(engine.tensors, some_tensors(version))
 
 
-def test_the_manifest_of_a_mixture_with_very_many_experts_arrives(context):
+async def test_the_manifest_of_a_mixture_with_very_many_experts_arrives(context):
     names = [f"model.layers.{i % 60}.mlp.experts.{i // 60}.some_longer_projection.weight" for i in range(60_000)]
 
-    async def run():
-        with publisher(context) as source:
-            source.publish(0, dict.fromkeys(names, torch.ones(1)))
-            async with channel(source.endpoint, timeout_s=120) as link:
-                while (manifest := await link.newer_than(-1)) is None:
-                    pass
-        assert [spec.name for spec in manifest.tensors] == names
-
-    asyncio.run(run())
+    with publisher(context) as source:
+        source.publish(0, dict.fromkeys(names, torch.ones(1)))
+        async with channel(source.endpoint, timeout_s=120) as link:
+            while (manifest := await link.newer_than(-1)) is None:
+                pass
+    assert [spec.name for spec in manifest.tensors] == names
 
 
-def test_a_late_joiner_gets_only_the_newest(context):
-    async def run():
-        engine = HoldingEngine()
-        with publisher(context) as source:
-            for version in range(4):
-                source.publish(version, some_tensors(version))
-            await async_until(lambda: source.offered == 3)
-            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
-                await async_until(lambda: engine.version == 3)
-        assert engine.served == [3]
-        assert same_bits(engine.tensors, some_tensors(3))
-
-    asyncio.run(run())
+async def test_a_late_joiner_gets_only_the_newest(context):
+    engine = HoldingEngine()
+    with publisher(context) as source:
+        for version in range(4):
+            source.publish(version, some_tensors(version))
+        await async_until(lambda: source.offered == 3)
+        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+            await async_until(lambda: engine.version == 3)
+    assert engine.served == [3]
+    assert same_bits(engine.tensors, some_tensors(3))
 
 
-def test_a_flipped_byte_is_refused_and_the_old_weights_stay_until_whole_ones_come(context):
-    async def run():
-        engine = HoldingEngine()
-        with publisher(context) as source:
-            source.publish(0, some_tensors(0))
-            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
-                await async_until(lambda: engine.version == 0)
-            damaged = some_tensors(1)
-            source.publish(1, damaged)
-            await async_until(lambda: source.offered == 1)
+async def test_a_flipped_byte_is_refused_and_the_old_weights_stay_until_whole_ones_come(context):
+    engine = HoldingEngine()
+    with publisher(context) as source:
+        source.publish(0, some_tensors(0))
+        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+            await async_until(lambda: engine.version == 0)
+        damaged = some_tensors(1)
+        source.publish(1, damaged)
+        await async_until(lambda: source.offered == 1)
+        damaged["ids"][3] ^= 1
+        async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
+            await async_until(lambda: receiver.refused >= 2)
+            assert engine.version == 0
+            assert same_bits(engine.tensors, some_tensors(0))
             damaged["ids"][3] ^= 1
-            async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
-                await async_until(lambda: receiver.refused >= 2)
-                assert engine.version == 0
-                assert same_bits(engine.tensors, some_tensors(0))
-                damaged["ids"][3] ^= 1
-                await async_until(lambda: engine.version == 1)
-                assert same_bits(engine.tensors, some_tensors(1))
-
-    asyncio.run(run())
+            await async_until(lambda: engine.version == 1)
+            assert same_bits(engine.tensors, some_tensors(1))
 
 
-def test_weights_that_do_not_fit_the_engine_are_refused_before_a_byte_is_taken(context, caplog):
+async def test_weights_that_do_not_fit_the_engine_are_refused_before_a_byte_is_taken(context, caplog):
     class NoFetch(ZmqChannel):
         async def fetch(self, manifest):
             raise AssertionError("nothing may be fetched")
 
-    async def run():
-        engine = HoldingEngine()
-        with publisher(context) as source:
-            incomplete = some_tensors(0)
-            del incomplete["scale"]
-            source.publish(0, incomplete)
-            link = NoFetch(Requests(source.endpoint, zmq.asyncio.Context.shadow(context)))
-            async with following(link, engine, EXPECTED) as receiver:
-                await async_until(lambda: receiver.refused >= 1)
-            async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
-                await async_until(lambda: receiver.refused >= 1)
-                assert engine.version == -1
+    engine = HoldingEngine()
+    with publisher(context) as source:
+        incomplete = some_tensors(0)
+        del incomplete["scale"]
+        source.publish(0, incomplete)
+        link = NoFetch(Requests(source.endpoint, zmq.asyncio.Context.shadow(context)))
+        async with following(link, engine, EXPECTED) as receiver:
+            await async_until(lambda: receiver.refused >= 1)
+        async with channel(source.endpoint) as link, following(link, engine, EXPECTED) as receiver:
+            await async_until(lambda: receiver.refused >= 1)
+            assert engine.version == -1
+            source.publish(1, some_tensors(1))
+            await async_until(lambda: engine.version == 1)
+    assert "1 missing (scale)" in caplog.text
+
+
+async def test_a_slow_receiver_finishes_its_version_while_a_fast_one_goes_on(context):
+    fast_engine = HoldingEngine()
+    with publisher(context) as source:
+        source.publish(0, some_tensors(0))
+        async with channel(source.endpoint, credits=1) as slow, channel(source.endpoint) as fast:
+            begun = await slow.newer_than(-1)
+            async with following(fast, fast_engine, EXPECTED):
+                await async_until(lambda: fast_engine.version == 0)
                 source.publish(1, some_tensors(1))
-                await async_until(lambda: engine.version == 1)
-        assert "1 missing (scale)" in caplog.text
-
-    asyncio.run(run())
-
-
-def test_a_slow_receiver_finishes_its_version_while_a_fast_one_goes_on(context):
-    async def run():
-        fast_engine = HoldingEngine()
-        with publisher(context) as source:
-            source.publish(0, some_tensors(0))
-            async with channel(source.endpoint, credits=1) as slow, channel(source.endpoint) as fast:
-                begun = await slow.newer_than(-1)
-                async with following(fast, fast_engine, EXPECTED):
-                    await async_until(lambda: fast_engine.version == 0)
-                    source.publish(1, some_tensors(1))
-                    source.publish(2, some_tensors(2))
-                    await async_until(lambda: fast_engine.version == 2)
-                assert same_bits(await slow.fetch(begun), some_tensors(0))
-                assert (await slow.newer_than(0)).version == 2
-
-    asyncio.run(run())
+                source.publish(2, some_tensors(2))
+                await async_until(lambda: fast_engine.version == 2)
+            assert same_bits(await slow.fetch(begun), some_tensors(0))
+            assert (await slow.newer_than(0)).version == 2
 
 
-def test_an_older_version_is_never_taken_and_never_published(context):
-    async def run():
-        engine = HoldingEngine(version=7)
-        with publisher(context) as source:
+async def test_an_older_version_is_never_taken_and_never_published(context):
+    engine = HoldingEngine(version=7)
+    with publisher(context) as source:
+        source.publish(3, some_tensors(3))
+        with pytest.raises(WeightsError, match="never moves backwards"):
             source.publish(3, some_tensors(3))
-            with pytest.raises(WeightsError, match="never moves backwards"):
-                source.publish(3, some_tensors(3))
-            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
-                async with channel(source.endpoint) as other:
-                    assert await other.newer_than(7) is None
-                assert engine.version == 7
-                source.publish(8, some_tensors(8))
-                await async_until(lambda: engine.version == 8)
-        assert engine.served == [8]
-
-    asyncio.run(run())
+        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+            async with channel(source.endpoint) as other:
+                assert await other.newer_than(7) is None
+            assert engine.version == 7
+            source.publish(8, some_tensors(8))
+            await async_until(lambda: engine.version == 8)
+    assert engine.served == [8]
 
 
 PUBLISH = """
@@ -163,7 +142,7 @@ time.sleep(600)
 """
 
 
-def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is_followed(caplog):
+async def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is_followed(caplog):
     caplog.set_level(logging.INFO)
     port = free_port()
 
@@ -193,65 +172,56 @@ def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is
         def reset(self):
             self.inner.reset()
 
-    async def run():
-        expected = {"a": (2_000_000,)}
-        engine = HoldingEngine(version=1)
-        async with channel(f"tcp://127.0.0.1:{port}", credits=2, timeout_s=1.5) as link:
-            first = start(2)
-            killing = KillsDuringFetch(link, first)
-            async with following(killing, engine, expected) as receiver:
-                await async_until(lambda: first.poll() is not None)
-                await async_until(lambda: "waiting for the learner" in caplog.text)
-                assert killing.cut
-                assert (engine.version, receiver.updates) == (1, 0)
-                second = start(3)
-                try:
-                    await async_until(lambda: engine.version == 3)
-                finally:
-                    second.kill()
-                    second.wait()
-        assert engine.served == [3]
-        assert bool((engine.tensors["a"] == 3).all())
-
-    asyncio.run(run())
-
-
-def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_once():
-    port = free_port()
-
-    def start(version):
-        return subprocess.Popen([sys.executable, "-c", PUBLISH, str(port), str(version)])
-
-    async def run():
-        engine, first = HoldingEngine(version=1), start(2)
-        async with (
-            channel(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link,
-            following(link, engine, {"a": (2_000_000,)}),
-        ):
-            await async_until(lambda: engine.version == 2)
-            # It asks for the next version now, and has an hour's patience.
-            first.kill()
-            first.wait()
+    expected = {"a": (2_000_000,)}
+    engine = HoldingEngine(version=1)
+    async with channel(f"tcp://127.0.0.1:{port}", credits=2, timeout_s=1.5) as link:
+        first = start(2)
+        killing = KillsDuringFetch(link, first)
+        async with following(killing, engine, expected) as receiver:
+            await async_until(lambda: first.poll() is not None)
+            await async_until(lambda: "waiting for the learner" in caplog.text)
+            assert killing.cut
+            assert (engine.version, receiver.updates) == (1, 0)
             second = start(3)
             try:
                 await async_until(lambda: engine.version == 3)
             finally:
                 second.kill()
                 second.wait()
-
-    asyncio.run(run())
-
-
-def test_a_receiver_says_whom_it_waits_for(caplog):
-    async def run():
-        endpoint = f"tcp://127.0.0.1:{free_port()}"
-        async with channel(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine(), EXPECTED):
-            await async_until(lambda: "waiting for the learner: the weight publisher at tcp://127.0.0.1" in caplog.text)
-
-    asyncio.run(run())
+    assert engine.served == [3]
+    assert bool((engine.tensors["a"] == 3).all())
 
 
-def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(context):
+async def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_once():
+    port = free_port()
+
+    def start(version):
+        return subprocess.Popen([sys.executable, "-c", PUBLISH, str(port), str(version)])
+
+    engine, first = HoldingEngine(version=1), start(2)
+    async with (
+        channel(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link,
+        following(link, engine, {"a": (2_000_000,)}),
+    ):
+        await async_until(lambda: engine.version == 2)
+        # It asks for the next version now, and has an hour's patience.
+        first.kill()
+        first.wait()
+        second = start(3)
+        try:
+            await async_until(lambda: engine.version == 3)
+        finally:
+            second.kill()
+            second.wait()
+
+
+async def test_a_receiver_says_whom_it_waits_for(caplog):
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    async with channel(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine(), EXPECTED):
+        await async_until(lambda: "waiting for the learner: the weight publisher at tcp://127.0.0.1" in caplog.text)
+
+
+async def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(context):
     nonsense = [
         [b""],
         [b"junk", b"more junk"],
@@ -261,23 +231,20 @@ def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(cont
         encode(Message("chunks", 1, {"version": 0, "chunks": [[0, 0, 1 << 60]]})),
     ]
 
-    async def run():
-        engine = HoldingEngine()
-        with publisher(context) as source, context.socket(zmq.DEALER) as stranger:
-            stranger.connect(source.endpoint)
-            source.publish(0, some_tensors(0))
-            for frames in nonsense:
-                stranger.send_multipart(frames)
-                assert stranger.poll(1000 * GENEROUS_S), "a refusal says so"
-                reply = decode(stranger.recv_multipart())
-                assert reply.kind == "refused"
-                assert reply.body["reason"]
-            assert source.refused == len(nonsense)
-            stranger.send(b"x" * (1 << 20))
-            async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
-                await async_until(lambda: engine.version == 0)
-
-    asyncio.run(run())
+    engine = HoldingEngine()
+    with publisher(context) as source, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(source.endpoint)
+        source.publish(0, some_tensors(0))
+        for frames in nonsense:
+            stranger.send_multipart(frames)
+            assert stranger.poll(1000 * GENEROUS_S), "a refusal says so"
+            reply = decode(stranger.recv_multipart())
+            assert reply.kind == "refused"
+            assert reply.body["reason"]
+        assert source.refused == len(nonsense)
+        stranger.send(b"x" * (1 << 20))
+        async with channel(source.endpoint) as link, following(link, engine, EXPECTED):
+            await async_until(lambda: engine.version == 0)
 
 
 @pytest.mark.parametrize(
@@ -292,27 +259,21 @@ def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(cont
         encode(Message("manifest", 1, {"version": 3, "chunk_bytes": 8, "tensors": [], "deltas": [{"base": "a"}]})),
     ],
 )
-def test_nonsense_from_a_publisher_is_a_wire_error(context, answer):
-    async def run():
-        with context.socket(zmq.ROUTER) as impostor:
-            port = impostor.bind_to_random_port("tcp://127.0.0.1")
-            async with channel(f"tcp://127.0.0.1:{port}", timeout_s=10) as link:
-                asking = asyncio.create_task(link.newer_than(-1))
-                await async_until(lambda: impostor.poll(0) > 0)
-                impostor.send_multipart([impostor.recv_multipart()[0], *answer])
-                with pytest.raises(WireError):
-                    await asking
-
-    asyncio.run(run())
+async def test_nonsense_from_a_publisher_is_a_wire_error(context, answer):
+    with context.socket(zmq.ROUTER) as impostor:
+        port = impostor.bind_to_random_port("tcp://127.0.0.1")
+        async with channel(f"tcp://127.0.0.1:{port}", timeout_s=10) as link:
+            asking = asyncio.create_task(link.newer_than(-1))
+            await async_until(lambda: impostor.poll(0) > 0)
+            impostor.send_multipart([impostor.recv_multipart()[0], *answer])
+            with pytest.raises(WireError):
+                await asking
 
 
-def test_a_silent_publisher_is_unavailable(context):
-    async def run():
-        async with channel(f"tcp://127.0.0.1:{free_port()}", timeout_s=0.05) as link:
-            with pytest.raises(UnavailableError, match=r"silent for 0\.05 s"):
-                await link.newer_than(-1)
-
-    asyncio.run(run())
+async def test_a_silent_publisher_is_unavailable(context):
+    async with channel(f"tcp://127.0.0.1:{free_port()}", timeout_s=0.05) as link:
+        with pytest.raises(UnavailableError, match=r"silent for 0\.05 s"):
+            await link.newer_than(-1)
 
 
 def test_an_address_that_others_can_reach_must_be_allowed(context):

@@ -35,60 +35,51 @@ def names(directory: Path) -> list[str]:
     return sorted(each.name for each in directory.iterdir())
 
 
-def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path):
-    async def scenario():
-        folders = Folders(tmp_path / "held", nothing, OWN_RUN)
-        slow = Update(0, "0-me", some_tensors(0), folders)
-        async with slow.folder() as path:
-            for version in range(1, 5):
-                async with Update(version, f"{version}-me", some_tensors(version), folders).folder():
-                    pass
-            assert names(path.parent) == ["v00000000", "v00000003", "v00000004"]
-            assert same_bits(read_folder(path, 0).read(), some_tensors(0))
-        folders.write(5, some_tensors(5))
-        assert not path.exists()
-        folders.close()
-        assert not list((tmp_path / "held").iterdir())
-
-    run(scenario)
+async def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path):
+    folders = Folders(tmp_path / "held", nothing, OWN_RUN)
+    slow = Update(0, "0-me", some_tensors(0), folders)
+    async with slow.folder() as path:
+        for version in range(1, 5):
+            async with Update(version, f"{version}-me", some_tensors(version), folders).folder():
+                pass
+        assert names(path.parent) == ["v00000000", "v00000003", "v00000004"]
+        assert same_bits(read_folder(path, 0).read(), some_tensors(0))
+    folders.write(5, some_tensors(5))
+    assert not path.exists()
+    folders.close()
+    assert not list((tmp_path / "held").iterdir())
 
 
-def test_a_version_that_a_server_comes_to_late_is_there_though_newer_ones_were_written(tmp_path: Path):
-    async def scenario():
-        folders = Folders(tmp_path / "held", nothing, OWN_RUN)
-        written = Update(0, "0-me", some_tensors(0), folders)
-        held = Update(9, "9-me", folders.hold(pushed(tmp_path / "pushed", 9, some_tensors(9))), folders)
-        async with written.folder():
-            pass
-        with held.kept():
-            for version in range(10, 14):
-                folders.write(version, some_tensors(version))
-            for late in (written, held):
-                async with late.folder() as path:
-                    assert same_bits(read_folder(path, late.version).read(), some_tensors(late.version))
-        folders.write(14, some_tensors(14))
-        assert names(folders.directory) == ["v00000013", "v00000014"]
-
-    run(scenario)
+async def test_a_version_that_a_server_comes_to_late_is_there_though_newer_ones_were_written(tmp_path: Path):
+    folders = Folders(tmp_path / "held", nothing, OWN_RUN)
+    written = Update(0, "0-me", some_tensors(0), folders)
+    held = Update(9, "9-me", folders.hold(pushed(tmp_path / "pushed", 9, some_tensors(9))), folders)
+    async with written.folder():
+        pass
+    with held.kept():
+        for version in range(10, 14):
+            folders.write(version, some_tensors(version))
+        for late in (written, held):
+            async with late.folder() as path:
+                assert same_bits(read_folder(path, late.version).read(), some_tensors(late.version))
+    folders.write(14, some_tensors(14))
+    assert names(folders.directory) == ["v00000013", "v00000014"]
 
 
-def test_a_folder_is_read_and_tensors_are_written_once_for_all_servers(tmp_path: Path, monkeypatch):
+async def test_a_folder_is_read_and_tensors_are_written_once_for_all_servers(tmp_path: Path, monkeypatch):
     reads: list[Path] = []
     read = Folder.read
     monkeypatch.setattr(Folder, "read", lambda self: reads.append(self.path) or read(self))
 
-    async def scenario():
-        folders = Folders(tmp_path / "held", nothing, OWN_RUN)
-        update = Update(2, "2-me", folders.hold(pushed(tmp_path / "pushed", 2, some_tensors(2))), folders)
-        assert not reads
-        shutil.rmtree(tmp_path / "pushed")
-        first, second = await asyncio.gather(update.tensors(), update.tensors())
-        assert first is second
-        assert same_bits(first, some_tensors(2))
-        async with update.folder() as path:
-            assert path.parent == folders.directory
-
-    run(scenario)
+    folders = Folders(tmp_path / "held", nothing, OWN_RUN)
+    update = Update(2, "2-me", folders.hold(pushed(tmp_path / "pushed", 2, some_tensors(2))), folders)
+    assert not reads
+    shutil.rmtree(tmp_path / "pushed")
+    first, second = await asyncio.gather(update.tensors(), update.tensors())
+    assert first is second
+    assert same_bits(first, some_tensors(2))
+    async with update.folder() as path:
+        assert path.parent == folders.directory
     assert len(reads) == 1
 
 
@@ -136,32 +127,26 @@ def test_servers_load_the_learners_folder_which_may_go_at_once_and_a_late_joiner
         assert_true(got)
 
 
-def test_a_folder_of_another_model_is_refused_before_any_server_hears_of_it(tmp_path: Path):
+async def test_a_folder_of_another_model_is_refused_before_any_server_hears_of_it(tmp_path: Path):
     server = FakeSglang()
 
-    async def scenario():
-        folders = Folders(tmp_path / "held", nothing, OWN_RUN)
-        async with serving(server), fleet_over(server, folders=folders) as fleet:
-            with pytest.raises(WeightsError, match="unknown"):
-                await fleet.update_weights(1, pushed(tmp_path / "pushed", 1, some_tensors()))
-
-    run(scenario)
+    folders = Folders(tmp_path / "held", nothing, OWN_RUN)
+    async with serving(server), fleet_over(server, folders=folders) as fleet:
+        with pytest.raises(WeightsError, match="unknown"):
+            await fleet.update_weights(1, pushed(tmp_path / "pushed", 1, some_tensors()))
     assert "update_weights_from_disk" not in server.calls
 
 
-def test_tensors_are_copied_to_a_device_once_and_not_at_all_where_they_are_there_already():
-    async def scenario():
-        weights = some_tensors()
-        update = Update(1, "1-me", weights)
-        elsewhere = torch.device("meta")
-        first, second = await asyncio.gather(update.tensors(elsewhere), update.tensors(elsewhere))
-        assert first is second
-        assert {each.device for each in first.values()} == {elsewhere}
-        here = await update.tensors()
-        assert same_bits(here, weights)
-        assert all(here[name].data_ptr() == weights[name].data_ptr() for name in weights)
-
-    run(scenario)
+async def test_tensors_are_copied_to_a_device_once_and_not_at_all_where_they_are_there_already():
+    weights = some_tensors()
+    update = Update(1, "1-me", weights)
+    elsewhere = torch.device("meta")
+    first, second = await asyncio.gather(update.tensors(elsewhere), update.tensors(elsewhere))
+    assert first is second
+    assert {each.device for each in first.values()} == {elsewhere}
+    here = await update.tensors()
+    assert same_bits(here, weights)
+    assert all(here[name].data_ptr() == weights[name].data_ptr() for name in weights)
 
 
 def test_tensors_of_any_kind_pass_through_buffers_that_are_smaller_than_they_are():

@@ -17,7 +17,7 @@ from tests.helpers import async_until
 TENSORS = {name: torch.zeros(4) for name in "abcde"}
 
 
-def test_the_next_bucket_is_made_while_one_is_in_use_and_none_further_ahead():
+async def test_the_next_bucket_is_made_while_one_is_in_use_and_none_further_ahead():
     made: list[tuple[list[str], str | None]] = []
 
     def make(bucket: Any, tensors: Any, label: str | None) -> int:
@@ -25,15 +25,12 @@ def test_the_next_bucket_is_made_while_one_is_in_use_and_none_further_ahead():
         made.append(([entry.name for entry in bucket.entries], label))
         return len(made)
 
-    async def scenario():
-        taken = 0
-        async with aclosing(bucketed(Update(1, "1-me", TENSORS), CPU, 32, make)) as buckets:
-            async for number in buckets:
-                taken += 1
-                assert number == taken
-                await async_until(lambda taken=taken: len(made) == min(taken + 1, 3))
-
-    run(scenario)
+    taken = 0
+    async with aclosing(bucketed(Update(1, "1-me", TENSORS), CPU, 32, make)) as buckets:
+        async for number in buckets:
+            taken += 1
+            assert number == taken
+            await async_until(lambda taken=taken: len(made) == min(taken + 1, 3))
     assert made == [(["a", "b"], None), (["c", "d"], None), (["e"], "1-me")]
 
 
@@ -52,7 +49,7 @@ def test_an_error_of_making_a_bucket_reaches_who_sends_it():
 
 
 @pytest.mark.parametrize("spans", [True, False])
-def test_an_update_that_fails_is_ended_on_servers_that_know_begin_and_end(spans):
+async def test_an_update_that_fails_is_ended_on_servers_that_know_begin_and_end(spans):
     server = FakeSglang()
 
     async def fail(end: ServerEnd) -> None:
@@ -60,12 +57,9 @@ def test_an_update_that_fails_is_ended_on_servers_that_know_begin_and_end(spans)
             assert server.open is spans
             raise ServerFaultError("in the middle")
 
-    async def scenario():
-        async with serving(server):
-            end = ServerEnd(server.url, Http(server.url), 5.0, spans=spans)
-            with pytest.raises(ServerFaultError, match="in the middle"):
-                await fail(end)
-            await end.http.close()
-
-    run(scenario)
+    async with serving(server):
+        end = ServerEnd(server.url, Http(server.url), 5.0, spans=spans)
+        with pytest.raises(ServerFaultError, match="in the middle"):
+            await fail(end)
+        await end.http.close()
     assert server.calls == (["begin_weight_update", "end_weight_update"] if spans else [])

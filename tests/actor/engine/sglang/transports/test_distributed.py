@@ -110,37 +110,31 @@ def transport_to(server: FakeSglang, timeout_s: float = 20.0, bucket_bytes: int 
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 600, 1 << 20])
-def test_every_rank_gets_the_same_bits_of_every_dtype_and_one_group_lasts_for_all_updates(bucket_bytes):
+async def test_every_rank_gets_the_same_bits_of_every_dtype_and_one_group_lasts_for_all_updates(bucket_bytes):
     server = Ranks()
 
-    async def scenario():
-        async with serving(server):
-            transport = transport_to(server, bucket_bytes=bucket_bytes)
-            for version in range(3):
-                await transport.send(Update(version, f"{version}-me", some_tensors(version)))
-                assert server.label == f"{version}-me"
-                assert not server.open
-                assert all(same_bits(each, some_tensors(version)) for each in server.received)
-            await transport.reset()
-            await transport.end.http.close()
-
-    run(scenario)
+    async with serving(server):
+        transport = transport_to(server, bucket_bytes=bucket_bytes)
+        for version in range(3):
+            await transport.send(Update(version, f"{version}-me", some_tensors(version)))
+            assert server.label == f"{version}-me"
+            assert not server.open
+            assert all(same_bits(each, some_tensors(version)) for each in server.received)
+        await transport.reset()
+        await transport.end.http.close()
     assert len(server.names) == 1
     assert not server.groups, "the server was told to forget the group"
 
 
-def test_an_update_after_a_server_joined_anew_has_a_group_of_another_name():
+async def test_an_update_after_a_server_joined_anew_has_a_group_of_another_name():
     server = Ranks()
 
-    async def scenario():
-        async with serving(server):
-            transport = transport_to(server)
-            for version in range(2):
-                await transport.send(Update(version, f"{version}-me", tensors(version)))
-                await transport.reset()
-            await transport.end.http.close()
-
-    run(scenario)
+    async with serving(server):
+        transport = transport_to(server)
+        for version in range(2):
+            await transport.send(Update(version, f"{version}-me", tensors(version)))
+            await transport.reset()
+        await transport.end.http.close()
     assert len(set(server.names)) == 2
     assert server.weights == 1
 
@@ -176,95 +170,80 @@ def test_a_server_that_will_not_join_refuses_at_once_and_is_fenced(caplog):
 
 
 @pytest.mark.parametrize("hangs", ["init_weights_update_group", "update_weights_from_distributed"])
-def test_an_update_that_is_cut_off_leaves_no_call_into_torch_behind_which_would_abort_the_exit(hangs):
+async def test_an_update_that_is_cut_off_leaves_no_call_into_torch_behind_which_would_abort_the_exit(hangs):
     server = Ranks()
     server.hangs.add(hangs)
 
-    async def scenario():
-        async with serving(server):
-            transport = transport_to(server)
-            sending = asyncio.create_task(transport.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)})))
-            await async_until(lambda: hangs in server.calls and calls_into_torch())
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-            await transport.reset()
-            # A thread ends a moment after its call.
-            await async_until(lambda: not calls_into_torch())
-            await transport.end.http.close()
-
-    run(scenario)
+    async with serving(server):
+        transport = transport_to(server)
+        sending = asyncio.create_task(transport.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)})))
+        await async_until(lambda: hangs in server.calls and calls_into_torch())
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await transport.reset()
+        # A thread ends a moment after its call.
+        await async_until(lambda: not calls_into_torch())
+        await transport.end.http.close()
 
 
-def test_a_reset_waits_for_a_call_that_is_still_within_torch(monkeypatch):
+async def test_a_reset_waits_for_a_call_that_is_still_within_torch(monkeypatch):
     server, returns = Ranks(), threading.Event()
     monkeypatch.setattr(distributed, "_send", lambda *given: returns.wait())
 
-    async def scenario():
-        async with serving(server):
-            transport = transport_to(server)
-            sending = asyncio.create_task(transport.send(Update(1, "1-me", tensors(1))))
-            await async_until(lambda: "update_weights_from_distributed" in server.calls)
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-            resetting = asyncio.create_task(transport.reset())
-            await async_until(lambda: "destroy_weights_update_group" in server.calls)
-            done, _ = await asyncio.wait((resetting,), timeout=0.2)
-            assert not done
-            returns.set()
-            await resetting
-            await transport.end.http.close()
-
-    run(scenario)
+    async with serving(server):
+        transport = transport_to(server)
+        sending = asyncio.create_task(transport.send(Update(1, "1-me", tensors(1))))
+        await async_until(lambda: "update_weights_from_distributed" in server.calls)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        resetting = asyncio.create_task(transport.reset())
+        await async_until(lambda: "destroy_weights_update_group" in server.calls)
+        done, _ = await asyncio.wait((resetting,), timeout=0.2)
+        assert not done
+        returns.set()
+        await resetting
+        await transport.end.http.close()
 
 
-def test_nobody_waits_for_a_side_that_never_comes():
+async def test_nobody_waits_for_a_side_that_never_comes():
     server = FakeSglang()
     server.hangs.add("init_weights_update_group")
 
-    async def scenario():
-        async with serving(server):
-            transport = transport_to(server, timeout_s=0.5)
-            with pytest.raises(ServerFaultError):
-                await transport.send(Update(1, "1-me", tensors(1)))
-            await transport.end.http.close()
-
-    run(scenario)
+    async with serving(server):
+        transport = transport_to(server, timeout_s=0.5)
+        with pytest.raises(ServerFaultError):
+            await transport.send(Update(1, "1-me", tensors(1)))
+        await transport.end.http.close()
 
 
-def test_a_refused_broadcast_ends_for_both_sides_and_the_next_update_forms_a_new_group():
+async def test_a_refused_broadcast_ends_for_both_sides_and_the_next_update_forms_a_new_group():
     server = Ranks()
 
-    async def scenario():
-        async with serving(server):
-            transport = transport_to(server)
-            await transport.send(Update(0, "0-me", tensors(0)))
-            server.refuses.add("update_weights_from_distributed")
-            with pytest.raises(ServerRefusedError):
-                await transport.send(Update(1, "1-me", tensors(1)))
-            assert not server.open
-            server.refuses.clear()
-            await transport.send(Update(2, "2-me", tensors(2)))
-            await transport.end.http.close()
-
-    run(scenario)
+    async with serving(server):
+        transport = transport_to(server)
+        await transport.send(Update(0, "0-me", tensors(0)))
+        server.refuses.add("update_weights_from_distributed")
+        with pytest.raises(ServerRefusedError):
+            await transport.send(Update(1, "1-me", tensors(1)))
+        assert not server.open
+        server.refuses.clear()
+        await transport.send(Update(2, "2-me", tensors(2)))
+        await transport.end.http.close()
     assert server.weights == 2
     assert len(set(server.names)) == 2
     assert list(server.groups) == server.names[1:]
 
 
-def test_a_server_that_is_silent_in_a_broadcast_is_a_fault_within_the_limit():
+async def test_a_server_that_is_silent_in_a_broadcast_is_a_fault_within_the_limit():
     server = Ranks()
 
-    async def scenario():
-        async with serving(server):
-            transport = transport_to(server, timeout_s=5.0)
-            await transport.send(Update(0, "0-me", tensors(0)))
-            server.hangs.add("update_weights_from_distributed")
-            with pytest.raises(ServerFaultError):
-                await transport.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)}))
-            await transport.end.http.close()
-
-    run(scenario)
+    async with serving(server):
+        transport = transport_to(server, timeout_s=5.0)
+        await transport.send(Update(0, "0-me", tensors(0)))
+        server.hangs.add("update_weights_from_distributed")
+        with pytest.raises(ServerFaultError):
+            await transport.send(Update(1, "1-me", {"w": torch.zeros(8 << 20)}))
+        await transport.end.http.close()
 
 
 def test_the_group_of_another_server_goes_on_where_one_dies_in_a_broadcast():
@@ -282,16 +261,13 @@ def test_the_group_of_another_server_goes_on_where_one_dies_in_a_broadcast():
     assert len(good.names) == 1
 
 
-def test_the_store_listens_where_strangers_are_only_where_that_is_allowed(monkeypatch):
+async def test_the_store_listens_where_strangers_are_only_where_that_is_allowed(monkeypatch):
     monkeypatch.setattr(distributed, "address_towards", lambda host, port: "192.0.2.1")
     server = FakeSglang()
 
-    async def scenario():
-        async with serving(server):
-            transport = transport_to(server)
-            with pytest.raises(ServerRefusedError, match=r"192\.0\.2\.1.*network\.insecure=true"):
-                await transport.send(Update(1, "1-me", tensors(1)))
-            await transport.end.http.close()
-
-    run(scenario)
+    async with serving(server):
+        transport = transport_to(server)
+        with pytest.raises(ServerRefusedError, match=r"192\.0\.2\.1.*network\.insecure=true"):
+            await transport.send(Update(1, "1-me", tensors(1)))
+        await transport.end.http.close()
     assert "init_weights_update_group" not in server.calls
