@@ -1,7 +1,7 @@
 """Weights and optimiser state on disk: what one number of ranks wrote, any other number may read.
 
-Every rank writes what it holds into a safetensors file of its own, and ranks tell each other nothing. The rows of a
-sharded tensor are those of all files in the order of ranks; what is not sharded is in the first rank's file.
+Every rank writes its shards into a safetensors file of its own, without communication. The rows of a sharded tensor are
+those of all files in the order of the ranks. A tensor that is not sharded is in the file of rank 0.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ Models = Mapping[str, Trainable[Any]]
 
 
 def write_state(models: Models, folder: Path, ranks: Ranks) -> Path:
-    """Write this rank's file of `models` into `folder`; the file, which need not be on the disk yet. Raises OSError."""
-    held = {name: _held(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _sharded(tensor)}
+    """Write this rank's file of `models` into `folder`. Returns the file, which need not be on the disk yet. Raises
+    OSError."""
+    local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
     path = folder / _file(ranks.rank)
-    save_tensors({name: local.contiguous() for name, local in held.items() if ranks.rank == 0 or local.numel()}, path)
+    save_tensors({name: rows.contiguous() for name, rows in local.items() if ranks.rank == 0 or rows.numel()}, path)
     return path
 
 
 @torch.no_grad()
 def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
-    """Put what `count` ranks wrote into `folder` into `models`. Raises CheckpointError: it is damaged or incomplete."""
+    """Load the files of `count` ranks in `folder` into `models`. Raises CheckpointError: they are damaged or
+    incomplete."""
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(folder / _file(rank), "pt")) for rank in range(count)]
-            stored = _Stored(files, ranks)
+            stored = _StoredTensors(files, ranks)
             for name, model in models.items():
                 for weight, tensor in _weights(model.module):
-                    stored.fill(f"{name}/{weight}", tensor)
-                _read_moments(f"{name}/", model, stored)
+                    stored.load(f"{name}/{weight}", tensor)
+                _load_moments(f"{name}/", model, stored)
     except (OSError, SafetensorError, CheckpointError) as error:
         raise CheckpointError(
             f"{folder} cannot be read: {error}; remove that folder to resume from an older checkpoint"
         ) from error
 
 
-class _Stored:
+class _StoredTensors:
     """The tensors in the files of all ranks that wrote, read by `ranks`."""
 
     def __init__(self, files: list[Any], ranks: Ranks) -> None:
@@ -59,41 +61,40 @@ class _Stored:
     def __contains__(self, name: str) -> bool:
         return name in self._files[0][1]
 
-    def fill(self, name: str, tensor: Tensor) -> Tensor:
-        """Copy what was stored into what this rank holds of `tensor`. Raises CheckpointError: that does not fit."""
-        local = _held(tensor)
+    def load(self, name: str, tensor: Tensor) -> Tensor:
+        """Copy the stored tensor into this rank's shard of `tensor`. Raises CheckpointError: the shapes differ."""
+        local = _local(tensor)
         if tensor.dim() == 0:
             local.copy_(self._files[0][0].get_tensor(name))
         elif local.numel():
-            rows = range(len(tensor))
-            found = self._rows(
-                name, shard_of(len(tensor), self._ranks.rank, self._ranks.size) if _sharded(tensor) else rows
-            )
-            if found.shape != local.shape:
-                raise CheckpointError(f"of {name} {list(found.shape)} was found where {list(local.shape)} is needed")
-            local.copy_(found)
+            sharded, count = _is_sharded(tensor), len(tensor)
+            rows = self._rows(name, shard_of(count, self._ranks.rank, self._ranks.size) if sharded else range(count))
+            if rows.shape != local.shape:
+                raise CheckpointError(f"{name} has the shape {list(rows.shape)}; {list(local.shape)} is needed")
+            local.copy_(rows)
         return tensor
 
     def _rows(self, name: str, rows: range) -> Tensor:
-        pieces, first = [], 0
+        parts, first = [], 0
         for file in (file for file, names in self._files if name in names):
-            piece = file.get_slice(name)
-            count = piece.get_shape()[0]
+            part = file.get_slice(name)
+            count = part.get_shape()[0]
             start, stop = max(rows.start - first, 0), min(rows.stop - first, count)
             if start < stop:
-                pieces.append(piece[start:stop])
+                parts.append(part[start:stop])
             first += count
-        if not pieces:
+        if not parts:
             raise CheckpointError(f"{name} is missing")
-        return torch.cat(pieces)
+        return torch.cat(parts)
 
 
 def _tensors(models: Models) -> Iterator[tuple[str, Tensor]]:
     for name, model in models.items():
         for weight, tensor in _weights(model.module):
             yield f"{name}/{weight}", tensor
-        for parameter, state in _moments(model).items():
-            for key, tensor in state.items():
+        for parameter, each in model.module.named_parameters():
+            # The optimiser has no state of a parameter that it has not moved.
+            for key, tensor in model.optimizer.state.get(each, {}).items():
                 yield f"{name}/{_moment(key, parameter)}", tensor
 
 
@@ -106,22 +107,12 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield f"weights/{name}", tensor
 
 
-def _moments(model: Trainable[Any]) -> dict[str, dict[str, Tensor]]:
-    """What the optimiser keeps of each parameter that it has moved, by the parameter's name."""
-    states = model.optimizer.state
-    return {name: states[each] for name, each in model.module.named_parameters() if each in states}
-
-
-def _read_moments(prefix: str, model: Trainable[Any], stored: _Stored) -> None:
+def _load_moments(prefix: str, model: Trainable[Any], stored: _StoredTensors) -> None:
     states: dict[int, dict[str, Tensor]] = {}
     for index, (name, parameter) in enumerate(model.module.named_parameters()):
-        own = {
-            "step": torch.zeros(()),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
         if prefix + _moment("step", name) in stored:
-            states[index] = {key: stored.fill(prefix + _moment(key, name), each) for key, each in own.items()}
+            zeros = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")} | {"step": torch.zeros(())}
+            states[index] = {key: stored.load(prefix + _moment(key, name), each) for key, each in zeros.items()}
     model.optimizer.load_state_dict({**model.optimizer.state_dict(), "state": states})
 
 
@@ -133,12 +124,12 @@ def _file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def _sharded(tensor: Tensor) -> bool:
+def _is_sharded(tensor: Tensor) -> bool:
     assert not isinstance(tensor, DTensor) or tensor.placements == (Shard(0),), tensor
     return isinstance(tensor, DTensor)
 
 
-def _held(tensor: Tensor) -> Tensor:
-    """What this rank has of it, sharing its memory."""
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, which shares its memory."""
     local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()

@@ -25,34 +25,23 @@ def any_model(family: str):
     return mixture(family) if family in MIXTURES else tiny_model(family=family)
 
 
-@pytest.mark.parametrize("loaded", [True, False])
 @pytest.mark.parametrize("family", [*DENSE, *MIXTURES])
-def test_what_is_published_is_what_save_pretrained_writes(family: str, loaded: bool, tmp_path: Path):
-    model = any_model(family)
-    model.save_pretrained(tmp_path)
-    if loaded:
-        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
-    written, got = load_file(tmp_path / "model.safetensors"), parameters(model)
-    assert got.keys() == written.keys()
-    for name, tensor in written.items():
-        assert torch.equal(got[name], tensor), name
-        assert got[name].dtype == tensor.dtype, name
-
-
-@pytest.mark.parametrize("family", [*DENSE, *MIXTURES])
-def test_what_arrives_becomes_the_models_own_tensors_again(family: str):
-    model = any_model(family)
-    own = model_tensors(model)
-    back = WeightFormat(model).restore(parameters(model))
-    assert back.keys() == own.keys()
-    assert all(torch.equal(back[name], own[name]) for name in own)
-
-
-@pytest.mark.parametrize("family", [*DENSE, *MIXTURES])
-def test_without_the_weights_the_same_tensors_are_expected(family: str, tmp_path: Path):
-    model = any_model(family)
-    model.save_pretrained(tmp_path)
-    assert model_shapes(ModelConfig(path=str(tmp_path))).tensors == WeightFormat(model).shapes
+def test_published_tensors_are_those_that_save_pretrained_writes_and_become_the_models_again(
+    family: str, tmp_path: Path
+):
+    made = any_model(family)
+    made.save_pretrained(tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    for model in (made, AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")):
+        published, own = parameters(model), model_tensors(model)
+        assert published.keys() == written.keys()
+        for name, tensor in written.items():
+            assert torch.equal(published[name], tensor), name
+            assert published[name].dtype == tensor.dtype, name
+        restored = WeightFormat(model).restore(published)
+        assert restored.keys() == own.keys()
+        assert all(torch.equal(restored[name], own[name]) for name in own)
+    assert model_shapes(ModelConfig(path=str(tmp_path))).tensors == WeightFormat(made).shapes
 
 
 @pytest.mark.parametrize("family", MIXTURES)
@@ -73,20 +62,25 @@ def test_persistent_buffers_are_published_in_their_own_dtype(family: str):
     assert torch.equal(parameters(model)[bias], torch.arange(4.0))
 
 
-def test_a_folder_that_lacks_what_would_be_pushed_is_refused_with_the_name(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("changes", "removed", "message"),
+    [
+        (
+            {"model.layers.0.self_attn.query": 4},
+            "model.layers.0.self_attn.q_proj.weight",
+            r"1 tensors .*q_proj.*save_p",
+        ),
+        ({"model.norm.weight": 3}, None, r"model\.norm\.weight \(32,\), the files have \(3,\)"),
+    ],
+)
+def test_a_folder_that_lacks_a_tensor_or_has_another_shape_is_refused_with_the_name(
+    tmp_path: Path, changes: dict[str, int], removed: str | None, message: str
+):
     save_mixture(tmp_path, "qwen3_moe")
-    tensors = load_file(tmp_path / "model.safetensors")
-    renamed = {name.replace("self_attn.q_proj", "self_attn.query"): each for name, each in tensors.items()}
-    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"2 tensors would be pushed.*self_attn\.q_proj.*save_pretrained"):
-        model_shapes(ModelConfig(path=str(tmp_path)))
-
-
-def test_a_folder_with_another_shape_is_refused_with_both(tmp_path: Path):
-    save_mixture(tmp_path, "qwen3_moe")
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file({**tensors, "model.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"model\.norm\.weight \(32,\), the files have \(3,\)"):
+    tensors = load_file(tmp_path / "model.safetensors") | {name: torch.ones(size) for name, size in changes.items()}
+    kept = {name: each for name, each in tensors.items() if name != removed}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=message):
         model_shapes(ModelConfig(path=str(tmp_path)))
 
 
