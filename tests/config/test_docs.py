@@ -18,16 +18,10 @@ def test_the_page_is_current_and_every_key_has_a_meaning() -> None:
     assert "| `learner.lr` |" in page()
 
 
-STALE = ("security.md", "sglang.md", "vllm.md", "weights.md")
-"""Pages that still name keys of before. Shrink this to nothing."""
-
-
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")], ids=lambda path: path.name
 )
-def test_a_page_names_only_keys_that_exist(path: Path, request: pytest.FixtureRequest) -> None:
-    if path.name in STALE:
-        request.applymarker(pytest.mark.xfail(strict=False))
+def test_a_page_names_only_keys_that_exist(path: Path) -> None:
     tops = "|".join({key.partition(".")[0] for key in OPTIONS})
     named = re.findall(rf"(?<![\w./\"])((?:{tops})(?:\.[a-z_]+)+)(?![\w(/])", path.read_text())
     files = (".py", ".md", ".json", ".yaml")
