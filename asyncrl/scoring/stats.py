@@ -12,7 +12,7 @@ import numpy as np
 from asyncrl.config.schema import GuardConfig
 from asyncrl.scoring.scorer import ScoredEpisode
 from asyncrl.scoring.shaping import Scores
-from asyncrl.types import Step, Trajectory
+from asyncrl.types import Trajectory
 
 _EDGES = (0.0, 0.25, 0.5, 0.75)
 _LEAST_POINTS = 6
@@ -56,9 +56,7 @@ class ScoringStats:
     """Counts since the start; rates, means and histograms since the last report."""
 
     def __init__(self, now: float, guards: GuardConfig) -> None:
-        self.labelled = 0
-        self._handed_on = 0
-        self._failures: Counter[str] = Counter()
+        self._counts = Counter(labelled=0, handed_on=0, failed=0, refused=0, waited=0)
         self._alarm = HackAlarm(guards)
         self._start_window(now)
 
@@ -69,15 +67,13 @@ class ScoringStats:
     def count(self, trajectory: Trajectory, scored: ScoredEpisode) -> None:
         """Labels that the replay has accepted."""
         self._tokens += len(trajectory)
+        self._counts["labelled" if scored.final else "handed_on"] += 1
         if scored.final:
-            self.labelled += 1
             self._window.append((trajectory, scored))
-        else:
-            self._handed_on += 1
 
     def count_failure(self, kind: Literal["failed", "refused", "waited"]) -> None:
         """An episode that could not be scored, whose labels the replay refused, or whose service is unavailable."""
-        self._failures[kind] += 1
+        self._counts[kind] += 1
 
     def age(self, now: float) -> float:
         """Seconds since the last report."""
@@ -87,11 +83,7 @@ class ScoringStats:
         """The metrics since the last report; docs/scoring.md lists them. A new window begins."""
         seconds = max(self.age(now), 1e-9)
         values: dict[str, float] = {
-            "labelled": self.labelled,
-            "handed_on": self._handed_on,
-            "failed": self._failures["failed"],
-            "refused": self._failures["refused"],
-            "waited": self._failures["waited"],
+            **self._counts,
             "tokens_per_s": self._tokens / seconds,
             "idle": min(self._idle / seconds, 1.0),
         }
@@ -122,7 +114,10 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
         "outcome_mean": _mean([each.outcome for each in labels]),
         "steps_per_answer": _mean([len(trajectory.steps) for trajectory, _ in window]),
         "length_mean": _mean([trajectory.sampled_tokens for trajectory, _ in window]),
-        "first_step_share": _mean([_length(each.steps[:1]) / each.sampled_tokens for each, _ in window]),
+        # Of the policy's tokens.
+        "first_step_share": _mean(
+            [sum(step.end - step.start for step in each.steps[:1]) / each.sampled_tokens for each, _ in window]
+        ),
         "repeated_steps": _mean([scored.repeated for _, scored in window]),
     }
     for name in sorted({name for each in labels for name in each.extra}):
@@ -133,10 +128,6 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
-
-
-def _length(steps: Sequence[Step]) -> int:
-    return sum(step.end - step.start for step in steps)
 
 
 def _histograms(scores: Sequence[Scores]) -> dict[str, float]:

@@ -88,7 +88,7 @@ class ScoringWorker:
     def report(self) -> None:
         """Log the metrics since the last report."""
         values = self._stats.report(self._clock())
-        self._metrics.log(self._stats.labelled, values)
+        self._metrics.log(int(values["labelled"]), values)
 
     def _keep(self, progress: bool) -> None:
         """Renew the leases. Raises ScoringError: the scorer hangs."""

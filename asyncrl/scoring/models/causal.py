@@ -66,7 +66,11 @@ class CausalReader:
         used = [index for index, each in enumerate(inputs) if any(each.reads)]
         # The backbone is causal: tokens after the last position that is read change nothing.
         ends = {index: max(chain.from_iterable(inputs[index].reads)) + 1 for index in used}
-        for prefix, positions in self._prefixes([inputs[index] for index in used]):
+        prefixes = [(0, list(range(len(used))))]
+        if self._share:
+            before = [inputs[index].ids[: min(chain.from_iterable(inputs[index].reads))] for index in used]
+            prefixes = share_prefixes(before, self.pass_cost)
+        for prefix, positions in prefixes:
             members = [used[position] for position in positions]
             past = self._run([inputs[members[0]].ids[:prefix]], use_cache=True).past_key_values if prefix else None
             for batch in micro_batches([ends[index] for index in members], self._micro_tokens, self.pass_cost):
@@ -75,12 +79,6 @@ class CausalReader:
                 for index, sums in zip(chosen, values, strict=True):
                     totals[index] = sums
         return totals
-
-    def _prefixes(self, inputs: Sequence[Encoded]) -> list[tuple[int, list[int]]]:
-        if not self._share:
-            return [(0, list(range(len(inputs))))]
-        before = [each.ids[: min(chain.from_iterable(each.reads))] for each in inputs]
-        return share_prefixes(before, self.pass_cost)
 
     def _read(
         self, inputs: Sequence[Encoded], ends: Sequence[int], prefix: int, past: Any

@@ -57,19 +57,15 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     if other.tokenizer().get_vocab() != tokenizer.get_vocab():
         raise ConfigError(f"{key}: {checkpoint.name} and its reference {other.name} have different tokenizers")
     phi, reference = (_log_prob_reader(each.language_model(), config.micro_tokens) for each in (checkpoint, other))
-    reader = LogRatioReader(phi, reference, params.beta)
-    return CausalPRM(checkpoint, lambda each: _encode(each, tokenizer), reader)
 
+    def encode(transcript: Transcript) -> Encoded:
+        """A step is read before each of its tokens, at the position that predicts the token."""
+        ids, spans = tokenize(transcript, tokenizer)
+        if spans and spans[0][0] == 0:
+            raise ScoringError("the transcript begins with a step; there must be a prompt before it")
+        return Encoded(ids, [range(start - 1, end - 1) for start, end in spans])
 
-def _encode(transcript: Transcript, tokenizer: Any) -> Encoded:
-    """A step is read before each of its tokens, at the position that predicts the token.
-
-    Raises ScoringError: the transcript begins with a step, so no position predicts its first token.
-    """
-    ids, spans = tokenize(transcript, tokenizer)
-    if spans and spans[0][0] == 0:
-        raise ScoringError("the transcript begins with a step; there must be a prompt before it")
-    return Encoded(ids, [range(start - 1, end - 1) for start, end in spans])
+    return CausalPRM(checkpoint, encode, LogRatioReader(phi, reference, params.beta))
 
 
 def _log_prob_reader(model: Any, micro_tokens: int) -> CausalReader:

@@ -8,7 +8,6 @@ must be trained for a policy with the same template. A step without a token is r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ScoringError
@@ -34,13 +33,11 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
         )
     backbone, tokenizer = checkpoint.causal_model("AutoModel"), checkpoint.tokenizer()
     weight, bias = checkpoint.tensors({"weight": (1, backbone.config.hidden_size), "bias": (1,)})
-    reader = CausalReader(backbone, linear(weight[0], bias), config.micro_tokens)
-    return CausalPRM(checkpoint, lambda each: _encode(each, tokenizer), reader)
 
+    def encode(transcript: Transcript) -> Encoded:
+        ids, spans = tokenize(transcript, tokenizer)
+        if spans and spans[0][1] == 0:
+            raise ScoringError("the transcript begins with a step that has no text")
+        return Encoded(ids, [[end - 1] for _, end in spans])
 
-def _encode(transcript: Transcript, tokenizer: Any) -> Encoded:
-    """Raises ScoringError: the transcript begins with a step that has no token."""
-    ids, spans = tokenize(transcript, tokenizer)
-    if spans and spans[0][1] == 0:
-        raise ScoringError("the transcript begins with a step that has no text")
-    return Encoded(ids, [[end - 1] for _, end in spans])
+    return CausalPRM(checkpoint, encode, CausalReader(backbone, linear(weight[0], bias), config.micro_tokens))

@@ -26,7 +26,8 @@ def f1(task: Task, answer: str, trajectory: Trajectory) -> Mapping[str, float]:
     if not truths:
         raise ScoringError(f"the ground truth {task.ground_truth!r:.100} of task {task.id} has no words")
     words = _words(tagged(answer))
-    return {"score": max(_overlap(words, truth) for truth in truths), "exact": float(words in truths)}
+    scores = [2 * (Counter(words) & Counter(truth)).total() / (len(words) + len(truth)) for truth in truths]
+    return {"score": max(scores), "exact": float(words in truths)}
 
 
 def _truths(text: str) -> list[str]:
@@ -40,8 +41,3 @@ def _truths(text: str) -> list[str]:
 def _words(text: str) -> list[str]:
     letters = (character for character in text.lower() if not unicodedata.category(character).startswith("P"))
     return _ARTICLES.sub(" ", "".join(letters)).split()
-
-
-def _overlap(words: list[str], truth: list[str]) -> float:
-    shared = (Counter(words) & Counter(truth)).total()
-    return 2 * shared / (len(words) + len(truth))
