@@ -236,7 +236,7 @@ class EmbeddedEngine:
             self._advance(self._scheduler.plan())
         except Exception as error:
             logger.exception("a forward pass failed; the requests in it end with an error")
-            self._scheduler.fail_running(EngineError(f"a forward pass failed: {error!r}"))
+            self._scheduler.fail_all(EngineError(f"a forward pass failed: {error!r}"), waiting=False)
 
     def _advance(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
         complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]

@@ -137,13 +137,10 @@ class Scheduler:
         self._drop(request.session)
         request.fail(error)
 
-    def fail_running(self, error: EngineError) -> None:
-        for slot in list(self._running.values()):
-            self.fail(slot.request, error)
-
-    def fail_all(self, error: EngineError) -> None:
-        self.fail_running(error)
-        for request in list(self._waiting.values()):
+    def fail_all(self, error: EngineError, waiting: bool = True) -> None:
+        """Fail the running requests, and those that wait for a slot where `waiting`."""
+        requests = [slot.request for slot in self._running.values()]
+        for request in [*requests, *(self._waiting.values() if waiting else ())]:
             self.fail(request, error)
 
     def forget(self) -> None:
