@@ -183,10 +183,10 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     def __post_init__(self) -> None:
         # This runs for every trajectory that the replay takes. So it looks at runs instead of tokens, passes over each
         # array as rarely as it can, and builds messages on failure only. A struct is made faster than a dataclass.
-        length = len(self.tokens)
+        length = self.tokens.size
         _check_array(self.id, "tokens", self.tokens, INT32, (length,))
         _check_array(self.id, "logprobs", self.logprobs, FLOAT32, (length,))
-        _check_array(self.id, "version_runs", self.version_runs, INT32, (len(self.version_runs), 2))
+        _check_array(self.id, "version_runs", self.version_runs, INT32, (self.version_runs.size // 2, 2))
         runs = _Runs(self.version_runs[:, 0].tolist(), self.version_runs[:, 1].tolist(), length)
         runs.check(self.id)
         if np.minimum.reduce(self.tokens) < 0:
@@ -330,21 +330,16 @@ class Labels:
     extra: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        values = np.asarray([self.reward, self.outcome, *self.extra.values()], dtype=np.float64)
-        owner = self.trajectory_id
-        finite = bool((np.abs(values) <= _LARGEST).all())
-        _require(finite, owner, f"a label is not finite as a float32: {values.tolist()!r:.200}")
-        _require(self.step_scores.dtype == np.float32, owner, "step scores must be float32")
-        _require(bool(np.isfinite(self.step_scores).all()), owner, "a step score is not finite")
-        _require(
-            self.step_ends.dtype == np.int32 and self.step_ends.shape == self.step_scores.shape,
-            owner,
-            f"{self.step_scores.shape} step scores do not pair with {self.step_ends.shape} ends",
+        owner, count = self.trajectory_id, self.step_scores.size
+        _check_array(owner, "step_scores", self.step_scores, FLOAT32, (count,))
+        _check_array(owner, "step_ends", self.step_ends, INT32, (count,))
+        values, ends = (
+            [self.reward, self.outcome, *self.extra.values(), *self.step_scores.tolist()],
+            self.step_ends.tolist(),
         )
-        ends = self.step_ends.tolist()
-        _require(self.step_ends.ndim == 1, owner, f"step scores have the shape {self.step_scores.shape}, not [K]")
-        increasing = all(before < after for before, after in pairwise([0, *ends]))
-        _require(increasing, owner, f"step ends must be 1 or more and increase: {ends!r:.200}")
+        finite = all(abs(value) <= _LARGEST for value in values)
+        _require(finite, owner, f"a label is not finite as a float32: {values!r:.200}")
+        _require(all(map(lt, [0, *ends], ends)), owner, f"step ends must be 1 or more and increase: {ends!r:.200}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

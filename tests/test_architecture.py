@@ -44,11 +44,6 @@ ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",)
 """The same within `actor/engine`, where the first floor is every file that is named on no other."""
 
 HEAVY = ("torch", "transformers")
-DOUBLES = {
-    *("Role", "Step", "Part", "Limits", "Progress", "Episodes", "State"),
-    *("Rules", "Algorithm", "Groups"),
-}
-"""Names that two public classes share today. Shrink this to nothing."""
 
 
 def _module(path: Path) -> str:
@@ -147,8 +142,7 @@ def test_no_two_public_classes_have_the_same_name() -> None:
             # The parameters of a plugin belong to its file, which a reader always names with them.
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name != "Params":
                 modules[node.name].append(module)
-    doubles = {name: found for name, found in modules.items() if len(found) > 1}
-    assert {name: found for name, found in doubles.items() if name not in DOUBLES} == {}
+    assert {name: found for name, found in modules.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["completion", "words", "--", "train", "x"]])

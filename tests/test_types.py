@@ -37,6 +37,10 @@ def runs(*rows: tuple[int, int]) -> np.ndarray:
         ({"logprobs": logprobs((0, np.nan))}, "not sampled has a log-prob"),
         ({"tokens": np.full(8, -1, np.int32)}, "token id is negative"),
         ({"tokens": np.arange(8)}, "int64"),
+        ({"tokens": np.array(3, np.int32)}, r"tokens is int32\[\]"),
+        ({"tokens": np.zeros((1, 8), np.int32)}, r"tokens is int32\[1, 8\]"),
+        ({"logprobs": np.array(-0.5, np.float32)}, r"logprobs is float32\[\]"),
+        ({"version_runs": np.array(0, np.int32)}, "version_runs is"),
         ({"tokens": np.arange(9, dtype=np.int32)}, r"logprobs is float32\[8\]"),
         ({"version_runs": runs((0, -1))}, "no token was sampled"),
         ({"version_runs": runs((0, -1), (4, -2))}, "less than -1"),
@@ -99,8 +103,10 @@ def test_runs_say_the_versions_token_by_token(values: list[int]) -> None:
     [
         ({"reward": float("nan")}, "not finite"),
         ({"step_scores": np.array([np.inf], np.float32), "step_ends": np.array([1], np.int32)}, "not finite"),
-        ({"step_scores": np.ones(2, np.float32)}, "pair"),
+        ({"step_scores": np.ones(2, np.float32)}, "must be int32.2."),
         ({"step_scores": np.ones(2, np.float32), "step_ends": np.array([2, 2], np.int32)}, "increase"),
+        ({"step_scores": np.array(0.5, np.float32)}, "must be float32.1."),
+        ({"extra": {"bonus": 1e39}}, "not finite"),
     ],
 )
 def test_labels_that_are_not_finite_or_do_not_pair_are_refused(values: dict[str, Any], reason: str) -> None:

@@ -288,8 +288,12 @@ def test_a_trajectory_with_any_value_in_any_place_is_refused(field: str, value: 
 
 
 @pytest.mark.parametrize("name", ["tokens", "logprobs", "versions"])
-def test_a_trajectory_that_lacks_an_array_is_refused(name: str) -> None:
+def test_a_trajectory_that_lacks_an_array_or_has_another_shape_of_it_is_refused(name: str) -> None:
     message = wire.trajectory_message(make_trajectory())
     arrays = {each: array for each, array in message.arrays.items() if each != name}
     with pytest.raises(WireError, match="KeyError"):
         wire.read_trajectory(structs.replace(message, arrays=arrays))
+    for shape in ((), (1,), (1, 1), (0,), (2, 2, 2), (3, 2)):
+        odd = np.zeros(shape, message.arrays[name].dtype)
+        with pytest.raises(WireError):
+            wire.read_trajectory(structs.replace(message, arrays={**message.arrays, name: odd}))
