@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -158,25 +158,25 @@ def sum_of(flat: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int64).sum()
 
 
-def agree_with_servers(config: TrainConfig) -> None:
-    """Have NCCL in this process go without cuMem, as SGLang does, where an actor brings weights to its servers by NCCL.
+def agree_with_servers(config: TrainConfig, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Turn cuMem off for NCCL in this process, as SGLang does, if an actor brings weights to its servers by NCCL.
 
-    Whoever else is in a group with that actor must do the same. Call it before the first group; what the environment
-    says already stays.
+    All processes in a group with that actor must do the same. Call it before the first group; a value that the
+    environment has already stays.
     """
     if _servers_by_nccl(config):
-        os.environ.setdefault("NCCL_CUMEM_ENABLE", "0")
+        environment.setdefault("NCCL_CUMEM_ENABLE", "0")
 
 
-def keep_to_loopback(config: TrainConfig, actor: bool) -> None:
-    """Have NCCL in this process, an `actor`'s or the learner's, listen on the loopback interface alone.
+def keep_to_loopback(config: TrainConfig, actor: bool, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let NCCL in this process, an `actor`'s or the learner's, listen on the loopback interface alone.
 
-    The environment decides where weights may go to other machines by NCCL: it knows one interface for all groups of a
-    process. Call it before the first group.
+    NCCL has one interface for all groups of a process. If weights may go by NCCL to other machines, the environment
+    names it. Call this before the first group.
     """
     broadcast = config.weights.channel == "distributed" and not is_loopback(config.network.host)
     if not (broadcast or (actor and _servers_by_nccl(config))):
-        os.environ["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"
+        environment["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"
 
 
 def loopback_interface() -> str:

@@ -97,7 +97,7 @@ class WeightServer:
         self._refusals = Throttled(logger, "refused a request for weights")
         self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
         self._chunk_bytes = chunk_bytes
-        self._offers = Transfers(forget_s, history, broadcasts)
+        self._transfers = Transfers(forget_s, history, broadcasts)
         self._published = -1
         self._with_deltas = history > 0
         self._last: WeightSnapshot | None = None
@@ -115,7 +115,11 @@ class WeightServer:
     @property
     def offered(self) -> int:
         """The newest version that receivers can get; -1 before the first."""
-        return self._offers.newest
+        return self._transfers.newest
+
+    def joining(self, backend: str) -> int:
+        """How many receivers wait for a broadcast over `backend`."""
+        return len(self._transfers.joining(backend))
 
     @property
     def measured(self) -> dict[str, float]:
@@ -172,11 +176,11 @@ class WeightServer:
 
     def _summon(self, backend: str, describe: Describe, deadline: float) -> _Summoned:
         now = time.monotonic()
-        if self._offers.absent(backend, now) and now < deadline:
+        if self._transfers.absent(backend, now) and now < deadline:
             return _Summoned((), ready=False)
-        receivers = self._offers.joining(backend)
+        receivers = self._transfers.joining(backend)
         if receivers:
-            for receiver, message in self._offers.summon(receivers, describe(receivers)):
+            for receiver, message in self._transfers.summon(receivers, describe(receivers)):
                 self._send(receiver, message)
         return _Summoned(receivers, ready=True)
 
@@ -214,10 +218,10 @@ class WeightServer:
                     call, done = self._calls.get()
                     done.set_result(call())
                 while not self._ready.empty():
-                    self._offers.offer(*self._ready.get())
+                    self._transfers.offer(*self._ready.get())
                 if self._router in events:
                     self._answer(*self._router.recv_multipart())
-                for receiver, reply in self._offers.due(time.monotonic()):
+                for receiver, reply in self._transfers.due(time.monotonic()):
                     self._send(receiver, reply)
 
     def _answer(self, receiver: bytes, *frames: bytes) -> None:
@@ -225,7 +229,7 @@ class WeightServer:
             request = decode(frames)
             if self._run is not None:
                 check_run(run_of(request), request.kind, self._run, "weight publisher", "network.weights_port")
-            reply = self._offers.handle(receiver, request, time.monotonic())
+            reply = self._transfers.handle(receiver, request, time.monotonic())
         except (WireError, RefusedError) as error:
             reply = self._refused(0, error)
         if reply:

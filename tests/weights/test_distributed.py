@@ -86,7 +86,7 @@ async def engine_of(endpoint, timeout_s=20.0):
 
 
 async def joined(learner, count):
-    await async_until(lambda: len(learner.publisher._offers.joining("gloo")) == count)
+    await async_until(lambda: learner.publisher.joining("gloo") == count)
 
 
 async def test_broadcasts_arrive_bit_for_bit_and_a_late_joiner_pulls_before_it_takes_part(context):
@@ -270,7 +270,7 @@ async def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_
         await learner.publish(0)
         await async_until(lambda: engine.version == 0)
         dying = subprocess.Popen([sys.executable, "-c", DYING, learner.publisher.endpoint])
-        await async_until(lambda: len(learner.publisher._offers.joining("gloo")) == 2)
+        await async_until(lambda: learner.publisher.joining("gloo") == 2)
         await learner.publish(1)
         await asyncio.to_thread(dying.wait)
         await async_until(lambda: engine.version == 1)
@@ -278,7 +278,7 @@ async def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_
         # By the fallback, unless everything had come before the connection broke.
         fallbacks = receiver.fallbacks
         assert (learner.push.measured["broadcast_failures"], fallbacks <= 1) == (1, True)
-        await async_until(lambda: learner.publisher._offers.joining("gloo"))
+        await async_until(lambda: learner.publisher.joining("gloo"))
         await learner.publish(2)
         await async_until(lambda: engine.version == 2)
         assert receiver.fallbacks == fallbacks

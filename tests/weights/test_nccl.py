@@ -1,3 +1,7 @@
+"""What NCCL is told before the first group of a process."""
+
+from __future__ import annotations
+
 import os
 import threading
 
@@ -7,67 +11,64 @@ from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
 from asyncrl.learner import run as learner
 from asyncrl.weights.group import agree_with_servers, keep_to_loopback, loopback_interface
 
-CUMEM = "NCCL_CUMEM_ENABLE"
+CUMEM, INTERFACE = "NCCL_CUMEM_ENABLE", "NCCL_SOCKET_IFNAME"
 
 
-def config(kind="sglang", into_servers="nccl", channel="zmq"):
-    return TrainConfig(
-        engine=EngineConfig(kind=kind), weights=WeightsConfig(into_servers=into_servers, channel=channel)
-    )
+def config(
+    kind: str = "sglang", into_servers: str = "nccl", channel: str = "zmq", host: str = "127.0.0.1"
+) -> TrainConfig:
+    weights = WeightsConfig(into_servers=into_servers, channel=channel)
+    config = TrainConfig(engine=EngineConfig(kind=kind), weights=weights)
+    config.network.host = host
+    return config
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    # Whatever a test sets goes with it.
-    monkeypatch.setenv(CUMEM, "")
-    del os.environ[CUMEM]
+@pytest.mark.parametrize(
+    ("given", "before", "expected"),
+    [
+        (config(), {}, {CUMEM: "0"}),
+        (config(), {CUMEM: "1"}, {CUMEM: "1"}),
+        (config(kind="embedded"), {}, {}),
+        (config(into_servers="auto"), {}, {}),
+    ],
+)
+def test_nccl_goes_without_cumem_where_servers_get_weights_by_it(
+    given: TrainConfig, before: dict[str, str], expected: dict[str, str]
+) -> None:
+    agree_with_servers(given, before)
+    assert before == expected
 
 
-def test_an_actor_sends_by_nccl_as_sglang_does():
-    agree_with_servers(config())
-    assert os.environ[CUMEM] == "0"
-
-
-@pytest.mark.parametrize("other", [{"kind": "embedded"}, {"into_servers": "auto"}])
-def test_nothing_is_set_where_no_server_gets_weights_by_nccl(other):
-    agree_with_servers(config(**other))
-    assert CUMEM not in os.environ
-
-
-def test_what_the_environment_says_stays():
-    os.environ[CUMEM] = "1"
-    agree_with_servers(config())
-    assert os.environ[CUMEM] == "1"
+@pytest.mark.parametrize(
+    ("given", "actor", "on_loopback"),
+    [
+        (config(channel="distributed"), False, True),
+        (config(host="10.0.0.1"), False, True),
+        (config(host="10.0.0.1", channel="distributed"), False, False),
+        (config(), True, False),
+        (config(into_servers="auto"), True, True),
+        (config(kind="embedded"), True, True),
+    ],
+)
+def test_nccl_stays_on_this_machine_unless_weights_leave_it(given: TrainConfig, actor: bool, on_loopback: bool) -> None:
+    environment: dict[str, str] = {}
+    keep_to_loopback(given, actor, environment)
+    assert environment == ({INTERFACE: f"={loopback_interface()}"} if on_loopback else {})
 
 
 @pytest.mark.parametrize(("channel", "expected"), [("distributed", "0"), ("zmq", None)])
-def test_a_learner_in_a_group_with_such_an_actor_agrees_before_its_ranks_join(channel, expected, monkeypatch):
+def test_a_learner_in_a_group_with_such_an_actor_agrees_before_its_ranks_join(
+    channel: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class JoiningError(Exception):
         pass
 
-    def joined():
+    def joined() -> None:
         raise JoiningError
 
+    monkeypatch.setenv(CUMEM, "")
+    del os.environ[CUMEM]
     monkeypatch.setattr(learner, "joined", joined)
     with pytest.raises(JoiningError):
         learner.run(config(channel=channel), threading.Event())
     assert os.environ.get(CUMEM) == expected
-
-
-@pytest.mark.parametrize(
-    ("host", "actor", "others", "expected"),
-    [
-        ("127.0.0.1", False, {"channel": "distributed"}, "=lo"),
-        ("10.0.0.1", False, {}, "=lo"),
-        ("10.0.0.1", False, {"channel": "distributed"}, None),
-        ("127.0.0.1", True, {}, None),
-        ("127.0.0.1", True, {"kind": "embedded"}, "=lo"),
-    ],
-)
-def test_nccl_stays_on_this_machine_but_where_weights_leave_it(host, actor, others, expected, monkeypatch):
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")
-    del os.environ["NCCL_SOCKET_IFNAME"]
-    given = config(**others)
-    given.network.host = host
-    keep_to_loopback(given, actor)
-    assert (os.environ.get("NCCL_SOCKET_IFNAME") or None) == (expected and expected.replace("lo", loopback_interface()))

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
-import zmq.asyncio
 
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.folders import Folders
@@ -73,64 +71,41 @@ async def blocked_tools() -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("given", ["tensors", "folder"])
-def test_a_fleet_is_updated_and_closed(given: str, tmp_path: Path) -> None:
-    server = FakeSglang()
-
-    async def scenario() -> Any:
-        weights: Any = tensors(3)
-        if given == "folder":
-            weights = read_folder(write_folder(tmp_path / "pushed", 3, weights, lambda folder: None, OWN_RUN), 3)
-        folders = Folders(tmp_path / "held", lambda folder: None, OWN_RUN)
-        async with serving(server), blocked_tools(), fleet_over(server, folders=folders) as fleet:
-            await fleet.update_weights(3, weights)
-            return await fleet.generate(ids(), Sampling(1.0, 5), (), "s")
-
-    assert_true(asyncio.run(scenario()))
+async def test_a_fleet_is_updated_and_closed(given: str, tmp_path: Path) -> None:
+    server, weights = FakeSglang(), tensors(3)
+    if given == "folder":
+        weights = read_folder(write_folder(tmp_path / "pushed", 3, weights, lambda folder: None, OWN_RUN), 3)
+    folders = Folders(tmp_path / "held", lambda folder: None, OWN_RUN)
+    async with serving(server), blocked_tools(), fleet_over(server, folders=folders) as fleet:
+        await fleet.update_weights(3, weights)
+        assert_true(await fleet.generate(ids(), Sampling(1.0, 5), (), "s"))
 
 
-def test_an_embedded_engine_is_updated_and_closed() -> None:
-    async def scenario() -> int:
-        async with blocked_tools():
-            engine = EmbeddedEngine(tiny_model(), EngineConfig(slots=1, max_length=8))
-            await engine.update_weights(4, parameters(tiny_model(seed=4)))
-            await engine.close()
-            return engine.version
-
-    assert asyncio.run(scenario()) == 4
+async def test_an_embedded_engine_is_updated_and_closed() -> None:
+    async with blocked_tools():
+        engine = EmbeddedEngine(tiny_model(), EngineConfig(slots=1, max_length=8))
+        await engine.update_weights(4, parameters(tiny_model(seed=4)))
+        await engine.close()
+    assert engine.version == 4
 
 
-def test_deltas_are_applied() -> None:
-    context: zmq.Context[Any] = zmq.Context()
-
-    async def scenario() -> None:
-        with publisher(context) as source:
-            async with blocked_tools(), channel(source.endpoint) as link:
-                for version in (0, 1):
-                    source.publish(version, {**some_tensors(), "ids": some_tensors()["ids"] + version})
-                    manifest = await link.newer_than(version - 1)
-                    assert manifest is not None
-                    taken = await link.fetch(manifest)
-                assert taken["ids"][0] == 1
-                assert link.received < 2 * manifest.nbytes
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        context.destroy(linger=0)
+async def test_deltas_are_applied(context: Any) -> None:
+    with publisher(context) as source:
+        async with blocked_tools(), channel(source.endpoint) as link:
+            for version in (0, 1):
+                source.publish(version, {**some_tensors(), "ids": some_tensors()["ids"] + version})
+                manifest = await link.newer_than(version - 1)
+                taken = await link.fetch(manifest)
+            assert taken["ids"][0] == 1
+            assert link.received < 2 * manifest.nbytes
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_folders_are_read_and_checked(read: bool, tmp_path: Path) -> None:
+async def test_folders_are_read_and_checked(read: bool, tmp_path: Path) -> None:
     write_folder(tmp_path, 2, some_tensors(2), lambda folder: None, OWN_RUN)
-
-    async def scenario() -> Any:
-        link = DiskChannel(tmp_path, OWN_RUN, read=read)
-        async with blocked_tools():
-            manifest = await link.newer_than(1)
-            assert manifest is not None
-            return await link.fetch(manifest)
-
-    taken = asyncio.run(scenario())
+    link = DiskChannel(tmp_path, OWN_RUN, read=read)
+    async with blocked_tools():
+        taken = await link.fetch(await link.newer_than(1))
     assert same_bits(taken if read else taken.read(), some_tensors(2))
 
 

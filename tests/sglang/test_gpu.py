@@ -1,0 +1,56 @@
+"""Ways of weights into a real server on a GPU of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.actor.engine.sglang.server import SglangServer
+from asyncrl.actor.engine.sglang.ways import WaySettings
+from asyncrl.types import Sampling
+from tests.actor.engine.real import ServerProcess, fleet_over, policy, prompts
+from tests.actor.engine.support import parameters, plain_logprobs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+ARGUMENTS = ["--dtype", "float32", "--host", "127.0.0.1", "--mem-fraction-static", "0.3", "--sleep-on-idle"]
+ARGUMENTS += ["--attention-backend", "triton", "--disable-cuda-graph", "--max-total-tokens", "32768"]
+TOLERANCE = 2e-2
+"""Of float32 on a GPU, which may multiply in TF32; log-probs of other weights are further away than that."""
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(model)]
+    log = tmp_path_factory.mktemp("gpu") / "server.log"
+    server = ServerProcess([*command, *ARGUMENTS], {"HF_HUB_OFFLINE": "1"}, "/get_model_info", log)
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize(("wanted", "taken"), [("auto", "ipc"), ("disk", "disk"), ("gloo", "gloo")])
+async def test_a_server_on_a_gpu_of_this_machine_serves_what_it_got_by_the_fastest_way(
+    server: ServerProcess, wanted: str, taken: str
+) -> None:
+    opened: list[SglangServer] = []
+
+    def open_server(url: str) -> SglangServer:
+        opened.append(SglangServer(url, context=512, settings=WaySettings(wanted), silence_s=60))
+        return opened[-1]
+
+    await server.ready()
+    async with fleet_over([server.url], open_server, policy(0)) as fleet:
+        for version in range(1, 4):
+            await fleet.update_weights(version, parameters(policy(version)))
+            for index, start in enumerate(prompts(4)):
+                got = await fleet.generate(start, Sampling(1.0, 40), (), f"{version}.{index}")
+                whole, first = np.concatenate([start, got.tokens]), len(start) - 1
+                assert set(got.versions) == {version}
+                assert np.abs(plain_logprobs(policy(version), whole, 1.0)[first:] - got.logprobs).max() < TOLERANCE
+                assert np.abs(plain_logprobs(policy(0), whole, 1.0)[first:] - got.logprobs).max() > 5 * TOLERANCE
+        assert opened[-1].way == taken
