@@ -34,10 +34,19 @@ class VllmServer:
     `tied` is whether the policy's output layer is its embedding. A check may take `silence_s`, an update `load_s`.
     """
 
-    def __init__(self, url: str, *, context: int, tied: bool, silence_s: float = 60.0, load_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        context: int,
+        tied: bool,
+        silence_s: float = 60.0,
+        load_s: float = 300.0,
+        http: Http | None = None,
+    ) -> None:
         self.url = url
         self.spans = False
-        self._http = Http(url)
+        self._http = http or Http(url)
         self._context = context
         self._tied = tied
         self._silence_s = silence_s

@@ -87,12 +87,13 @@ def _trimmed(path: str, answer: Any) -> Any:
 
 
 async def _record(url: str, folder: Path) -> None:
-    server = VllmServer(url, context=CONTEXT, tied=False)
-    server._http = recorder = _Recorder(url)
+    recorder = _Recorder(url)
+    server = VllmServer(url, context=CONTEXT, tied=False, http=recorder)
     await live(server, folder)
     await server.close()
+    [model] = [each["answer"]["data"][0]["id"] for each in recorder.exchanges if each["path"] == "/v1/models"]
     lines = ",\n".join(json.dumps(exchange) for exchange in recorder.exchanges)
-    sys.stdout.write(lines.replace(str(folder), FOLDER).replace(server._model, "policy") + "\n")
+    sys.stdout.write(lines.replace(str(folder), FOLDER).replace(model, "policy") + "\n")
 
 
 if __name__ == "__main__":
