@@ -1,4 +1,4 @@
-"""What our fleet itself costs, over a server that answers at once: see benchmarks.rollout."""
+"""The processor time of our fleet, over a server that answers at once: see benchmarks.rollout."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def episodes(turn_tokens: int, rounds: int) -> dict[str, Any]:
 
 
 def _tiny(folder: Path) -> Policy:
-    """Weights of one number: the server does not look at them."""
+    """Weights of one number: the server ignores them."""
     save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
     (folder / "config.json").write_text(f'{{"vocab_size": {VOCABULARY}}}')
     return Policy(folder)

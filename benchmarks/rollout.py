@@ -1,21 +1,21 @@
 """How fast does our fleet generate over a real SGLang server, and what does a push of weights cost it meanwhile?
 
-`python -m benchmarks.rollout --python PATH` starts a server of a tiny random model with the Python at PATH, on the CPU
-or, where there is one, on the GPU (`--shape 0.6B`). `--url URL --model FOLDER` takes running servers instead, which
-must serve that folder (`python -m benchmarks.shapes` writes one) with --skip-tokenizer-init. `--fake` needs no server:
-one that answers at once is started, so that what is left is our own cost. Results go to
-benchmarks/results/rollout-NAME.json.
+`python -m benchmarks.rollout --python PATH` starts a server of a tiny random model with the Python at PATH, on the GPU
+if there is one (`--shape 0.6B`), else on the CPU. `--url URL --model FOLDER` takes running servers instead, which must
+serve that folder (`python -m benchmarks.shapes` writes one) with --skip-tokenizer-init. `--fake` starts a server that
+answers at once, so that only our own cost is left. Results go to benchmarks/results/rollout-NAME.json.
 
-Throughput: requests of one fixed length and distinct random prompts, so many at once, by the fleet and by a bare
-asyncio client, which posts the same requests and drops the answers unread: what the server alone can do. A third client
-asks for no log-probs, which shows what these cost the server. They take turns; ratios are medians over rounds.
+Throughput: several clients send requests of one fixed length with distinct random prompts, a fixed number at once. One
+is the fleet. Another is a bare asyncio client, which posts the same requests and drops the answers unread; it shows
+what the server alone can do. A third one requests no log-probs, which shows what these cost the server. They take
+turns; ratios are medians over rounds.
 
-Pushes: requests are always under way, a new one for each that ends. The fleet's requests are not streamed, so tokens
-are counted when their answer arrives, and requests are short and of mixed lengths, so that several of a batch end in
-every few decoding steps. A standstill is the longest time around the push in which no answer came, less the longest
-one in the calm time before: it is never seen finer than a step. What a push took in all is told by `lost_s`, the
-seconds of generation that are missing some time after it. Each push carries all weights, whose values stay the same. A
-mode that the servers can only do as `abort` (before 0.5.22) is left out.
+Pushes: a new request follows each that ends. The fleet's requests are not streamed, so tokens count when their answer
+arrives. Requests are short and of mixed lengths, so that several of a batch end in every few decoding steps. A
+standstill is the longest time around the push without an answer, less the longest one in the calm time before; a step
+is its resolution. `lost_s` is the whole cost of a push: the seconds of generation that are missing some time after it.
+Each push carries all weights, whose values stay the same. A mode that the servers can only do as `abort` (before
+0.5.22) is left out.
 
 Whole episodes, with turns and tool calls, are measured with `--fake` only: random weights call no tools.
 """
@@ -115,13 +115,13 @@ async def pushes(served: Servers, plan: Plan, wanted: Sequence[Push]) -> list[di
     """A row for every way of pushing."""
     result = []
     for number, push in enumerate(wanted):
-        told = {"mode": push.mode, "into_servers": push.into_servers}
+        row_of = {"mode": push.mode, "into_servers": push.into_servers}
         folder = served.folder / f"pushes-{number}"
         try:
             row = await push_under_load.measure(served.urls, served.policy, plan.push, push, folder)
         except (TimeoutError, ValueError) as error:
-            row = {**told, "failed": str(error) or "no server took the weights"}
-        result.append(row or {**told, "failed": "these servers do it as abort"})
+            row = {**row_of, "failed": str(error) or "no server took the weights"}
+        result.append(row or {**row_of, "failed": "these servers do it as abort"})
         print({name: value for name, value in result[-1].items() if name != "each_push"}, flush=True)
     return result
 
@@ -159,8 +159,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", default=["auto"], help="as in weights.into_servers")
     parser.add_argument("--modes", nargs="+", default=MODES, help="as in weights.mode")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts of it")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are told")
-    parser.add_argument("--pushes", type=int, help="of each mode and way, of which medians are told")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the result has medians")
+    parser.add_argument("--pushes", type=int, help="of each mode and way, of which the result has medians")
     parser.add_argument("--name", help="of the result; otherwise cpu, cuda or fake")
     options = parser.parse_args()
     if options.url and options.model is None:

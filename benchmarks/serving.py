@@ -1,4 +1,4 @@
-"""A real replay in processes of its own, for benchmarks that ask it: started, waited for, measured and ended."""
+"""A real replay in its own processes, for benchmarks that send it requests: started, awaited, measured and ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASKS = 1000
 
 
 OWN_RUN = RunIdentity("run")
-"""The run of every replay here, as far as its clients know."""
+"""The run that clients name to every replay here."""
 
 
 def cpu_seconds(pid: int) -> float:

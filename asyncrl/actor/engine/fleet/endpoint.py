@@ -135,7 +135,7 @@ class Endpoint:
     async def generate(self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int]) -> Segment:
         """As the server does. Cancelling the call aborts the request.
 
-        Raises ServerFaultError also where the server was lost meanwhile, or answers with weights of somebody else.
+        Raises ServerFaultError also where the server was lost meanwhile, or answers with weights of another owner.
         """
         rid, label, scope = uuid.uuid4().hex, self._label, asyncio.timeout(None)
         try:

@@ -129,7 +129,7 @@ class Fleet:
         newest = self._newest.version if self._newest else NO_VERSION
         if version <= newest:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
-        # Servers are not asked: SGLang ignores a name that it does not know, and dies of a wrong shape.
+        # Servers do not check this: SGLang ignores a name that it does not know, and dies of a wrong shape.
         if isinstance(weights, Folder):
             assert self._folders is not None
             weights.manifest.check_covers(self.expected)
