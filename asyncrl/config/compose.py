@@ -79,6 +79,7 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
     chosen: dict[str, str] = {}
     settings: list[str] = []
     scratch = OmegaConf.structured(TrainConfig)
+    ConfigStore.instance().store(name="schema", node=scratch)  # It keeps a copy.
     for word in words:
         key, _, text = word.lstrip("+").partition("=")
         try:
@@ -96,7 +97,6 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
     if in_files:
         raise ConfigError("\n".join([*wrong.values(), *in_files]))
     search = [f"hydra.searchpath=['file://{folder.resolve()}']"] if folder else []
-    ConfigStore.instance().store(name="schema", node=TrainConfig)
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
             overrides = [*search, *(f"{group}={name}" for group, name in groups.items()), *settings]
