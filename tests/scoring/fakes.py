@@ -1,4 +1,4 @@
-"""A tokenizer with one character a token, episodes written as text, models with prescribed scores, a fake replay."""
+"""A tokenizer with one character a token, episodes written as text, models with prescribed scores, a fake client."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -189,7 +189,7 @@ class FakeOutcome:
         return [float("nan") if any("bad" in passage.text for passage in each) else self._value for each in transcripts]
 
 
-class FakeReplay:
+class FakeScoringClient:
     """Leases episodes for the kinds that they need, as the replay does, and remembers what comes back. A lease holds as
     many as the first batch."""
 

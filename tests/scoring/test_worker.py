@@ -9,7 +9,7 @@ from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.scoring.worker import ScoringWorker
-from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, FakeReplay, ServedPRM, answered, make_scorer
+from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, FakeScoringClient, ServedPRM, answered, make_scorer
 
 
 class Clock:
@@ -44,7 +44,7 @@ def worker(replay, clock=None, log=None, prm=None, config=WITH_PRM, scorer=None)
     return ScoringWorker(replay, scorer, config, log or Log(), lease_s=30.0, clock=clock or Clock())
 
 
-def replay_of(*batches, kind=FakeReplay):
+def replay_of(*batches, kind=FakeScoringClient):
     return kind(*batches, config=WITH_PRM)
 
 
@@ -77,7 +77,7 @@ class Slow(FakePRM):
 def test_leases_are_renewed_while_one_forward_pass_runs():
     prm = Slow()
 
-    class Patient(FakeReplay):
+    class Patient(FakeScoringClient):
         def renew(self):
             super().renew()
             if self.renewals == 3:
@@ -150,7 +150,7 @@ def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
 
 @pytest.mark.parametrize("error", [RefusedError("refused: too late"), WireError("cannot be encoded")], ids=str)
 def test_labels_that_are_refused_or_cannot_be_sent_are_a_failure_and_the_others_are_delivered(error):
-    class Refusing(FakeReplay):
+    class Refusing(FakeScoringClient):
         def label(self, labels):
             if any(each.trajectory_id == "episode-0" for each in labels):
                 raise error
@@ -165,7 +165,7 @@ def test_labels_that_are_refused_or_cannot_be_sent_are_a_failure_and_the_others_
 def test_a_stop_ends_the_work_after_what_is_being_delivered():
     stop = threading.Event()
 
-    class Stopping(FakeReplay):
+    class Stopping(FakeScoringClient):
         def label(self, labels):
             super().label(labels)
             stop.set()
@@ -191,7 +191,7 @@ def test_trajectories_pass_through_workers_of_different_kinds():
         needs={"plain": ["rules"], "liked": ["prm", "outcome_model"]},
     )
     sources = ["test", "plain", "liked", "test"]
-    replay = FakeReplay([answered("72", k, source=source) for k, source in enumerate(sources)], config=config)
+    replay = FakeScoringClient([answered("72", k, source=source) for k, source in enumerate(sources)], config=config)
     scorers = {
         "rules": make_scorer(config),
         "outcome_model": make_scorer(config, outcome_model=FakeOutcome()),
@@ -223,7 +223,7 @@ def test_a_reward_that_rises_while_agreement_falls_rings_the_alarm(caplog):
             return super()._one(transcript) * 0 + (0.1 if "honest" in transcript[-1].text else 0.9)
 
     batches = [[answered("71" if k < wrong else "71 honest", 10 * wrong + k) for k in range(10)] for wrong in range(10)]
-    replay = FakeReplay(*batches, config=config)
+    replay = FakeScoringClient(*batches, config=config)
     one = worker(replay, clock, log, Learning(), config)
     for _ in batches:
         clock.now += 10
@@ -241,7 +241,9 @@ def test_a_service_that_is_away_for_a_while_costs_no_trajectory_an_attempt(serve
     """Meanwhile the rules judge; with nothing else to serve the worker waits."""
     config = replace(WITH_PRM, serve=serve)
     clock, log, prm = Clock(), Log(), ServedPRM(calls=40)
-    replay = FakeReplay(*([answered("72", 4 * batch + k) for k in range(4)] for batch in range(10)), config=config)
+    replay = FakeScoringClient(
+        *([answered("72", 4 * batch + k) for k in range(4)] for batch in range(10)), config=config
+    )
     rules = worker(replay, config=replace(config, serve=["rules"]))
     one, asked = worker(replay, clock, log, prm, config), []
     while prm.calls > 0:
