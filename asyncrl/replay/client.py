@@ -261,9 +261,11 @@ class ReplayClient:
             if time.monotonic() > deadline:
                 return _Obstacle.SILENT
             answer = self._receive(started)
-            if answer is None and self._watch.broke():
-                return _Obstacle.BROKEN
-            if answer is None or answer.sequence not in away.keys() | {0}:
+            if answer is None:
+                if self._watch.broke():
+                    return _Obstacle.BROKEN
+                continue
+            if answer.sequence and answer.sequence not in away:
                 continue
             if answer.kind == BUSY:
                 log.warning("the replay is busy: %s; asking again", answer.reason)
@@ -282,9 +284,13 @@ class ReplayClient:
             raise StoppedError("stopped while waiting for the replay")
         if self._give_up_s is not None and time.monotonic() - started > self._give_up_s:
             raise UnavailableError(f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s")
-        if not self._socket.poll(POLL_MS):
-            return None
-        return decode_reply([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # A poll costs more than an attempt, and most replies come in bursts.
+            if not self._socket.poll(POLL_MS):
+                return None
+            frames = self._socket.recv_multipart(copy=False)
+        return decode_reply([frame.buffer for frame in frames])
 
     def _pause(self, obstacle: _Obstacle, waited: float) -> None:
         """Before requests are sent again: over a fresh connection, since the old one may lead nowhere."""
