@@ -128,14 +128,6 @@ def run(scheduler: Scheduler, passes: int = 1) -> list[list[tuple[str, int, int]
     return seen
 
 
-def test_a_later_turn_computes_only_its_suffix():
-    scheduler = Scheduler(2, 100)
-    scheduler.submit(request("a", [1, 2, 3], limit=2))
-    assert run(scheduler, 2) == [[("a", 0, 3)], [("a", 3, 4)]]
-    scheduler.submit(request("a", [1, 2, 3, 1, 1, 2, 2]))
-    assert run(scheduler) == [[("a", 4, 7)]]
-
-
 def test_a_turn_that_rewrites_its_past_computes_from_the_first_difference():
     scheduler = Scheduler(1, 100)
     scheduler.submit(request("a", [1, 2, 3, 1], limit=1))

@@ -185,13 +185,10 @@ class SglangServer:
 
     async def _get(self, path: str) -> Any:
         """The answer to /`path`, or to /get_`path`, its name in older servers."""
-        try:
-            try:
-                return await self._http.get(f"/{path}", self._silence_s)
-            except ServerRefusedError:
-                return await self._http.get(f"/get_{path}", self._silence_s)
-        except ServerRefusedError as error:
-            raise ServerFaultError(f"this is no SGLang server of a known kind: {error}") from error
+        for name in (path, f"get_{path}"):
+            with suppress(ServerRefusedError):
+                return await self._http.get(f"/{name}", self._silence_s)
+        raise ServerFaultError(f"{self.url} is no SGLang server of a known kind: it has no /{path}")
 
     async def _post(self, path: str, body: Any = None) -> None:
         await self._http.post(path, body, CONTROL_S)
