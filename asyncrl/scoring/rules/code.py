@@ -99,7 +99,7 @@ def _tests(task: Task, program: str) -> Sequence[Test]:
             pairs = list(zip(map(str, tests["inputs"]), map(str, tests["outputs"]), strict=True))
             found = [bind(_prints, program, given, wanted) for given, wanted in pairs]
         else:
-            compile(truth, "tests.py", "exec")
+            compile(task.ground_truth, "tests.py", "exec")
             found = [bind(_holds, task, program)] if truth else []
     except (SyntaxError, ValueError, TypeError, KeyError) as error:
         raise ScoringError(f"the ground truth of task {task.id} is no set of tests: {error!r}") from error

@@ -22,6 +22,7 @@ from tests.scoring.fakes import rules_of
         ("json_schema", '{"$ref": "#"}', "without end"),
         *[("code", truth, "tests") for truth in ("", "{}", '{"inputs": [], "outputs": []}', "{1")],
         ("code", '{"inputs": ["1"], "outputs": []}', "tests"),
+        ("code", " assert add(1, 2) == 3", "tests"),
         *[("tool_calls", truth, "JSON list of calls") for truth in ("72", '"f"', '[{"arguments": {}}]', "f(1)")],
         ("tool_calls", '[{"name": "f", "arguments": 3}]', "JSON list of calls"),
     ],
