@@ -5,13 +5,16 @@ Shapes and dtypes are checked on construction (InvariantError names the field), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from asyncrl.errors import InvariantError
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a tensor elementwise over the learner's ranks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

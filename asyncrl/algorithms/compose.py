@@ -14,10 +14,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.advantages.base import Reduce
 from asyncrl.algorithms.advantages.prime import Prime
-from asyncrl.algorithms.batch import Episodes, Tokens, Totals
-from asyncrl.algorithms.composition import Composition, check
+from asyncrl.algorithms.batch import Episodes, Reduce, Tokens, Totals
+from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.forward import forward
 from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
 from asyncrl.algorithms.losses.value import value_loss
@@ -25,8 +24,6 @@ from asyncrl.algorithms.metrics import summarise
 from asyncrl.algorithms.prepare import prepare
 from asyncrl.config.schema import AlgorithmConfig
 from asyncrl.errors import ConfigError
-
-__all__ = ["Algorithm", "Reduce", "check"]
 
 
 class Algorithm:

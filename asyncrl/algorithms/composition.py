@@ -18,8 +18,6 @@ from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from asyncrl.errors import ConfigError
 
-PROXIMALS = ("recompute", "interpolate", "behaviour")
-
 
 @dataclass(frozen=True)
 class Composition:
@@ -88,8 +86,6 @@ class Composition:
         return found
 
     def _proximal_conflicts(self) -> list[str]:
-        if self.proximal not in PROXIMALS:
-            return [f"algorithm.proximal={self.proximal}: use one of {', '.join(PROXIMALS)}"]
         setting = f"algorithm.proximal={self.proximal}"
         by_ratio = [rule for rule in self.corrections if rule.uses_ratio]
         if self.proximal == "behaviour" and (by_ratio or self.advantage.uses_ratio):
@@ -129,16 +125,12 @@ class Composition:
         return found
 
 
-def check(config: AlgorithmConfig, *, critic: bool, step_scores: bool, group_size: int | None = None) -> None:
-    """Refuse what the rest of the run cannot offer: a critic, step scores (a process model), groups of that size.
-
-    Raises ConfigError, also for everything that `Composition.of` refuses.
-    """
+def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int) -> None:
+    """Raises ConfigError: the parts do not go together, or need step scores (a process model) or larger groups than the
+    run has."""
     parts = Composition.of(config)
     advantage = parts.advantage
     found = []
-    if advantage.needs_critic and not critic:
-        found.append(f"algorithm.advantage={advantage.name} needs a critic: configure one, or use grpo or rloo")
     if advantage.needs_steps and not step_scores:
         found.append(
             f"algorithm.advantage={advantage.name} needs step scores: set scoring.prm.path to a process reward model"

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.advantages.base import Reduce, Rollouts
-from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.advantages.base import Rollouts
+from asyncrl.algorithms.batch import Episodes, Reduce, Tokens
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.losses.base import Candidates

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.batch import Reduce
+
 _BITS = 11
 _BINS = 1 << _BITS
 
@@ -24,7 +26,7 @@ def order(values: Tensor) -> Tensor:
     return torch.where(bits < 0, -1 - bits, bits + (1 << 31))
 
 
-def threshold(values: Tensor, condition: Condition, reduce: Callable[[Tensor], Tensor]) -> int:
+def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
     """The smallest key where `condition` holds of the count and sum of all values up to it; 2^32 if there is none."""
     keys = order(values)
     before = torch.zeros(2, 1, dtype=torch.float64, device=values.device)
@@ -45,7 +47,7 @@ def threshold(values: Tensor, condition: Condition, reduce: Callable[[Tensor], T
     return prefix
 
 
-def top(values: Tensor, count: int, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+def top(values: Tensor, count: int, reduce: Reduce) -> Tensor:
     """bool[M]: the `count` largest values of the global batch, with all that equal the last of them."""
     total = reduce(torch.tensor([values.numel()], dtype=torch.float64, device=values.device))
     cut = threshold(values, lambda seen, _: seen > total - count, reduce)

@@ -6,7 +6,7 @@ import fcntl
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,9 +83,7 @@ def exclusively(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def train(
-    config: TrainConfig, overrides: Sequence[str], on_start: Callable[[Supervisor], None] = lambda _: None
-) -> bool:
+def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
     """Run everything until the learner is done (True) or a signal comes (False).
 
     Every role gets the command line `overrides`. Raises AsyncrlError: the run cannot start or go on.
@@ -107,7 +105,6 @@ def train(
             "learner",
             config.cluster.restart_pause_s,
         )
-        on_start(supervisor)
         with Dashboard(config, run_dir, lambda: supervisor.restarts) as dashboard:
             started = time.monotonic()
             done = supervisor.run(stop.is_set, dashboard.update)

@@ -53,11 +53,10 @@ def _check_scoring(config: TrainConfig) -> None:
 
 
 def _check_algorithm(config: TrainConfig) -> None:
-    from asyncrl.algorithms.compose import check
+    from asyncrl.algorithms.composition import check
 
     check(
         config.algorithm,
-        critic=True,
         step_scores=(config.scoring.prm.path is not None and not config.scoring.shadow) or config.implicit.train,
         group_size=config.learner.group_size,
     )

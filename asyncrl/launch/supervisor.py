@@ -146,7 +146,9 @@ class Supervisor:
 
     def _fail(self, child: _Process, status: int, now: float) -> None:
         """Plan the next start of a role that ended. Raises RunFailedError: it cannot go on."""
-        name, last = child.role.name, self.last_lines(child.role.name)
+        name = child.role.name
+        log_file = self._logs / f"{name}.log"
+        last = last_lines(log_file)
         if status == EXIT_USAGE:
             raise RunFailedError(f"{name} cannot run:\n{last}")
         child.failures = 1 if now - child.started >= WELL_S else child.failures + 1
@@ -154,7 +156,7 @@ class Supervisor:
             raise RunFailedError(f"{name} ended {child.failures} times, at last with status {status}:\n{last}")
         pause = pause_s(child.failures, self._longest_pause_s)
         child.due = now + pause
-        shown = self.last_lines(name, SHOWN_LINES)
+        shown = last_lines(log_file, SHOWN_LINES)
         log.warning(
             "%s ended with status %d; starting it again in %.2g s; its log ends:\n%s", name, status, pause, shown
         )
@@ -170,10 +172,6 @@ class Supervisor:
             self._unwritten = True
         else:
             self._unwritten = False
-
-    def last_lines(self, name: str, count: int = 15) -> str:
-        """The end of a role's log."""
-        return last_lines(self._logs / f"{name}.log", count)
 
     def stop(self) -> None:
         """Ask every role to stop. Those that have not ended after `stop_s` are killed with their own children."""

@@ -205,7 +205,7 @@ def test_the_value_loss_is_pessimistic_about_moves_away_from_the_old_value():
 def test_the_value_loss_counts_policy_tokens_only_and_is_divided_by_the_global_count():
     tokens = make_tokens([[0, 1, 1]], values=torch.zeros(3), returns=torch.tensor([9.0, 1.0, 2.0]))
     values = torch.tensor([torch.nan, 0.1, 0.0], requires_grad=True)
-    loss, sums = value_loss(values, tokens, Totals(4, 1))
+    loss, sums = value_loss(values, tokens, Totals(4, 1), ClippedValue())
     loss.backward()
     assert loss.item() == pytest.approx((0.81 + 4) / 2 / 4)
     assert values.grad.tolist() == pytest.approx([0, -0.9 / 4, -2 / 4])
@@ -214,7 +214,7 @@ def test_the_value_loss_counts_policy_tokens_only_and_is_divided_by_the_global_c
 
 def test_the_value_loss_without_returns_says_what_is_missing():
     with pytest.raises(InvariantError, match=r"needs tokens.values and tokens.returns"):
-        value_loss(torch.zeros(2), make_tokens([[1, 1]]), Totals(2, 1))
+        value_loss(torch.zeros(2), make_tokens([[1, 1]]), Totals(2, 1), ClippedValue())
 
 
 def test_the_implicit_model_learns_the_outcome_from_the_sum_of_its_log_ratios():

@@ -7,20 +7,17 @@ over tokens goes through `reduce`, so that every rank uses the same number.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.batch import Episodes, Reduce, Tokens
 from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.view import View, clamp_log, linear_scan
 from asyncrl.errors import InvariantError
-
-Reduce = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,14 +6,13 @@ never carry gradient. The weight of a token is 1 unless a rule sets it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.batch import Episodes
+from asyncrl.algorithms.batch import Episodes, Reduce
 from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.view import View, clamp_log
 
@@ -37,7 +36,7 @@ class Ages:
     weighs_sequences: bool = False
     rejected: Tensor | None = None
     log_update: Tensor | None = None
-    reduce: Callable[[Tensor], Tensor] | None = None
+    reduce: Reduce | None = None
     episodes: Episodes | None = None
 
     def kept(self, values: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ A loss returns one number a token; the importance weight, the aggregation and th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.batch import Reduce
 from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.view import View, clamp_log
 
@@ -60,7 +61,7 @@ class Candidates:
     proximal: Tensor
     advantages: Tensor
     draw: Tensor
-    reduce: Callable[[Tensor], Tensor]
+    reduce: Reduce
 
     def covariance(self) -> tuple[Tensor, int]:
         """(log pi - mean)(A - mean) float64[M] at the start of the step, with means over the global batch, and the

@@ -48,13 +48,11 @@ class ClippedValue(Value):
         return torch.maximum(plain, bounded) / 2, bounded.detach() > plain.detach()
 
 
-def value_loss(
-    values: Tensor, tokens: Tokens, totals: Totals, value: Value | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
+def value_loss(values: Tensor, tokens: Tokens, totals: Totals, value: Value) -> tuple[Tensor, dict[str, Tensor]]:
     """A micro-batch's part of the mean value loss over the global minibatch's policy tokens, and additive sums.
 
     values float[N] with gradient; tokens.values and tokens.returns float[N], as `prepare` left them; `value` is the
-    form, ClippedValue by default. Tokens that corrections drop still train the critic. Raises InvariantError: shapes
+    form. Tokens that corrections drop still train the critic. Raises InvariantError: shapes
     differ, or there are no returns.
     """
     if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
@@ -64,7 +62,7 @@ def value_loss(
         )
     view = View.of(tokens)
     now, old, returns = view.take(values), view.take(tokens.values), view.take(tokens.returns)
-    losses, clipped = (value or ClippedValue())(now, old, returns)
+    losses, clipped = value(now, old, returns)
     error = returns - now.detach()
     sums = {
         "value/tokens": error.new_tensor(error.numel(), dtype=torch.float64),
