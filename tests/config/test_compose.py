@@ -38,7 +38,7 @@ def refused(words: list[str], folder: Path | None = None) -> list[str]:
         ("=3", "=3: write KEY=VALUE"),
         ("a b=c", "a b=c: it cannot be read"),
         ("learner.betas=[0.9", "learner.betas=[0.9: it cannot be read"),
-        pytest.param(f"run.name={'[' * 3000}{']' * 3000}", "run.name=[[[", id="nested"),
+        pytest.param(f"run.name={'[' * 1200}{']' * 1200}", "run.name=[[[", id="nested"),
         ("run.name='mine", "run.name='mine: it cannot be read"),
         ("run.name=mine=yours", "run.name=mine=yours: it cannot be read"),
         ("data.train=é.parquet", "data.train=é.parquet: it cannot be read"),
@@ -106,7 +106,7 @@ def test_the_last_of_two_words_for_a_key_counts(required: list[str]) -> None:
         ("learner: {steps: 3}", ["begin the file of an experiment with the line `# @package _global_`"]),
         ("# @package _global_\n- 1", ["it must hold KEY: VALUE lines"]),
         ("# @package _global_\nlearner: [1", ["it cannot be read as YAML"]),
-        pytest.param(f"# @package _global_\nrun: {'[' * 3000}{']' * 3000}", ["it cannot be read as YAML"], id="nested"),
+        pytest.param(f"# @package _global_\nrun: {'[' * 1200}{']' * 1200}", ["it cannot be read as YAML"], id="nested"),
         (
             "# @package _global_\nlearner: {stepz: 3, lr: fast}\nactor: {door_host: x}",
             [

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import Option, option, options
 from asyncrl.config.renamed import RENAMED, advice
 
@@ -49,3 +50,4 @@ def test_an_old_key_is_refused_with_what_to_do(old: str) -> None:
     instead = RENAMED[old]
     assert (instead if " " in instead else f"now {instead}.below") in (advice(f"{old}.below") or "")
     assert advice(f"{old}_other") is None
+    assert " " in instead or instead in OPTIONS, "the new key must exist"
