@@ -1,11 +1,11 @@
-"""The learner's end of the distributed channel: buckets broadcast to the engines that are there when a push begins.
+"""The learner's end of the distributed channel: broadcasts buckets to the engines that are there when a push begins.
 
-Who is there is decided anew for each push, by the publisher's thread (see `offers.py`): engines ask it to join, and are
-summoned with everything they need to know before the first byte. Whoever is away takes the version by the fallback. One
-engine that fails ends the broadcast, after `timeout_s` at most, and who lacks any of it by then takes the fallback.
+The members are chosen anew for each push, in the weight server's thread (see transfers.py): engines ask to join, and
+are called with everything that they need before the first byte. An engine that fails ends the broadcast, after
+`timeout_s` at most. Engines that were away, or lack any of the version when a broadcast ends early, take it by zmq.
 
-A bucket on the CPU is part of the version's host copy, so it goes while the next one is filled. One on a GPU must have
-gone before its buffer is filled again.
+A bucket on the CPU is part of the version's host copy, so it is sent while the next one is filled. A bucket on a GPU
+must be sent before its buffer is filled again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from asyncrl.weights.group import AT_ONCE, BACKENDS, WeightGroup, open_store, su
 from asyncrl.weights.server import WeightServer
 
 PATIENCE_S = 1.0
-"""How long an engine that has asked to join lately is waited for, if it is not asking just now."""
+"""How long a push waits for an engine that asked to join a moment ago, and is between two requests."""
 
 logger = logging.getLogger(__name__)
 
 
 class Broadcaster:
-    """Summons engines through `server` and serves them from `device`; `host` is where they find this learner."""
+    """Calls engines through `server` and broadcasts to them from `device`; they find this learner at `host`."""
 
     def __init__(self, server: WeightServer, host: str, device: torch.device, timeout_s: float) -> None:
         self._server = server
@@ -49,12 +49,12 @@ class Broadcaster:
         self.failures = 0
 
     def begin(self, version: int, plan: Sequence[Bucket]) -> None:
-        """Summon who is there for the buckets of `version`; with nobody, what follows does nothing."""
+        """Call the engines that are there to the buckets of `version`. Without any, the other calls do nothing."""
         if self._hung is not None and not self._hung.done():
-            logger.warning("no broadcast: an earlier one still hangs, engines take the fallback")
+            logger.warning("no broadcast: an earlier one still hangs, engines take the version by zmq")
             return
         backend = BACKENDS[self._device.type]
-        members = self._server.summon(backend, lambda present: self._call(version, plan, present), PATIENCE_S)
+        members = self._server.call(backend, lambda members: self._call(version, plan, members), PATIENCE_S)
         self._sums = []
         if not members:
             self._drop()
@@ -100,19 +100,20 @@ class Broadcaster:
             except UnavailableError as error:
                 self._fail(str(error))
 
-    def _call(self, version: int, plan: Sequence[Bucket], present: Sequence[bytes]) -> dict[str, Any]:
-        """What the engines are told, in the publisher's thread while `begin` waits for it."""
-        if present != self._members or self._group is None:
+    def _call(self, version: int, plan: Sequence[Bucket], members: Sequence[bytes]) -> dict[str, Any]:
+        """The call to the engines, made in the server's thread while `begin` waits for it."""
+        if members != self._members or self._group is None:
             self._drop()
-            self._members, self._name = present, uuid.uuid4().hex
+            self._members, self._name = members, uuid.uuid4().hex
         buckets = [[[entry.name, entry.dtype, list(entry.shape)] for entry in bucket.entries] for bucket in plan]
-        place = {"host": self._host, "port": self._port, "group": self._name}
-        return {"version": version, "buckets": buckets, **place}
+        return {"version": version, "buckets": buckets, "host": self._host, "port": self._port, "group": self._name}
 
     def _fail(self, reason: str) -> None:
         self.failures += 1
         logger.warning(
-            "a broadcast to %d engines failed, who lacks any of it takes the fallback: %s", len(self._members), reason
+            "a broadcast to %d engines failed; those that lack any of it use zmq: %s",
+            len(self._members),
+            reason,
         )
         self._drop()
 

@@ -1,8 +1,8 @@
 """Versions as ordinary Hugging Face folders: `vNNNNNNNN` under one directory, which appear and go whole or not at all.
 
-A folder has `model.safetensors`, what `write_config` puts there, `weights.json`: the manifest with its checksums, and
-`run.json`: the mark of its run. The names of folders that are being written or removed carry that mark too. What does
-not carry the own run's mark is never read, removed or replaced.
+A folder has `model.safetensors`, the files of `write_config`, `weights.json` (the manifest with its checksums) and
+`run.json` (the mark of its run). A folder that is being written or removed has a hidden name with that mark. Folders
+without the mark of the own run are never read, removed or replaced.
 """
 
 from __future__ import annotations
@@ -132,16 +132,18 @@ def write_folder(
     write_config: Callable[[Path], object],
     run: RunIdentity,
 ) -> Path:
-    """The folder of `version` with the mark of `run`, written aside and renamed. Raises OSError; FileExistsError: what
-    is not the run's is in the way."""
+    """The folder of `version` with the mark of `run`, written under a hidden name and renamed.
+
+    Raises OSError; FileExistsError: something of that name is not the run's.
+    """
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     manifest = take_snapshot(version, whole, 1).manifest
 
-    def write(aside: Path) -> None:
-        aside.mkdir()
-        write_config(aside)
-        save_tensors(whole, aside / TENSORS, {"format": "pt"})
-        (aside / MANIFEST).write_text(json.dumps(manifest.body()))
+    def write(partial: Path) -> None:
+        partial.mkdir()
+        write_config(partial)
+        save_tensors(whole, partial / TENSORS, {"format": "pt"})
+        (partial / MANIFEST).write_text(json.dumps(manifest.body()))
 
     return _make(directory, version, run, write)
 
@@ -150,8 +152,8 @@ def link_folder(folder: Folder, directory: Path, run: RunIdentity) -> Folder:
     """The same version under `directory`, where it stays when `folder` is removed, with a mark of its own: hard links
     to its files, or copies where the file system has none. Raises as `write_folder` does."""
 
-    def link(aside: Path) -> None:
-        shutil.copytree(folder.path, aside, ignore=shutil.ignore_patterns(MARK), copy_function=_link)
+    def link(partial: Path) -> None:
+        shutil.copytree(folder.path, partial, ignore=shutil.ignore_patterns(MARK), copy_function=_link)
 
     return Folder(_make(directory, folder.manifest.version, run, link), folder.manifest)
 
@@ -169,33 +171,33 @@ def folder_name(version: int) -> str:
 
 
 def _make(directory: Path, version: int, run: RunIdentity, fill: Callable[[Path], None]) -> Path:
-    """The folder of `version`, filled and marked aside and then renamed."""
+    """The folder of `version`, filled and marked under a hidden name, and then renamed."""
     folder = directory / folder_name(version)
-    aside = _aside(folder, run, "partial")
+    partial = _hidden(folder, run, "partial")
     _check_ours(folder, run)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        fill(aside)
-        (aside / MARK).write_text(json.dumps({"run": run.name, "id": run.id, "version": version}))
+        fill(partial)
+        (partial / MARK).write_text(json.dumps({"run": run.name, "id": run.id, "version": version}))
         remove_folder(folder, run)
-        aside.rename(folder)
+        partial.rename(folder)
     except OSError:
         # On a full disk nothing must be left in the way of others.
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     return folder
 
 
 def remove_folder(folder: Path, run: RunIdentity) -> None:
-    """Remove a folder of `run`. It is renamed first: nobody takes what is left of it for a whole one. Raises OSError;
-    FileExistsError: it is not the run's."""
+    """Remove a folder of `run`. It is renamed first, so that nobody takes the rest of it for a whole one. Raises
+    OSError; FileExistsError: it is not the run's."""
     _check_ours(folder, run)
-    aside = _aside(folder, run, "removed")
-    shutil.rmtree(aside, ignore_errors=True)
+    removed = _hidden(folder, run, "removed")
+    shutil.rmtree(removed, ignore_errors=True)
     if folder.exists():
-        folder.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def _check_ours(folder: Path, run: RunIdentity) -> None:
@@ -215,7 +217,7 @@ def _mark_of(folder: Path) -> tuple[int, RunIdentity] | None:
     try:
         mark = json.loads((folder / MARK).read_bytes())
     except (OSError, ValueError):
-        # What cannot be read is not ours.
+        # A mark that cannot be read is not ours.
         return None
     match mark:
         case {"run": str(name), "id": str(number), "version": int(version)} if folder.name == folder_name(version):
@@ -223,7 +225,7 @@ def _mark_of(folder: Path) -> tuple[int, RunIdentity] | None:
     return None
 
 
-def _aside(folder: Path, run: RunIdentity, end: str) -> Path:
+def _hidden(folder: Path, run: RunIdentity, end: str) -> Path:
     return folder.with_name(f".{folder.name}.{run_tags(run)[0]}.{end}")
 
 
@@ -247,8 +249,9 @@ def _tag(name: str, number: str) -> str:
 
 
 class FolderWriter:
-    """The learner's: writes versions of `run` in a thread of its own; one that a newer version overtakes is left out,
-    and one that cannot be written is logged and counted.
+    """Writes the learner's versions of `run` in a thread of its own.
+
+    A version that a newer one overtakes is left out. A version that cannot be written is logged and counted.
 
     Raises OSError: the directory cannot be written.
     """

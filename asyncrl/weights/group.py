@@ -1,6 +1,6 @@
 """A process group of the learner (rank 0) and some engines, apart from torch's default group, with bounded waits.
 
-Neither gloo nor NCCL encrypts, and whoever reaches the store can join: loopback, or a network that is trusted.
+Neither gloo nor NCCL encrypts, and anybody who reaches the store can join, so use loopback or a trusted network.
 """
 
 from __future__ import annotations

@@ -97,10 +97,10 @@ def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected:
         "unknown": offered.keys() - expected.keys(),
         "misshapen": {name for name in offered.keys() & expected.keys() if offered[name] != tuple(expected[name])},
     }
-    told = [f"{len(names)} {fault} ({', '.join(sorted(names)[:3])})" for fault, names in faults.items() if names]
-    if told:
+    found = [f"{len(names)} {fault} ({', '.join(sorted(names)[:3])})" for fault, names in faults.items() if names]
+    if found:
         raise WeightsError(
-            f"version {version} does not fit the engine's model: {'; '.join(told)}. "
+            f"version {version} does not fit the engine's model: {'; '.join(found)}. "
             "Learner and engine must load the same model"
         )
 

@@ -47,9 +47,9 @@ from asyncrl.wire import Message, check_run, decode, encode, run_of
 
 MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
-"""How late an answer `nothing`, or the forgetting of a dead receiver, may come. Weights never wait for it."""
+"""How late an answer `nothing` may come, or a dead receiver be forgotten. Weights never wait for it."""
 
-SUMMON_POLL_S = 0.01
+CALL_POLL_S = 0.01
 
 Describe = Callable[[Sequence[bytes]], Mapping[str, Any]]
 
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Summoned:
+class _Called:
     receivers: Sequence[bytes]
     ready: bool
 
@@ -103,7 +103,7 @@ class WeightServer:
         self._last: WeightSnapshot | None = None
         self._ready: SimpleQueue[tuple[WeightSnapshot, Delta | None]] = SimpleQueue()
         self._measured: dict[str, float] = {}
-        self._calls: SimpleQueue[tuple[Callable[[], _Summoned], Future[_Summoned]]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], _Called], Future[_Called]]] = SimpleQueue()
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
         # Checksums and deltas have workers of their own so that they hold up neither training nor a transfer.
@@ -123,8 +123,8 @@ class WeightServer:
 
     @property
     def measured(self) -> dict[str, float]:
-        """What the last version that was prepared weighs: its bytes, and those of its delta and the share of elements
-        that it changes; seconds of preparing it; requests refused so far."""
+        """Of the last version that was prepared: its bytes, the bytes of its delta, the share of elements that the
+        delta changes, and the seconds of preparing it. Also the requests refused so far."""
         return {**self._measured, "refused": float(self.refused)}
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -142,16 +142,16 @@ class WeightServer:
         self._published = version
         self._preparing.submit(self._prepare, version, dict(tensors)).add_done_callback(_log_failure)
 
-    def summon(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
-        """Call those who asked to join a broadcast over `backend`, and say who they are.
+    def call(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
+        """Call the receivers that asked to join a broadcast over `backend`; returns who they are.
 
-        Waits a while for the ones who asked a moment ago. `describe` makes of them what they are told; it runs in the
-        publisher's thread. Raises WeightsError: the publisher is closed.
+        Waits at most `patience_s` for receivers that asked a moment ago. `describe` makes the message from the list of
+        receivers, in this server's thread. Raises WeightsError: the publisher is closed.
         """
         deadline = time.monotonic() + patience_s
-        while not (summoned := self._in_thread(lambda: self._summon(backend, describe, deadline))).ready:
-            time.sleep(SUMMON_POLL_S)
-        return summoned.receivers
+        while not (called := self._in_thread(lambda: self._call(backend, describe, deadline))).ready:
+            time.sleep(CALL_POLL_S)
+        return called.receivers
 
     def close(self) -> None:
         """Stop serving; transfers under way are cut off, and their receivers wait for the next publisher."""
@@ -163,8 +163,8 @@ class WeightServer:
         self._wake.close()
         self._woken.close()
 
-    def _in_thread(self, call: Callable[[], _Summoned]) -> _Summoned:
-        done: Future[_Summoned] = Future()
+    def _in_thread(self, call: Callable[[], _Called]) -> _Called:
+        done: Future[_Called] = Future()
         self._calls.put((call, done))
         self._wake.send(b".")
         while True:
@@ -174,15 +174,15 @@ class WeightServer:
                 if not self._thread.is_alive():
                     raise WeightsError("the publisher is closed") from None
 
-    def _summon(self, backend: str, describe: Describe, deadline: float) -> _Summoned:
+    def _call(self, backend: str, describe: Describe, deadline: float) -> _Called:
         now = time.monotonic()
         if self._transfers.absent(backend, now) and now < deadline:
-            return _Summoned((), ready=False)
+            return _Called((), ready=False)
         receivers = self._transfers.joining(backend)
         if receivers:
-            for receiver, message in self._transfers.summon(receivers, describe(receivers)):
+            for receiver, message in self._transfers.call(receivers, describe(receivers)):
                 self._send(receiver, message)
-        return _Summoned(receivers, ready=True)
+        return _Called(receivers, ready=True)
 
     def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         if version != self._published:

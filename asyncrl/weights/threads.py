@@ -1,4 +1,4 @@
-"""Threads for the work on weights: reading, staging, serialising.
+"""Threads for the work on weights: reading, copying, writing.
 
 asyncio's own threads belong to tools, which may block all of them for as long as they like. A version takes a few calls
 for each server, and seconds, so a call has a thread of its own: it waits for nobody, and there is no pool to close.
@@ -18,7 +18,7 @@ TRANSPORT_THREAD = "weights-transport"
 
 
 async def in_own_thread(call: Callable[[], T]) -> T:
-    """What `call` gives; whoever is cancelled leaves it running, and the process's exit waits for it."""
+    """What `call` gives; a caller that is cancelled leaves it running, and the exit of the process waits for it."""
     return await asyncio.wrap_future(begin(call))
 
 
@@ -56,7 +56,7 @@ class OwnThreads:
 def _work(call: Callable[[], T], done: Future[T]) -> None:
     try:
         done.set_result(call())
-    except BaseException as error:  # noqa: BLE001 - whoever waits is told
+    except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
         done.set_exception(error)
         # Or the error, whose traceback knows this frame, would keep itself and what the call held.
         del call, done

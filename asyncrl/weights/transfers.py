@@ -1,4 +1,4 @@
-"""Who waits for weights and who is in transfer: the protocol of the weight server without a socket or a clock.
+"""Which receivers wait for weights or are in transfer: the weight server's protocol without a socket or a clock.
 
 A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
 (empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`. Then it asks for
@@ -142,18 +142,18 @@ class Transfers:
             yield receiver, reply
 
     def joining(self, backend: str) -> tuple[bytes, ...]:
-        """Who waits for a broadcast over `backend`, in a fixed order, and no two of one GPU."""
+        """The receivers that wait for a broadcast over `backend`, in a fixed order, and no two of one GPU."""
         waiting = sorted((receiver, each) for receiver, each in self._waiting.items() if each.backend == backend)
         first = {each.gpu or receiver: receiver for receiver, each in reversed(waiting)}
         return tuple(sorted(first.values()))
 
     def absent(self, backend: str, now: float) -> bool:
-        """Whether somebody who asked to join over `backend` a moment ago is not asking just now."""
+        """Whether a receiver that asked to join over `backend` a moment ago is between two requests."""
         self._joined = {receiver: last for receiver, last in self._joined.items() if now - last[1] < JOINED_S}
         lately = {receiver for receiver, (own, _) in self._joined.items() if own == backend}
         return bool(lately - set(self.joining(backend)))
 
-    def summon(self, receivers: Sequence[bytes], body: Mapping[str, Any]) -> Iterator[tuple[bytes, Message]]:
+    def call(self, receivers: Sequence[bytes], body: Mapping[str, Any]) -> Iterator[tuple[bytes, Message]]:
         """The calls of joining `receivers` to a broadcast; each gets `body` with its rank and their number."""
         for index, receiver in enumerate(receivers):
             place = {"rank": index + 1, "size": len(receivers) + 1}

@@ -72,7 +72,7 @@ def test_while_a_broadcast_hangs_pushes_go_on_without_any(
         summoned.append(1)
         return [b"engine"]
 
-    monkeypatch.setattr(publisher, "summon", summon)
+    monkeypatch.setattr(publisher, "call", summon)
     broadcaster = Broadcaster(publisher, "127.0.0.1", torch.device("cpu"), 0.05)
     bucket = Bucket((Entry("a", "float32", (4,)),))
     threads = threading.active_count()

@@ -59,7 +59,7 @@ async def test_an_engine_of_another_run_is_called_to_no_broadcast(context, other
         link = DistributedChannel(requests, torch.device("cpu"), 20.0)
         with pytest.raises(WireError, match=re.escape(f"of run {OWN_RUN}, not of {other}")):
             await link.newer_than(-1)
-        assert source.summon("gloo", lambda receivers: {}, 0.0) == ()
+        assert source.call("gloo", lambda receivers: {}, 0.0) == ()
         link.reset()
 
 

@@ -33,8 +33,8 @@ from asyncrl.weights.threads import OwnThreads
 
 FORGET_S = 5.0
 END_S = 5.0
-"""For what was left to end: at once where the server has gone or has forgotten the group, else by its own limit, with
-NCCL perhaps never."""
+"""How long a reset waits for calls into torch. They end at once if the server has gone or has forgotten the group, else
+by their own limit, and with NCCL perhaps never."""
 
 
 @dataclass(slots=True)
@@ -116,13 +116,13 @@ class DistributedTransport(Transport):
         try:
             await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)
         except BaseException:
-            # Nobody waits any longer for the other side once the store has gone, which its clients notice.
+            # Clients of the store notice that it has gone, and stop waiting for the other side.
             del store
             raise
         return _Joined(name, store, forming.result())
 
     async def _together(self, post: Coroutine[Any, Any, None], ours: asyncio.Future[Any]) -> None:
-        """Both ends of one exchange: the first error, the server's own if there are two, ends the wait."""
+        """Wait for both ends of one exchange; the first error ends the wait, and of two the server's own is raised."""
         both = (asyncio.ensure_future(post), ours)
         try:
             done, _ = await asyncio.wait(both, timeout=self.end.load_s, return_when=asyncio.FIRST_EXCEPTION)
@@ -145,7 +145,7 @@ class DistributedTransport(Transport):
             self._threads.run(joined.group.close)
 
     async def _forget(self) -> None:
-        """Have the server forget the groups that were left; one that was started anew knows none of them."""
+        """Have the server forget the groups that were left; a server that was restarted does not know them."""
         left, self._left = self._left, []
         for name in left:
             with suppress(EngineError):

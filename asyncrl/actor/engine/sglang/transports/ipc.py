@@ -1,13 +1,13 @@
-"""Handles of GPU memory: a server on the same machine copies the weights from where the actor has staged them.
+"""Handles of GPU memory: a server on the same machine copies the weights from where the actor has them.
 
-The body is what SGLang's `flattened_bucket` expects: a pickle for each rank with a buffer uint8[n] and what lies where
-in it. The server's unpickler takes known names only, and this process has no SGLang to write such a pickle. So the
-buffer is written as a call of torch's own rebuild function; in a server that is SGLang's, which takes a GPU by its
-uuid, since indices differ between processes. And what lies where is written as plain namespaces, for the server reads
-attributes alone. 0.5.17 and 0.5.23 take both.
+The body is what SGLang's `flattened_bucket` expects: one pickle a rank, with a buffer uint8[n] and the layout of its
+tensors. The server's unpickler accepts known names only, and this process has no SGLang to write such a pickle. So the
+buffer is pickled as a call of torch's own rebuild function; in a server that is SGLang's function, which knows a GPU by
+its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because the server reads
+only attributes. 0.5.17 and 0.5.23 accept both.
 
-Torch counts who has let go of a buffer, and keeps its memory until every handle was opened and let go of, which a
-process does once its copies are done. So a buffer is dropped here as soon as the server has answered.
+Torch counts the processes that still use a buffer, and keeps its memory until each has opened its handle and dropped
+the buffer, which a server does when its copies are done. So this side drops a buffer once the server has answered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEVICE = 6
 """Where torch's rebuild function takes the device."""
 
 COUNTER = slice(11, 13)
-"""Where it takes what counts who has let go: a file and a place in it."""
+"""Where it takes the counter of users: a file and an offset."""
 
 Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
@@ -75,9 +75,9 @@ class IpcTransport(Transport):
 
 @contextmanager
 def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
-    """How each of so many other processes gets at a buffer on a GPU.
+    """A handle of a buffer on a GPU for each of so many other processes.
 
-    After an error within nobody is waited for: a handle that was never opened would keep the memory for ever.
+    After an error in the body the memory is released at once, because a handle that was never opened would keep it.
     """
     reduced: list[Reduced] = []
     try:
@@ -85,7 +85,7 @@ def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
         del flat
         yield [_by_uuid(each) for each in reduced]
     except BaseException:
-        # A process that still reads has weights that count for nothing until a whole update has succeeded.
+        # A process may still read: its weights are not used before a whole update has succeeded.
         for _, arguments in reduced:
             torch.UntypedStorage._release_ipc_counter(*arguments[COUNTER])
         raise
