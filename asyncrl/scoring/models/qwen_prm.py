@@ -27,7 +27,9 @@ LABELS = 2
 @dataclass(frozen=True)
 class Params:
     marker: str = option("<extra_0>", "ends each step")
-    system: str = option("Please reason step by step, and put your final answer within \\boxed{}.", "the system prompt")
+    system: str | None = option(
+        "Please reason step by step, and put your final answer within \\boxed{}.", "the system prompt, or null for none"
+    )
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
