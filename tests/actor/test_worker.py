@@ -35,6 +35,7 @@ class Replay:
         self.may_store.set()
         self.refuses: set[str] = set()
         self._changed = threading.Condition()
+        self._requests_before = 0
 
     def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
         with self._changed:
@@ -53,15 +54,23 @@ class Replay:
         encode(trajectory_message(trajectory))
         self.leased.pop(trajectory.id)
         self.stored.append(trajectory.id)
+        self._requests_before = len(self.requests)
         return "stored"
 
     def fail(self, ticket_id: str, reason: str) -> None:
         self.leased.pop(ticket_id)
         self.failed[ticket_id] = reason
+        self._requests_before = len(self.requests)
 
     async def finished(self, count: int) -> None:
-        """Return once so many tickets have an outcome."""
-        await async_until(lambda: len(self.stored) + len(self.failed) == count)
+        """Return once so many tickets have an outcome, which the worker has counted."""
+
+        def counted() -> bool:
+            outcomes = {*self.stored, *self.failed}
+            later = self.requests[self._requests_before :]
+            return len(outcomes) == count and any(outcomes.isdisjoint(holding) for holding, _, _ in later)
+
+        await async_until(counted)
 
 
 class Metrics:
