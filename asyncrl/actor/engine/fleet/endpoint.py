@@ -230,9 +230,11 @@ class Endpoint:
         return target if target is not None and target.version > self.version else None
 
     async def _update(self, update: Update) -> None:
-        self._enter(EndpointState.STALE)
         self._failed_updates += 1
         with update.kept():
+            # The server takes requests under its version until the update is ready to be loaded.
+            await self.server.prepare(update)
+            self._enter(EndpointState.STALE)
             await self._switch(self, update)
         self._failed_updates = 0
         self.version, self._label = update.version, update.label

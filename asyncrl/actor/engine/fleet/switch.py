@@ -37,7 +37,6 @@ class Switcher:
     async def __call__(self, endpoint: Endpoint, update: Update) -> None:
         """Raises EngineError or WeightsError, after which the server's weights are unknown."""
         server = endpoint.server
-        await server.prepare(update)
         if self._mode in ("in_place", "retract") and server.spans:
             await server.pause(self._mode)
             await self._load(server, update)
