@@ -121,7 +121,7 @@ def test_a_full_store_makes_actors_wait_until_training_has_made_room(start: Star
     actor, other = replay.client("a"), replay.client("b")
     tickets = actor.tickets([], 72)
     delivery = Delivery(actor, tickets)
-    wait_for_log(replay, "a request must wait: trajectory: the store is full")
+    wait_for_log(replay, "a request must wait: PutTrajectory: the store is full")
     assert len(delivery.acknowledged) < len(tickets)
     assert other.tickets([], 1) == []
     train(replay, range(9))
