@@ -13,7 +13,7 @@ from asyncrl.errors import AsyncrlError
 def main() -> None:
     """The entry of the command line."""
     parser = argparse.ArgumentParser(prog="asyncrl data", description=__doc__)
-    sets = parser.add_subparsers(dest="set", required=True)
+    sets = parser.add_subparsers(dest="set", metavar="SET", required=True)
     gsm8k = sets.add_parser("gsm8k", help="GSM8K's published JSON lines to Parquet")
     gsm8k.add_argument("--source", type=Path, required=True, help="folder with train.jsonl and test.jsonl")
     gsm8k.add_argument("--out", type=Path, required=True, help="Parquet file to write")

@@ -56,7 +56,7 @@ def find(run: str | None, store: str | None, endpoints: Sequence[str] = (), keys
 
 
 def _run_folder(run: str) -> Path:
-    return Path(run) if Path(run).is_dir() else RUNS / run
+    return Path(run) if Path(run).is_dir() or len(Path(run).parts) > 1 else RUNS / run
 
 
 def _known_runs() -> str:
