@@ -41,6 +41,8 @@ TASKS_BYTES = 64 << 20
 """Of the tasks in one reply. Further tasks come with the next one, since a ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
 """The `reason` in a body tells people why something failed. It may come from an exception of any length."""
+FEW_LISTS = 1000
+"""`check_keys` looks at a body that has more bytes which may begin lists."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
 """Of an array without elements: no bytes bound its shape, but readers take memory by its length."""
@@ -76,6 +78,11 @@ _WALK = msgspec.msgpack.Decoder(msgspec.Raw)
 _HEADER = msgspec.msgpack.Decoder(_Header)
 _BODY = msgspec.msgpack.Decoder(dict[str, Any])
 _RUN = msgspec.msgpack.Decoder(_Run)
+_NODE = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
+_LISTS = {*range(0x90, 0xA0), 0xDC, 0xDD}
+_LARGE_MAPS = {0xDE, 0xDF}
+_LISTS_AND_MAPS = {*_LISTS, *range(0x80, 0x90), *_LARGE_MAPS}
+_NO_LISTS = bytes(set(range(256)) - _LISTS)
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -107,6 +114,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         packed = self.content if isinstance(self.content, msgspec.Raw) else pack(self.content, "its body")
         try:
+            check_keys(packed)
             return decoder.decode(packed)
         except _UNREADABLE as error:
             raise WireError(f"the body of a message {self.kind!r:.50} cannot be read: {error}") from error
@@ -194,6 +202,24 @@ def _array(name: str, code: str, shape: list[int], frame: Buffer) -> NDArray[Any
         raise WireError(f"array {name!r:.50} has truth values other than 0 and 1")
     array = np.frombuffer(frame, dtype)
     return array if len(shape) == 1 else array.reshape(shape)
+
+
+def check_keys(packed: Buffer | msgspec.Raw) -> None:
+    """Raises MsgspecError or WireError: a map in `packed` has a key that is no text, or it is nested too deep.
+
+    A sender can choose lists that have the same hash. As keys of one map, thousands would make reading take minutes. A
+    few do no harm, and `check_plain` refuses those.
+    """
+    raw = bytes(packed)
+    if len(raw.translate(None, _NO_LISTS)) <= FEW_LISTS or not any(map(raw.__contains__, _LARGE_MAPS)):
+        return
+    level = [packed]
+    for _ in range(MAX_DEPTH + 1):
+        nodes = [_NODE.decode(each) for each in level if memoryview(each)[0] in _LISTS_AND_MAPS]
+        if not nodes:
+            return
+        level = [inner for node in nodes for inner in _items(node)]
+    raise WireError(f"it is nested more than {MAX_DEPTH} deep")
 
 
 def check_plain(value: Any, max_depth: int = MAX_DEPTH) -> None:

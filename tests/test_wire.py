@@ -232,6 +232,15 @@ def test_a_body_that_is_no_map_of_plain_values_is_refused(body: bytes) -> None:
         assert received(body).body
 
 
+@pytest.mark.parametrize("within", [b"", b"\x81\xa1a", b"\x81\xa1a\x92\x01"])
+def test_thousands_of_lists_as_keys_are_refused_before_a_map_is_made_of_them(within: bytes) -> None:
+    # A sender can choose lists that have one hash in Python. A map of those takes time by the square of their number.
+    keys = b"".join(b"\x91" + msgpack.packb(index) + b"\xc0" for index in range(2000))
+    message = received(b"\x81\xa1a" + within + b"\xde" + (2000).to_bytes(2, "big") + keys)
+    with pytest.raises(WireError, match="Expected `str`, got `array` - at `key`"):
+        assert message.body
+
+
 def test_a_call_of_a_tool_with_arguments_that_are_not_plain_or_too_deep_is_refused() -> None:
     message = wire.trajectory_message(make_trajectory())
     for bad in ({"a": {5: 1}}, {"a": nested(MAX_DEPTH + 1)}):
