@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.actor.conversation import CompletionRequest, Message
@@ -33,12 +33,13 @@ def read_request(body: Any) -> tuple[CompletionRequest, bool]:
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    form = body.get("response_format") or {"type": "text"}
     unsupported = {
         "n": body.get("n") not in (None, 1),
         "stop": bool(body.get("stop")),
         "logit_bias": bool(body.get("logit_bias")),
         "tool_choice": body.get("tool_choice") not in (None, "auto"),
-        "response_format": (body.get("response_format") or {"type": "text"}).get("type") != "text",
+        "response_format": not isinstance(form, dict) or form.get("type") != "text",
     }
     for name, refused in unsupported.items():
         if refused:
@@ -57,6 +58,8 @@ def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
         known = {"tool_call_id": number} if number else {}
         return {"role": role, "name": str(message.get("name") or name), "content": content, **known}
     made = message.get("tool_calls") or () if role == "assistant" else ()
+    if not isinstance(made, Sequence):
+        raise RefusedError(f"tool_calls must be a list, not {made!s:.100}")
     calls = [_call(call, number, names) for number, call in enumerate(made)]
     return {"role": role, "content": content, **({"tool_calls": calls} if calls else {})}
 
@@ -79,7 +82,7 @@ def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         names[str(call.get("id", ""))] = function["name"], call_id(number)
         return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise RefusedError(f"a tool call cannot be read: {error!r}") from error
 
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -134,9 +134,12 @@ class ChatServer:
 
 
 async def _json(http: web.Request) -> object:
-    with suppress(ValueError, RecursionError):
+    try:
         return encodable(await http.json())
-    raise RefusedError("the body is not JSON")
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RefusedError(f"the body has more than {MAX_REQUEST_BYTES} bytes") from error
+    except (ValueError, LookupError, RecursionError, web.RequestPayloadError) as error:
+        raise RefusedError("the body is not JSON") from error
 
 
 def _error(status: int, message: str, code: str) -> web.Response:

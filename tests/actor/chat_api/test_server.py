@@ -14,7 +14,7 @@ import pytest
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.agent import Agent, AgentError, AgentPlayer, load_agent
-from asyncrl.actor.chat_api.server import ChatCounts, ChatServer
+from asyncrl.actor.chat_api.server import MAX_REQUEST_BYTES, ChatCounts, ChatServer
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.recorder import EpisodeLimits
@@ -400,6 +400,16 @@ def test_a_client_that_streams_gets_the_same_in_one_piece():
         ({"tools": [{"name": "x"}]}, "a tool must be"),
         ({"tools": {"name": "x"}}, "a tool must be"),
         ({"tools": [{"function": {"name": "x", "parameters": {"properties": {"y": 3}}}}]}, "a tool must be"),
+        ({"response_format": "text"}, "response_format"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls must be a list"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "[" * 10**5}}]}
+                ]
+            },
+            "a tool call cannot be read",
+        ),
     ],
 )
 def test_a_request_that_would_change_the_policy_or_cannot_be_recorded_is_refused_with_the_reason(body, reason):
@@ -412,6 +422,32 @@ def test_a_request_that_would_change_the_policy_or_cannot_be_recorded_is_refused
     _, engine, counts = run(["abcdefgh", "abcdefgh"], play)
     assert counts.refused == 1
     assert engine.requests[-1][1].max_new_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "reason"),
+    [
+        (b"{}", {"Content-Type": "application/json; charset=none-such"}, "not JSON"),
+        (b"{}", {"Content-Encoding": "gzip"}, "not JSON"),
+        (b"[" * 10**5, {}, "not JSON"),
+        (b" " * (MAX_REQUEST_BYTES + 1), {}, "more than"),
+    ],
+    ids=["charset", "encoding", "nesting", "size"],
+)
+def test_a_body_that_cannot_be_read_is_refused_and_the_episode_goes_on(body: bytes, headers: Any, reason: str):
+    async def agent(task: Task, base_url: str, api_key: str) -> None:
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session,
+            session.post(f"{base_url}/chat/completions", data=body, headers=headers) as answer,
+        ):
+            assert answer.status == 400
+            assert reason in (await answer.json())["error"]["message"]
+        await agent_of(play)(task, base_url, api_key)
+
+    async def play(post: Post) -> None:
+        message_of(await post([user("one")]))
+
+    assert play_with(ScriptedEngine(TOKENIZER, ["a"]), agent)[1].refused == 1
 
 
 def test_text_of_an_agent_that_has_no_encoding_is_recorded_with_a_question_mark():

@@ -70,7 +70,7 @@ async def _workers(http: Http) -> list[str]:
     except ServerRefusedError:
         answer = await http.get("/list_workers", ROUTER_S)
     match answer:
-        case {"workers": list(workers)} if all("url" in worker for worker in workers):
+        case {"workers": list(workers)} if all(isinstance(worker, dict) and "url" in worker for worker in workers):
             return [str(worker["url"]) for worker in workers]
         case {"urls": list(urls)}:
             return [str(url) for url in urls]

@@ -229,11 +229,19 @@ class Endpoint:
         target = self._target(self)
         return target if target is not None and target.version > self.version else None
 
+    def _is_too_new(self, update: Update) -> bool:
+        """Whether the server was leased to an older version meanwhile, and must not go on to `update`."""
+        target = self._target(self)
+        return target is not None and target.version < update.version
+
     async def _update(self, update: Update) -> None:
         self._failed_updates += 1
         with update.kept():
             # The server takes requests under its version until the update is ready to be loaded.
             await self.server.prepare(update)
+            if self._is_too_new(update):
+                self._failed_updates = 0
+                return
             self._enter(EndpointState.STALE)
             await self._switch(self, update)
         self._failed_updates = 0

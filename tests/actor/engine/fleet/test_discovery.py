@@ -85,3 +85,16 @@ async def test_a_router_that_has_just_started_and_names_its_workers_one_by_one_e
         discover = behind_router(router.url)
         found = [await discover() for _ in range(len(named))]
     assert found == [None, None, None, [A, B], None, None, None, None, [A, B]]
+
+
+@pytest.mark.parametrize("answer", [{"workers": [5]}, {"workers": ["url"]}, {"workers": 5}, {}, [], "busy"])
+async def test_a_router_that_answers_nonsense_changes_nothing(answer: object) -> None:
+    router = FakeSglang()
+
+    async def workers(body: object) -> object:
+        return answer
+
+    router.answers["workers"] = workers
+    async with serving(router):
+        discover = behind_router(router.url)
+        assert [await discover() for _ in range(2)] == [None, None]

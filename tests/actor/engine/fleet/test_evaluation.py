@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.fleet import Fleet
+from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import (
     FakeSglang,
@@ -24,7 +28,7 @@ from tests.actor.engine.fleet.fakes import (
     serving,
     tensors,
 )
-from tests.helpers import async_until
+from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
 ASKED = 2
 LONG = 300
@@ -127,3 +131,36 @@ async def test_both_go_on_with_the_newest_version_on_the_server_that_is_left(die
         await async_until(lambda: left.weights == 3)
         assert_true(await sample(fleet, 20, "t"))
         assert 3 in versions([await evaluating])
+
+
+async def test_a_server_that_is_leased_while_a_newer_version_is_prepared_for_it_keeps_its_own(tmp_path: Path) -> None:
+    first, late = FakeSglang(), FakeSglang()
+    preparing, prepared, loading, loaded = threading.Event(), threading.Event(), asyncio.Event(), asyncio.Event()
+
+    def write_config(folder: Path) -> None:
+        if "v00000003" in folder.name:
+            preparing.set()
+            assert prepared.wait(GENEROUS_S)
+
+    async def load(body: Any) -> Any:
+        loading.set()
+        await loaded.wait()
+        return await late._update_weights_from_disk(body)
+
+    late.refuses = {"server_info", "get_server_info"}
+    late.answers["update_weights_from_disk"] = load
+    folders = Folders(tmp_path, write_config, OWN_RUN)
+    async with serving(first, late), fleet_over(first, late, folders=folders, into_servers="disk") as fleet:
+        pinned = asyncio.create_task(fleet.wait_for_version(ASKED, pin="e"))
+        await fleet.update_weights(ASKED, tensors(ASKED))
+        await pinned
+        late.refuses = set()
+        await loading.wait()
+        newer = asyncio.create_task(fleet.update_weights(3, tensors(3)))
+        await async_until(preparing.is_set)
+        loaded.set()
+        await async_until(lambda: counter(fleet, "servers_leased") == 1)
+        prepared.set()
+        await newer
+        assert (first.weights, late.weights) == (ASKED, 3)
+        assert versions([await fleet.generate(ids(), Sampling(0.0, 20), (), "e")]) == {ASKED}
