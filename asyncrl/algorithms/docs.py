@@ -19,14 +19,16 @@ HEAD = """# Algorithms
 
 One algorithm is one part of each kind, chosen by name in the `algorithm` section; `algorithm=NAME` takes a preset of
 `configs/algorithm/`. Every part of every kind can be combined with every other, except where it makes no sense: that is
-refused when the configuration is read, with the fix in the message. `asyncrl algorithms` prints this page's tables,
-`asyncrl algorithms --json` for programs. This page is generated from the parts' own docstrings by `make docs`.
+refused when the configuration is read, with the fix in the message. `asyncrl algorithms` lists all parts with formula
+and parameters, and `asyncrl algorithms --json` gives programs all that this page has of them. This page is generated
+from the parts' own docstrings by `make docs`.
 
-Notation: pi_theta the policy being trained; pi_prox the policy at the start of the learner step; mu the behaviour
-policy that sampled the token; pi_ref the reference. r = pi_theta / pi_prox, w = pi_prox / mu, A the advantage, R the
-reward, N and S the policy tokens and the sequences of the global minibatch before any rejection, sg(x) x without
-gradient. Log-ratios are clamped to +-20 before exp (to +-10 in the KL). Only tokens that the policy sampled count:
-prompt and tool tokens are taken out before anything is computed. w never carries gradient.
+Notation: pi_theta is the policy being trained, pi_prox the proximal policy (by default pi_theta at the start of the
+learner step), mu the behaviour policy that sampled the token, pi_ref the reference. r = pi_theta / pi_prox,
+w = pi_prox / mu, A is the advantage, R the reward. Policy tokens are those that the policy sampled; prompt and tool
+tokens are removed before anything is computed. N and S are the numbers of policy tokens and sequences of the global
+minibatch before any correction drops some. sg(x) is x without gradient; w never carries gradient. Log-ratios are
+clamped to +-20 before exp (to +-10 in the KL).
 
 The loss is aggregate(w loss(r, A)) + weight aggregate(KL) - entropy_weight aggregate(entropy), over the tokens that no
 correction dropped.
@@ -54,9 +56,9 @@ learner's version and v_b the token's, which saves that pass. `behaviour`: pi_pr
 and w = 1 (plain PPO).
 """,
     "kl": """
-`place: loss` adds it to the loss, `place: reward` takes it from the reward, token by token for gae, vtrace and
-reinforce_pp, as the sequence's sum otherwise. With `target` the coefficient adapts: each step it is multiplied by
-1 + clamp(KL / target - 1, -0.2, 0.2) S / horizon.
+In the formulas d is log(pi_theta / pi_ref) of a token. `place: loss` adds the KL to the loss. `place: reward` subtracts
+it from the reward: token by token for gae, vtrace and reinforce_pp, otherwise as the sequence's sum. With `target` the
+coefficient adapts: each step it is multiplied by 1 + clamp(KL / target - 1, -0.2, 0.2) S / horizon.
 """,
 }
 
@@ -72,13 +74,13 @@ The same for any number of ranks and micro-batches. Shares are of all policy tok
 | mismatch/agree | share of tokens on which engine and learner agree: abs(log w) <= 1e-4 |
 | mismatch/perplexity_ratio | mean over sequences of exp(mean log mu - mean log pi_prox) |
 | update/kl, update/k3 | KL from proximal to trained policy |
-| weight/mean, weight/ess | of the weights after correction; a dropped token counts as 0 in ess |
+| weight/mean, weight/ess | mean and ess of the weights after correction; a dropped token counts as 0 in ess |
 | clip/high, clip/low, clip/... | share of tokens beyond each of the loss's bounds |
 | masked/RULE, masked/any | share of tokens dropped by each correction, and by any |
-| noop | 1 where nothing was left to learn from |
-| token_lag/mean, token_lag/K | mean lag in versions, share of tokens with lag K (the last: 16 and more) |
-| advantage/mean, /std, /positive; return/mean, /std | of the tokens that count; returns where the advantage has any |
-| entropy, kl_reference, kl_reference/weight | where they are computed |
+| noop | 1 if there was nothing left to learn from |
+| token_lag/mean, token_lag/K | mean lag in versions, share of tokens with lag K (K = 16: 16 or more) |
+| advantage/mean, /std, /positive; return/mean, /std | of the policy tokens; returns only if there is a critic |
+| entropy, kl_reference, kl_reference/weight | only if they are computed |
 | loss/policy, loss/kl, loss/entropy | the terms of the loss, mean over the step's minibatches |
 | reward/..., length/..., groups/zero_variance | of the episodes (`metrics.episode_metrics`) |
 """

@@ -1,4 +1,4 @@
-"""`asyncrl inspect SUBCOMMAND`: look at the replay of a run, finished or at work, and move its trajectories."""
+"""`asyncrl inspect SUBCOMMAND`: look at the replay of a run, finished or running, and move its trajectories."""
 
 from __future__ import annotations
 
@@ -99,15 +99,15 @@ def parser() -> ArgumentParser:
     command.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder of the export")
     command.add_argument("--to", type=Path, required=True, metavar="STORE", help="folder of the store to make")
     for name, change, meaning in (
-        ("requeue", changes.requeue, "put dead letters back; the run must be at work"),
-        ("discard", changes.discard, "forget dead letters; the run must be at work"),
+        ("requeue", changes.requeue, "try dead letters again; the run must be running"),
+        ("discard", changes.discard, "forget dead letters; the run must be running"),
     ):
         command = add(name, change_dead_letters, meaning, run)
         which = command.add_mutually_exclusive_group(required=True)
         which.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
         which.add_argument("--all", action="store_true", help="every dead letter")
         command.set_defaults(change=change)
-    command = add("skip-plan", skip_plan, "make a step train nothing whose plan fails again and again", run)
+    command = add("skip-plan", skip_plan, "make a step train nothing, if its training fails every time", run)
     command.add_argument("step", type=int, metavar="STEP", help="the step, as the learner's error names it")
     command.add_argument("--reason", required=True, metavar="TEXT", help="why; recorded with the plan")
     return top

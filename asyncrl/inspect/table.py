@@ -136,7 +136,7 @@ def _ago(seconds: float | None) -> str:
 
 def _oldest_ticket(ticket: Mapping[str, Any] | None) -> str:
     if ticket is None:
-        return "oldest ticket   none is at work"
+        return "oldest ticket   none"
     return f"oldest ticket   {ticket['id']} with {ticket['actor']}, heard {_ago(ticket['silence_s'])}"
 
 

@@ -19,8 +19,8 @@ class Normalise(Correction):
     sequence or geometric), m is the mean over the S sequences of each sequence's own mean
     Use: after truncate or mask, so that the correction does not change the step's size
     Source: self-normalised importance sampling; Monte Carlo theory, methods and examples, 2013
-    Caveat: what rules before it drop is made up for by the rest, what rules after it drop is not: verl and slime
-    normalise before they reject. Where little is kept, what is kept weighs much.
+    Caveat: if a correction before it drops tokens, the remaining tokens get larger weights; drops after it change no
+    weights. verl and slime normalise before they reject. If few tokens are kept, they weigh much.
     """
 
     name: ClassVar[str] = "normalise"

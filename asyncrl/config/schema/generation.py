@@ -26,7 +26,7 @@ class ActorConfig:
     max_tool_chars: int = option(4096, "characters of a tool's result; the middle of a longer one is cut", "[1, inf)")
     template_kwargs: dict[str, Any] = option({}, "arguments of the chat template, such as {enable_thinking: false}")
     history: str = option(
-        "sampled", "what a turn goes on from, if the template rewrites the past", choices=("sampled", "template")
+        "sampled", "from what a turn continues, if the template rewrites the past", choices=("sampled", "template")
     )
     agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/agents.md)")
     max_total_tokens: int = option(
@@ -89,13 +89,13 @@ class WeightsConfig:
         4, "deltas kept for engines that are behind, zmq only; 0 sends whole versions only", "[0, inf)"
     )
     timeout_s: float = option(30.0, "seconds that learner and engine wait for a silent other side", "(0, inf)")
-    dir: str | None = option(None, "folder of the disk channel; none is pushed/ in the run's folder")
+    dir: str | None = option(None, "folder of the disk channel; null: pushed/ in the run's folder")
     bucket_mb: int = option(
         64, "megabytes of weights that are gathered, broadcast, or put into a server at a time", "[1, inf)"
     )
     mode: str = option(
         "retract",
-        "requests under way at an update of servers (docs/weights.md)",
+        "what happens to running requests at an update (docs/sglang.md)",
         choices=("in_place", "retract", "abort", "drain"),
     )
     drain_s: float = option(60.0, "seconds after which a drain becomes an abort", "[0, inf)")

@@ -21,7 +21,7 @@ class FilterConfig:
 class SamplerConfig:
     """Which complete groups form the next batch."""
 
-    kind: str = option("fifo", "order in which groups are taken", choices=("fifo", "freshest", "prioritised"))
+    kind: str = option("fifo", "which groups come first (docs/replay.md)", choices=("fifo", "freshest", "prioritised"))
     alpha: float = option(0.6, "prioritised: P(group) is proportional to (spread of its rewards)^alpha", "[0, inf)")
     beta: float = option(0.4, "prioritised: exponent of the importance weights; 1 corrects in full", "[0, inf)")
     max_times_sampled: int = option(1, "batches that one group may be in", "[1, inf)")
@@ -37,7 +37,7 @@ class ReplayConfig:
         "what stored data survives: a power loss (fsync) or only a killed process (os)",
         choices=("fsync", "os"),
     )
-    lease_s: float = option(30.0, "seconds after which the work of a silent actor or scorer is given away", "(0, inf)")
+    lease_s: float = option(30.0, "seconds after which others get the work of a silent worker", "(0, inf)")
     max_attempts: int = option(3, "attempts at an episode, or at its scoring, before its group is dropped", "[1, inf)")
     max_store_gb: float = option(64.0, "largest store of one shard; above 0.8 of it no tickets are issued", "(0, inf)")
     max_dead_letters: int = option(10_000, "dead letters that one shard keeps; new ones replace the oldest", "[1, inf)")

@@ -51,7 +51,9 @@ class ClusterConfig:
     actor_threads: int = option(1, "torch threads of one actor", "[1, inf)")
     scorer_threads: int = option(1, "torch threads of one scorer", "[1, inf)")
     learner_threads: int = option(1, "torch threads of one learner rank", "[1, inf)")
-    max_restarts: int = option(20, "failures of a role that end the run; 5 good minutes reset the count", "[0, inf)")
+    max_restarts: int = option(
+        20, "failures of a role that end the run; 5 minutes without one reset the count", "[0, inf)"
+    )
     restart_pause_s: float = option(60.0, "longest pause before a restart; the pause doubles from 0.25 s", "[0, inf)")
 
 

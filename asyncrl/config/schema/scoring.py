@@ -45,7 +45,9 @@ class ShapingConfig:
     max_resp_len: int = option(1024, "policy tokens over which an episode earns no process score", "[1, inf)")
     prm_acc_bonus_weight: float = option(0.0, "added to the reward of a right answer", "[0, inf)")
     length_bonus_weight: float = option(0.0, "largest bonus of a right answer for its length", "[0, inf)")
-    target_response_length: int = option(400, "policy tokens with the largest bonus; at 0 or twice none", "[1, inf)")
+    target_response_length: int = option(
+        400, "policy tokens with the largest bonus; 0 or twice as many: none", "[1, inf)"
+    )
     overlong_penalty: float = option(0.0, "taken from the reward of an answer of overlong_max_length", "[0, inf)")
     overlong_max_length: int = option(0, "policy tokens from which the whole penalty is taken", "[0, inf)")
     overlong_buffer: int = option(512, "policy tokens before that over which the penalty grows linearly", "[1, inf)")

@@ -1,9 +1,9 @@
 """Which endpoint serves a session: the one where its prefix is cached, or else the one with the fewest sessions.
 
 Sessions of an evaluation are pinned to one version. One endpoint is leased to them: it keeps that version until the
-last of them has ended, while the others go on to newer ones. An endpoint is leased only while another one is ready for
-training, it is given back when no other one is left, and it never goes back to an older version. Without a lease
-pinned sessions are served like all others, and the versions of their tokens show it.
+last of these sessions has ended, while the other endpoints take newer versions. An endpoint is leased only while
+another one is ready for training. If no other one is left, the lease ends. No endpoint goes back to an older version.
+Without a lease pinned sessions are served like all others, and the versions of their tokens show it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SLACK = 4
 class Routes:
     """The endpoint of each session.
 
-    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded: the first one that
-    is ready, and those that were there before another joined, are given more than their share.
+    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. The first endpoint
+    that is ready gets crowded, and so do those that were there before another one joined.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class Routes:
     def assign(self, session: str, endpoints: Collection[Endpoint], version: int) -> Endpoint | None:
         """One of `endpoints` that is ready to serve `version` or newer, or None while the session should wait.
 
-        A session waits while its endpoint is updated. The others are being updated as well, and the first of them to be
-        ready would be given everything.
+        A session waits while its endpoint is updated. The others are being updated as well, and the first one to be
+        ready would get all sessions.
         """
         home = self._homes.get(session)
         if home is not None and (home not in endpoints or home.state is EndpointState.LOST):
@@ -61,8 +61,8 @@ class Routes:
 class EvaluationLease:
     """The endpoint that is leased to the sessions pinned to one version, which `update` has.
 
-    Without `update` no lease is wanted; without `endpoint` none could be had so far. A lease lasts `linger_s` longer
-    than its last session, since the next ones of an evaluation are about to come.
+    `update` is None while no lease is wanted, `endpoint` is None while no endpoint could be leased. A lease lasts
+    `linger_s` longer than its last session, since the next sessions of an evaluation are about to come.
     """
 
     def __init__(self, clock: Callable[[], float], linger_s: float = 5.0) -> None:
@@ -74,7 +74,7 @@ class EvaluationLease:
         self.update: Update | None = None
 
     def pin(self, session: str, version: int) -> None:
-        """Serve `session` with `version`, where that is yet to come, is the newest, or is leased already."""
+        """Serve `session` with `version` if that is leased already, is the newest one, or has not arrived yet."""
         self._pinned[session] = version
 
     def offer(self, update: Update) -> None:
@@ -109,6 +109,6 @@ class EvaluationLease:
 
 
 def _idlest(ready: Collection[Endpoint], version: int) -> Endpoint | None:
-    """Of those that need not go back to `version`, if another one is left to training."""
+    """The endpoint with the fewest requests whose version is not newer, if another one is left for training."""
     fitting = [endpoint for endpoint in ready if endpoint.version <= version]
     return min(fitting, key=lambda endpoint: endpoint.in_flight) if fitting and len(ready) > 1 else None

@@ -2,13 +2,13 @@
 
 | mode | requests in flight | prefix cache |
 |---|---|---|
-| in_place | go on with the keys and values they have | kept; each version salts its requests |
-| retract | go on once their keys and values are computed anew | flushed |
-| abort | answer with what they have; the fleet continues them afterwards | flushed |
+| in_place | pause, then continue with the keys and values that they have | kept; each version salts its requests |
+| retract | pause, then continue once their keys and values are computed again | flushed |
+| abort | end with the tokens that they have; the fleet continues them afterwards | flushed |
 | drain | end by themselves, or are aborted after a while | flushed |
 
-The first two need a server that tells which version sampled which token. Another one is updated as by abort, so that no
-request ever meets an update there.
+The first two need a server that reports which version sampled which token. Other servers are updated as by abort: then
+no request is running during an update.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One SGLang server, of two generations.
 
 From 0.5.22 on, an update has a begin and an end call, and answers tell which version sampled which token. Earlier
-servers have neither, and die of a flush under requests: no request may go on there through an update.
+servers have neither, and crash if they are flushed while they have requests: no request may continue there through an
+update.
 """
 
 from __future__ import annotations

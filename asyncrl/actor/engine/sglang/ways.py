@@ -1,8 +1,8 @@
 """The ways of weights into an SGLang server: one table, fastest first.
 
-With `weights.into_servers=auto` a server that joins is looked at, and gets weights by the first way that it and this
-machine can go, and that cannot hang. A way that the server then refuses gives way to the next one. Any other value
-names the only way to go.
+With `weights.into_servers=auto` a server that joins is examined, and gets weights by the first way that works for it
+and this machine and cannot hang. If the server refuses that way, the next one is taken. Any other value names the only
+way.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class WaySettings:
 class Way:
     """One way into a server.
 
-    `obstacle` says why it cannot be gone ("" if it can), `risk` why `auto` leaves it alone all the same.
+    `obstacle` says why it does not work ("" if it works), `risk` why `auto` does not take it although it works.
     """
 
     name: str
