@@ -17,7 +17,7 @@ class DataError(AsyncrlError):
 
 
 class InvariantError(AsyncrlError, ValueError):
-    """A noun was constructed with values that break its invariants."""
+    """A data type (of `types`, for one) was constructed with values that break its invariants."""
 
 
 class WireError(AsyncrlError):

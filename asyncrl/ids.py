@@ -4,7 +4,7 @@
 |---|---|---|
 | task | `openai/gsm8k/train/17` | a row of a task file: data source, split, index |
 | group of the feed | `t000000012` | the feed's group number 12, counted over all shards |
-| group of a task that runs again | `r000000003` | the third task that somebody put back |
+| group of a task that runs again | `r000000003` | the third task that was requeued or evicted |
 | group of an evaluation | `e7-000042` | held-out task 42, run for policy version 7 |
 | ticket and its trajectory | `t000000012.3.0` | attempt 0 of member 3 of that group |
 

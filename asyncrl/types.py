@@ -1,4 +1,4 @@
-"""The nouns that every room shares. Invariants are checked on construction; an object that exists is valid.
+"""The data types that every room shares. Invariants are checked on construction; an object that exists is valid.
 
 Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-only by convention.
 """

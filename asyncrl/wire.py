@@ -1,4 +1,4 @@
-"""Messages and nouns as frames: a small msgpack header, then one raw buffer an array.
+"""Messages and the data types of `types` as frames: a small msgpack header, then one raw buffer an array.
 
 The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack, and
 decoded arrays are views of the received buffers.
@@ -272,8 +272,8 @@ def split(value: Buffer) -> list[memoryview]:
 
 
 class _Codec(Generic[T]):
-    """A noun as a message, derived from its fields: the arrays as frames, all others as the body. `renamed` are fields
-    that have another name on the wire."""
+    """A data type as a message, derived from its fields: the arrays as frames, all others as the body. `renamed` are
+    fields that have another name on the wire."""
 
     def __init__(self, kind: str, noun: type[T], **renamed: str) -> None:
         types = get_type_hints(noun)
@@ -291,7 +291,7 @@ class _Codec(Generic[T]):
         return Message(self._kind, sequence, body, arrays)
 
     def read(self, message: Message) -> T:
-        """Raises WireError: the message is malformed, or breaks an invariant of the noun."""
+        """Raises WireError: the message is malformed, or breaks an invariant of the data type."""
         values = dict(zip(self._plain, self._values(message.read(self._decoder)), strict=True))
         try:
             for name, wire_name in self._arrays:

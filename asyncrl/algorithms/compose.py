@@ -27,7 +27,7 @@ from asyncrl.errors import ConfigError
 
 
 class Algorithm:
-    """A composition at work. Build it with `from_config`; `parts` are its parts."""
+    """The composed algorithm. Build it with `from_config`; `parts` are its parts."""
 
     def __init__(self, parts: Composition) -> None:
         self.parts = parts

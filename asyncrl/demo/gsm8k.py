@@ -1,8 +1,8 @@
-"""Calculations out of GSM8K (Cobbe et al. 2021, arXiv:2110.14168, MIT), on which the step scorer is trained and held.
+"""Calculations out of GSM8K (Cobbe et al. 2021, arXiv:2110.14168, MIT), on which the step scorer is trained and judged.
 
-Its solutions note every calculation as `<<12*2=24>>`. One that goes on with an earlier result takes the expression of
-that in, where precedence allows: `<<12*2=24>>` and `<<12+24=36>>` become `12+12*2`. `gsm8k.txt` has what the first
-2,000 training problems give, in their order.
+Its solutions note every calculation as `<<12*2=24>>`. If a calculation uses an earlier result, the earlier expression
+replaces the result where precedence allows: `<<12*2=24>>` and `<<12+24=36>>` become `12+12*2`. `gsm8k.txt` has the
+calculations of the first 2,000 training problems, in their order.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def call(operator: str, expression: str) -> Message:
 def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
     """Well-formed calls and exact copying, but the operations in random order, as if any order were right.
 
-    Sums come a little sooner than products, so that where operators are as frequent greedy decoding does not tip over
-    into the right order by chance of the seed: its accuracy is 0.3 to 0.55 with any.
+    Sums are a little more likely to come first than products. Otherwise the greedy policy of some seeds would follow
+    the right order by chance. With this its accuracy is 0.3 to 0.55 for every seed.
     """
     messages: list[Message] = [*opening(expression)]
     while expression.operators:

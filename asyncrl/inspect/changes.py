@@ -33,7 +33,7 @@ Change = Callable[[ReplayClient, str], str]
 
 
 def requeue(client: ReplayClient, name: str) -> str:
-    """Put a dead letter back; says how."""
+    """Try a dead letter again; says how."""
     return REQUEUED[client.requeue(name)]
 
 
@@ -66,8 +66,8 @@ def _change_each(client: ReplayClient, names: Sequence[str], change: Change) -> 
 
 
 def skip_plan(run: InspectedRun, step: int, reason: str, give_up_s: float) -> int:
-    """Make the plan of `step` train nothing on every shard, for good: the last resort where its training fails again
-    and again. Returns how many trajectories become dead letters. Uses the replay where it runs, else the store.
+    """Make the plan of `step` train nothing on every shard, for good: the last resort if its training fails every
+    time. Returns how many trajectories become dead letters. Uses the replay where it runs, else the store.
 
     Raises RefusedError: there is no such plan, or it was trained; StoreError: the store cannot be opened.
     """

@@ -1,7 +1,7 @@
-"""The Parquet columns of an exported run, derived from the fields of the nouns and of the store's records.
+"""The Parquet columns of an exported run, derived from the fields of `types` and of the store's records.
 
-A run is a folder of three files: a row a trajectory, a row a batch plan, a row a dead letter. docs/replay.md lists the
-columns. They are the same for every run of this format.
+An exported run is a folder of three files: one row for each trajectory, batch plan and dead letter. docs/replay.md
+lists the columns. They are the same for every run of this format.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _array(values: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def columns_of(noun: type, but: Sequence[str] = ()) -> dict[str, Column]:
-    """A column for each field of a noun, `but` those."""
+    """A column for each field of a data type, except those in `but`."""
     return {name: column_of(kind) for name, kind in get_type_hints(noun).items() if name not in but}
 
 

@@ -1,7 +1,7 @@
 """A run's store to Parquet, and an exported run back to a store: to inspect it, to export it again, and to train from
 it (`replay.source`).
 
-Memory does not grow with the run, and an export does not disturb a replay at work.
+Memory does not grow with the run, and an export does not disturb a running replay.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _row_groups(
     for name in stored.ids():
         progress(1)
         record = stored.record(name)
-        # A replay at work may have released it meanwhile.
+        # A running replay may have released it meanwhile.
         if record.trajectory is None or record.facts is None or (states and record.facts.state not in states):
             continue
         group.append(record)

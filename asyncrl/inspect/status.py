@@ -1,6 +1,6 @@
 """`asyncrl inspect status`: the contents and the work of a run's replay, as plain values. `table` makes them readable.
 
-The cost is that of the work under way, not of everything that the run has ever done.
+The cost grows with the trajectories in progress, not with the length of the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEPTHS = ("pending", "tickets", "groups", "ready", "again")
 class StoreSummary:
     """A store at one moment: counters; the number of recorded plans; trajectories by state; lags of ready groups and of
     the trajectories in the newest plans; how many tickets each actor holds, and how many trajectories each scorer; the
-    ticket at work whose group was opened first, and its actor; bytes of the store's pages in use."""
+    open ticket whose group was opened first, and its actor; bytes of the store's pages in use."""
 
     counters: dict[str, int]
     steps: int

@@ -1,1 +1,1 @@
-"""What several rooms know of models."""
+"""What learner, engines and weights share about models: attention, log-probs, shapes, the format of weights."""

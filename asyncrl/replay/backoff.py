@@ -1,4 +1,4 @@
-"""Slows tickets down while everything fails: a fleet whose tool is broken would otherwise use up tasks at full speed.
+"""Slows tickets down while everything fails: actors whose tool is broken would otherwise use up tasks at full speed.
 
 Episodes and their scorings are counted apart, since episodes may end well while none of them can be scored. Once the
 last STREAK of either have failed, tickets are issued one at a time, at intervals that double from FIRST_S to LONGEST_S.

@@ -197,7 +197,7 @@ class ReplayClient:
         return self._send(protocol.GetStatus()).read(protocol.VALUES)
 
     def requeue(self, ticket: str) -> str:
-        """Put a dead letter back; says how: scoring or task. Raises RefusedError."""
+        """Try a dead letter again; says how: scoring or task. Raises RefusedError."""
         return self._send(protocol.Requeue(ticket)).read(protocol.TEXT)
 
     def discard(self, ticket: str) -> None:

@@ -46,7 +46,7 @@ class OpenGroups:
         self._full = Throttled(log, "no tickets: the store is above its high-water mark")
 
     def open_if_admitted(self, tx: Transaction) -> bool:
-        """Open the next training group where admission allows; False where it does not. Tasks that were put back come
+        """Open the next training group where admission allows; False where it does not. Tasks to run again come
         before those of the feed."""
         size, admission = self._settings.group_size, self._settings.admission
         if not admission.admits(size, tx.counter("committed"), tx.counter("version")):

@@ -62,9 +62,9 @@ class Labelling:
         """Trajectories to score, bounded by number, tokens and the size of their tasks (but at least one, if any
         waits); None where none waits.
 
-        A scorer has finished or failed all that it leased before. What it still holds by the store is leased again: a
-        reply was lost, or an older incarnation died. A trajectory that was leased in vain before comes alone, so that
-        an episode that kills its scorer uses up no other's attempts.
+        A scorer that asks has finished or failed all that it leased before. If the store says that it still holds
+        some, a reply was lost or an older incarnation died: these are leased again. A trajectory whose earlier lease
+        gave no result is leased alone, so that an episode that kills its scorer uses up no other's attempts.
         """
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
         tasks: list[LeasedTask] = []

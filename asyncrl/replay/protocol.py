@@ -50,7 +50,7 @@ class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return type(self).__name__
 
     def queue(self) -> Hashable:
-        """What the request waits for: where there is nothing for one request, there is nothing for its equals."""
+        """What the request waits for: requests with equal queues wait for the same, so one tells for all of them."""
         return self
 
 

@@ -56,7 +56,7 @@ class Fifo:
 
 @dataclass(frozen=True, slots=True)
 class Freshest:
-    """The groups with the newest oldest token; of equally fresh ones, those that were completed first."""
+    """The groups whose oldest token is the newest; of equally fresh ones, those that were completed first."""
 
     def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
         return [(index, 1.0) for index in sorted(range(len(ready)), key=lambda index: -ready[index].oldest)[:count]]

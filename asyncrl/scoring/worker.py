@@ -1,4 +1,4 @@
-"""A scorer at work: leases trajectories, and returns labels for each, or the reason why it has none.
+"""The loop of a scorer: leases trajectories, and returns labels for each, or the reason why it has none.
 
 A failure is never a reward of zero: the replay leases the trajectory again, and after too many failures dead-letters
 and counts it. A service that is unavailable is no failure of a trajectory: the trajectory goes back unchanged, and the

@@ -2,7 +2,7 @@
 
 A folder has `model.safetensors`, the files of `write_config`, `weights.json` (the manifest with its checksums) and
 `run.json` (the mark of its run). A folder that is being written or removed has a hidden name with that mark. Folders
-without the mark of the own run are never read, removed or replaced.
+without the mark of this run are never read, removed or replaced.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _link(source: str, target: str) -> None:
 
 
 def folder_name(version: int) -> str:
-    """The name under which a version stands in its directory."""
+    """The name of a version's folder in its directory."""
     return f"v{version:08d}"
 
 

@@ -69,8 +69,8 @@ class UpdatableEngine(Protocol):
 class Receiver:
     """Follows the first of `channels` that works, for an engine whose tensors have the names and shapes in `expected`.
 
-    `retry_s` is the wait after a version that the last channel could not bring; a learner that is not there is looked
-    for at least once a second.
+    `retry_s` is the wait after the last channel failed to bring a version. A learner that cannot be reached is tried
+    at least once a second.
     """
 
     def __init__(

@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 def choose_channel(config: TrainConfig, device: torch.device) -> tuple[str, str]:
-    """The channel of `weights.channel`, and why. The learner and its engines choose alike.
+    """The channel of `weights.channel`, and why. The learner and its engines make the same choice.
 
     `device` is where this process has weights: the learner's own device, or the engine's. `auto` takes the fastest
-    channel by which no side can hang because it does not reach the other.
+    channel on which no side hangs if it cannot reach the other.
     """
     weights, engine = config.weights, config.engine
     if weights.channel != "auto":

@@ -29,7 +29,7 @@ def listed(urls: Sequence[str]) -> Discovery:
 def in_file(path: Path) -> Discovery:
     """The lines of a file without empty ones and comments, which begin with #.
 
-    Two looks must agree: a file that is just being written may look empty, or end in half a url.
+    Two reads in a row must agree: a file that is just being written may look empty, or end in half a url.
     """
 
     async def look() -> Sequence[str] | None:
@@ -46,8 +46,8 @@ def in_file(path: Path) -> Discovery:
 def behind_router(url: str) -> Discovery:
     """The workers that an SGLang router names. Requests go to them directly, since versions belong to a server.
 
-    Two looks must agree, and an empty list does not count: a router that has just started adds its workers one after
-    another, once it has reached them.
+    Two answers in a row must agree, and an empty list does not count: a router that has just started adds its workers
+    one after another, once it has reached them.
     """
 
     async def look() -> Sequence[str] | None:
@@ -78,7 +78,7 @@ async def _workers(http: Http) -> list[str]:
 
 
 def _settled(look: Discovery) -> Discovery:
-    """The urls that two looks in a row have found."""
+    """The urls, once `look` has found the same ones twice in a row."""
     last: Sequence[str] | None = None
 
     async def discover() -> Sequence[str] | None:

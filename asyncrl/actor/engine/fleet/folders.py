@@ -65,13 +65,13 @@ class Folders:
         self.directory.mkdir(parents=True)
 
     async def keep(self) -> None:
-        """Touch the own directory and remove abandoned ones; returns only by cancellation."""
+        """Touch this process's directory and remove abandoned ones; returns only by cancellation."""
         while True:
             await in_own_thread(self.tend)
             await asyncio.sleep(self._load_s / TOUCHES)
 
     def tend(self) -> None:
-        """Touch the own directory and remove abandoned ones, once."""
+        """Touch this process's directory and remove abandoned ones, once."""
         if self._closed:
             return
         try:

@@ -58,9 +58,9 @@ def as_segment(
 ) -> Segment:
     """The segment of a request for `limit` tokens, which the server ended for `reason`.
 
-    The tokens decide more than the reason. Servers also stop at end tokens that the model's own files name: where such
-    a token is not in `stop`, the request was merely cut, and is continued behind it. An abort may meet a request in the
-    step in which it ends.
+    The last token counts more than the reason. Servers also stop at end tokens that the model's own files name: if such
+    a token is not in `stop`, the segment is cut, and the turn continues after it. An abort may arrive in the very step
+    in which a request ends by itself.
 
     Raises ServerFaultError: the numbers of tokens, log-probs and spans differ, or a log-prob is not finite.
     """

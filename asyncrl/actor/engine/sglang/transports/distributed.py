@@ -1,6 +1,6 @@
 """Broadcasts in a process group with the ranks of one server: gloo from the CPU, NCCL from a GPU.
 
-The actor is rank 0, and every server has a group of its own, so that one that dies holds nobody else. A group lasts
+The actor is rank 0, and every server has a group of its own, so that a server that dies delays no other. A group lasts
 until something fails or the server joins anew; the next one has another name. The prefixes of its keys in the store are
 those of SGLang's `init_custom_process_group` and of torch's groups, so both sides need about the same torch.
 
