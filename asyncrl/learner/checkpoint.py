@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 COMPLETE, DAMAGED = "complete", "damaged"
 """The file that marks a folder as a checkpoint, and its name once the checkpoint was found damaged."""
 FORMAT = "3"
-"""What the mark contains."""
+"""What the mark contains. Earlier versions of asyncrl wrote another number, or nothing."""
 PROGRESS = "progress.json"
 CHECKSUMS = "checksums-"
 CHUNK_BYTES = 16 << 20
@@ -143,12 +143,13 @@ class Checkpoints:
         """What is wrong with the files of a checkpoint; None, on every rank, where nothing is. Each rank reads a part
         of the files. Raises CheckpointError: it has another format."""
         try:
-            if (folder / COMPLETE).read_text() != FORMAT:
+            mark = (folder / COMPLETE).read_text(errors="replace")
+            if mark != FORMAT and (not mark or mark.isdecimal()):
                 raise CheckpointError(
                     f"{folder} was written by an earlier version of asyncrl, in another format: finish the run with "
                     "that version, or begin another run.name with model.path at its last export"
                 )
-            damage = _find_damage(folder, self._ranks)
+            damage = _find_damage(folder, self._ranks) if mark == FORMAT else f"its mark is {mark!r:.50}"
         except OSError as error:
             # The file is there, and the disk does not give it back.
             damage = f"it cannot be read: {error}"
