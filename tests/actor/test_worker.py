@@ -14,61 +14,54 @@ import pytest
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.actor.worker import RolloutWorker, RunEpisode
 from asyncrl.errors import AsyncrlError, RefusedError, StoppedError, ToolError
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.feed import Feed
 from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
-from asyncrl.wire import encode, trajectory_message
-from tests.actor.fakes import ScriptedEngine, make_ticket, make_tokenizer
-from tests.helpers import GENEROUS_S, async_until, make_trajectory
+from tests.actor.fakes import ScriptedEngine, make_tokenizer
+from tests.fake_replay import FakeReplay, feed_ticket
+from tests.helpers import GENEROUS_S, async_until, make_task, make_trajectory
 
 Begin = Callable[[], None]
 
 
-class Replay:
-    """Source and sink. It sends tickets again that it thinks lost, as the replay does."""
+class Replay(FakeReplay):
+    """Has tickets for so many tasks; remembers what the worker asks for. Deliveries wait for `may_store`."""
 
-    def __init__(self, tickets: Sequence[Ticket] | int) -> None:
-        self.fresh = [make_ticket(f"t{index}") for index in range(tickets)] if isinstance(tickets, int) else [*tickets]
-        self.leased: dict[str, Ticket] = {}
+    def __init__(self, tickets: int, **settings: Any) -> None:
+        feed = Feed([make_task(index) for index in range(tickets)], seed=0, shuffle=False)
+        super().__init__(feed=feed, group_size=1, admission=Admission(0, tickets), **settings)
         self.requests: list[tuple[tuple[str, ...], int, tuple[str, ...]]] = []
         self.stored: list[str] = []
-        self.failed: dict[str, str] = {}
         self.may_store = threading.Event()
         self.may_store.set()
-        self.refuses: set[str] = set()
-        self._changed = threading.Condition()
+        self._idle = threading.Event()
         self._requests_before = 0
 
-    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
-        with self._changed:
-            self.requests.append((tuple(holding), want, tuple(waiting)))
-            if want and not self.fresh:
-                self._changed.wait(0.02)
-            lost = [self.leased[name] for name in self.leased if name not in holding]
-            given = lost + [self.fresh.pop(0) for _ in range(min(want, len(self.fresh)))]
-            self.leased.update({ticket.id: ticket for ticket in given})
-            return given
+    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
+        self.requests.append((tuple(holding), want, tuple(waiting)))
+        given = super().tickets(holding, want, waiting)
+        if want and not given:
+            self._idle.wait(0.02)
+        return given
 
     def put(self, trajectory: Trajectory) -> str:
         assert self.may_store.wait(GENEROUS_S)
-        if trajectory.id in self.refuses:
-            raise RefusedError("not mine")
-        encode(trajectory_message(trajectory))
-        self.leased.pop(trajectory.id)
+        answer = super().put(trajectory)
         self.stored.append(trajectory.id)
         self._requests_before = len(self.requests)
-        return "stored"
+        return answer
 
     def fail(self, ticket_id: str, reason: str) -> None:
-        self.leased.pop(ticket_id)
-        self.failed[ticket_id] = reason
+        super().fail(ticket_id, reason)
         self._requests_before = len(self.requests)
 
     async def finished(self, count: int) -> None:
-        """Return once so many tickets have an outcome, which the worker has counted."""
+        """Return once so many attempts have an outcome, which the worker has counted."""
 
         def counted() -> bool:
             outcomes = {*self.stored, *self.failed}
             later = self.requests[self._requests_before :]
-            return len(outcomes) == count and any(outcomes.isdisjoint(holding) for holding, _, _ in later)
+            return len(outcomes) >= count and any(outcomes.isdisjoint(holding) for holding, _, _ in later)
 
         await async_until(counted)
 
@@ -123,7 +116,7 @@ async def test_every_ticket_becomes_one_trajectory_and_no_more_run_than_allowed(
 
     async with at_work(replay, run):
         await replay.finished(30)
-    assert sorted(replay.stored) == sorted(f"t{index}" for index in range(30))
+    assert sorted(replay.stored) == [feed_ticket(number) for number in range(30)]
     assert most == 4
     assert all(len(holding) + want <= 4 + 4 + 1 for holding, want, _ in replay.requests)
 
@@ -132,13 +125,13 @@ async def test_a_ticket_is_held_until_its_trajectory_is_durable():
     replay = Replay(1)
     replay.may_store.clear()
     async with at_work(replay):
-        await async_until(lambda: replay.leased)
+        await async_until(lambda: replay.core.holding())
         seen = len(replay.requests)
         await async_until(lambda: len(replay.requests) > seen + 3)
-        assert all("t0" in holding for holding, _, _ in replay.requests[seen + 1 :])
+        assert all(feed_ticket(0) in holding for holding, _, _ in replay.requests[seen + 1 :])
         replay.may_store.set()
         await async_until(lambda: replay.requests[-1][0] == ())
-    assert replay.stored == ["t0"]
+    assert replay.stored == [feed_ticket(0)]
 
 
 async def test_a_full_worker_goes_on_renewing_its_leases():
@@ -166,7 +159,8 @@ class Silent(Exception):  # noqa: N818
 
 
 async def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_on():
-    replay, errors = Replay(5), {"t0": ToolError("broke"), "t1": ZeroDivisionError("a bug"), "t2": Silent()}
+    raised = (ToolError("broke"), ZeroDivisionError("a bug"), Silent())
+    replay, errors = Replay(5), {feed_ticket(number): error for number, error in enumerate(raised)}
 
     async def run(ticket: Ticket, begin: Begin) -> Trajectory:
         if ticket.id in errors:
@@ -174,53 +168,57 @@ async def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_
         return make_trajectory(ticket)
 
     async with at_work(replay, run, concurrency=1) as metrics:
-        await replay.finished(5)
-    assert replay.failed.pop("t2").startswith("Silent")
-    assert replay.failed == {"t0": "ToolError: broke", "t1": "ZeroDivisionError: a bug"}
-    assert sorted(replay.stored) == ["t3", "t4"]
-    assert (metrics.rows[-1][1]["episodes"], metrics.rows[-1][1]["failed"]) == (2, 3)
+        await replay.finished(3 + 5)
+    assert replay.failed.pop(feed_ticket(2)).startswith("Silent")
+    assert replay.failed == {feed_ticket(0): "ToolError: broke", feed_ticket(1): "ZeroDivisionError: a bug"}
+    assert sorted(replay.stored) == [feed_ticket(number, attempt=int(number < 3)) for number in range(5)]
+    assert (metrics.rows[-1][1]["episodes"], metrics.rows[-1][1]["failed"]) == (5, 3)
 
 
 async def test_an_episode_that_takes_too_long_fails_and_waiting_for_a_version_does_not_count():
     replay, arrived, never = Replay(2), asyncio.Event(), asyncio.Event()
 
     async def run(ticket: Ticket, begin: Begin) -> Trajectory:
-        if ticket.id == "t0":
+        if ticket.id == feed_ticket(0):
             await arrived.wait()
         begin()
-        if ticket.id == "t1":
+        if ticket.id == feed_ticket(1):
             await never.wait()
         return make_trajectory(ticket)
 
     async with at_work(replay, run, limit_s=0.05):
         # The limit passes for the running episode while the other one waits.
-        await replay.finished(1)
-        assert "actor.episode_timeout_s" in replay.failed["t1"]
-        await async_until(lambda: replay.requests[-1][2] == ("t0",))
-        arrived.set()
         await replay.finished(2)
-    assert replay.stored == ["t0"]
+        assert "actor.episode_timeout_s" in replay.failed[feed_ticket(1)]
+        await async_until(lambda: replay.requests[-1][2] == (feed_ticket(0),))
+        arrived.set()
+        await replay.finished(3)
+    assert replay.stored == [feed_ticket(1, attempt=1), feed_ticket(0)]
 
 
 async def test_a_trajectory_that_is_refused_or_cannot_be_sent_is_counted_and_its_ticket_fails():
     replay = Replay(3)
-    replay.refuses = {"t0"}
 
     async def run(ticket: Ticket, begin: Begin) -> Trajectory:
-        large = (ToolCall("add", {"x": 2**70 if ticket.id == "t1" else 1}),)
+        large = (ToolCall("add", {"x": 2**70 if ticket.id == feed_ticket(1) else 1}),)
         turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", large))
-        return make_trajectory(ticket, turns=turns)
+        return make_trajectory(ticket, turns=turns, member=int(ticket.id == feed_ticket(0)))
 
     async with at_work(replay, run) as metrics:
-        await replay.finished(3)
-    assert replay.stored == ["t2"]
-    assert "not mine" in replay.failed["t0"]
-    assert "cannot be encoded" in replay.failed["t1"]
+        await replay.finished(2 + 3)
+    assert sorted(replay.stored) == [feed_ticket(0, attempt=1), feed_ticket(1, attempt=1), feed_ticket(2)]
+    assert "says that it is member 1" in replay.failed[feed_ticket(0)]
+    assert "cannot be encoded" in replay.failed[feed_ticket(1)]
     assert metrics.rows[-1][1]["refused"] == 2
 
 
 async def test_a_ticket_that_comes_twice_runs_once():
-    replay, ran = Replay([make_ticket("t0"), make_ticket("t0"), make_ticket("t1")]), []
+    class Repeating(Replay):
+        def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
+            given = super().tickets(holding, want, waiting)
+            return given[:1] + given
+
+    replay, ran = Repeating(2), []
 
     async def run(ticket: Ticket, begin: Begin) -> Trajectory:
         ran.append(ticket.id)
@@ -229,26 +227,26 @@ async def test_a_ticket_that_comes_twice_runs_once():
 
     async with at_work(replay, run):
         await replay.finished(2)
-    assert sorted(ran) == ["t0", "t1"]
+    assert sorted(ran) == [feed_ticket(0), feed_ticket(1)]
 
 
 async def test_evaluation_runs_first_if_both_wait():
     class Generous(Replay):
-        """Sends more tickets than requested, as after a lost reply."""
+        """Sends more tickets than requested, those for training first."""
 
-        def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
-            return super().tickets(holding, 10 if want else 0, waiting)
+        def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
+            return super().tickets(holding, 10 if want else 0, waiting)[::-1]
 
-    replay = Generous([make_ticket(f"t{i}", Purpose.EVAL if i >= 3 else Purpose.TRAIN) for i in range(5)])
-    ran = []
+    replay, ran = Generous(3, held_out=[make_task(3), make_task(4)]), []
+    replay.evaluate(0)
 
     async def run(ticket: Ticket, begin: Begin) -> Trajectory:
-        ran.append(ticket.id)
+        ran.append(ticket.purpose)
         return make_trajectory(ticket)
 
     async with at_work(replay, run, concurrency=1):
         await replay.finished(5)
-    assert ran == ["t3", "t4", "t0", "t1", "t2"]
+    assert ran == [Purpose.EVAL] * 2 + [Purpose.TRAIN] * 3
 
 
 async def test_a_stop_cancels_running_episodes_and_reports_nothing_of_them():
@@ -264,7 +262,7 @@ async def test_a_stop_cancels_running_episodes_and_reports_nothing_of_them():
 
     async with at_work(replay, run) as metrics:
         await async_until(lambda: len(running) == 3)
-    assert sorted(released) == sorted(replay.leased) == ["t0", "t1", "t2"]
+    assert sorted(released) == sorted(replay.core.holding()) == [feed_ticket(number) for number in range(3)]
     assert not replay.stored
     assert not replay.failed
     assert len(metrics.rows) == 1
@@ -289,10 +287,10 @@ async def test_all_calls_of_the_client_have_returned_after_a_stop():
 
 class Raising(Replay):
     def __init__(self, error: AsyncrlError) -> None:
-        super().__init__(0)
+        super().__init__(1)
         self._error = error
 
-    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
+    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
         super().tickets(holding, 0, waiting)
         raise self._error
 

@@ -1,8 +1,9 @@
-"""A tokenizer with one character a token, episodes written as text, models with prescribed scores, a fake client."""
+"""A tokenizer with one character a token, episodes written as text, models with prescribed scores, a replay."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from itertools import pairwise, takewhile
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from msgspec import structs
@@ -10,6 +11,8 @@ from msgspec import structs
 from asyncrl.config.needs import needs
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.feed import Feed
 from asyncrl.scoring.answers import answer_texts, response_text
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.rules.base import RuleInput
@@ -17,6 +20,7 @@ from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.transcript import Transcript
 from asyncrl.types import Finish, Labels, Lease, Role, Step, Task, ToolCall, Trajectory, Turn, runs_of
+from tests.fake_replay import FakeReplay
 
 END = 0x10FFFF
 """The id of the one special token, which ends a turn."""
@@ -189,45 +193,38 @@ class FakeOutcome:
         return [float("nan") if any("bad" in passage.text for passage in each) else self._value for each in transcripts]
 
 
-class FakeScoringClient:
-    """Leases episodes for the kinds that they need, as the replay does, and remembers what comes back. A lease holds as
-    many as the first batch."""
+class ReplayOf(FakeReplay):
+    """Holds episodes, each a group of its own, and remembers what comes back; one failure gives an episode up. A lease
+    holds as many as the first batch."""
 
-    def __init__(self, *batches: list[tuple[Task, Trajectory]], config: ScoringConfig | None = None) -> None:
-        self.config = config or ScoringConfig()
-        self.waiting = [(task, trajectory, None, ()) for batch in batches for task, trajectory in batch]
-        self.labels: dict[str, Labels] = {}
-        self.failures: dict[str, str] = {}
+    def __init__(self, *batches: list[tuple[Task, Trajectory]], config: ScoringConfig) -> None:
+        episodes = [each for batch in batches for each in batch]
+        super().__init__(
+            feed=Feed([task for task, _ in episodes], seed=0, shuffle=False),
+            group_size=1,
+            admission=Admission(0, len(episodes)),
+            max_attempts=1,
+            needs=partial(needs, config),
+        )
+        for ticket, (_, trajectory) in zip(self.tickets([], len(episodes)), episodes, strict=True):
+            self.put(structs.replace(trajectory, id=ticket.id, group_id=ticket.group_id, member=ticket.member))
+        self.labelled: dict[str, Labels] = {}
         self.renewals = 0
         self.deliveries: list[int] = []
         self._size = len(batches[0])
-        self._leased: dict[str, tuple[tuple, Lease]] = {}
+        self._final: set[str] = set()
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
-        waiting = [*(entry for entry, _ in self._leased.values()), *self.waiting]
-        pairs = [(entry, lease) for entry in waiting if (lease := self._offer(*entry, serves)).kinds][: self._size]
-        self._leased = {lease.trajectory.id: (entry, lease) for entry, lease in pairs}
-        self.waiting = [entry for entry in waiting if entry[1].id not in self._leased]
-        return [lease for _, lease in pairs]
-
-    def _offer(self, task, trajectory, partial, done, serves) -> Lease:
-        missing = [kind for kind in needs(self.config, task.data_source) if kind not in done]
-        kinds = tuple(takewhile(lambda kind: kind in serves, missing))
-        return Lease(task, trajectory, kinds, partial, list(kinds) == missing)
+        leases = super().lease(serves, self._size, tokens)
+        self._final = {each.trajectory.id for each in leases if each.final}
+        return leases
 
     def renew(self) -> None:
+        super().renew()
         self.renewals += 1
 
     def label(self, labels: Sequence[Labels]) -> None:
+        super().label(labels)
         self.deliveries.append(len(labels))
-        for each in labels:
-            (task, trajectory, _, done), lease = self._leased.pop(each.trajectory_id)
-            if lease.final:
-                assert each.trajectory_id not in self.labels
-                self.labels[each.trajectory_id] = each
-            else:
-                self.waiting.append((task, trajectory, each, (*done, *lease.kinds)))
-
-    def scoring_failed(self, trajectory_id: str, reason: str) -> None:
-        del self._leased[trajectory_id]
-        self.failures[trajectory_id] = reason
+        assert not any(each.trajectory_id in self.labelled for each in labels)
+        self.labelled |= {each.trajectory_id: each for each in labels if each.trajectory_id in self._final}

@@ -9,7 +9,8 @@ from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.scoring.worker import ScoringWorker
-from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, FakeScoringClient, ServedPRM, answered, make_scorer
+from tests.fake_replay import feed_ticket
+from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, ReplayOf, ServedPRM, answered, make_scorer
 
 
 class Clock:
@@ -44,7 +45,7 @@ def worker(replay, clock=None, log=None, prm=None, config=WITH_PRM, scorer=None)
     return ScoringWorker(replay, scorer, config, log or Log(), lease_s=30.0, clock=clock or Clock())
 
 
-def replay_of(*batches, kind=FakeScoringClient):
+def replay_of(*batches, kind=ReplayOf):
     return kind(*batches, config=WITH_PRM)
 
 
@@ -57,9 +58,12 @@ def test_every_leased_episode_comes_back_as_labels_or_with_a_reason():
         worker(replay, scorer=scorer).work(threading.Event())
     finally:
         verifier.close()
-    assert {name: labels.outcome for name, labels in replay.labels.items()} == {"episode-0": 1.0, "episode-2": 0.0}
-    assert set(replay.failures) == {"episode-1", "episode-3"}
-    assert "IndexError" in replay.failures["episode-1"]
+    assert {name: labels.outcome for name, labels in replay.labelled.items()} == {
+        feed_ticket(0): 1.0,
+        feed_ticket(2): 0.0,
+    }
+    assert set(replay.failed) == {feed_ticket(1), feed_ticket(3)}
+    assert "IndexError" in replay.failed[feed_ticket(1)]
 
 
 class Slow(FakePRM):
@@ -77,7 +81,7 @@ class Slow(FakePRM):
 def test_leases_are_renewed_while_one_forward_pass_runs():
     prm = Slow()
 
-    class Patient(FakeScoringClient):
+    class Patient(ReplayOf):
         def renew(self):
             super().renew()
             if self.renewals == 3:
@@ -85,7 +89,7 @@ def test_leases_are_renewed_while_one_forward_pass_runs():
 
     replay = replay_of([answered("72", index) for index in range(5)], kind=Patient)
     worker(replay, Clock(tick=5.0), prm=prm).work(threading.Event())
-    assert len(replay.labels) == 5
+    assert len(replay.labelled) == 5
     assert replay.renewals >= 3
 
 
@@ -95,7 +99,7 @@ def test_a_scorer_that_hangs_ends_instead_of_keeping_its_leases_for_ever():
         worker(replay, Clock(tick=50.0), prm=prm).run(threading.Event())
     prm.ready.set()
     assert replay.renewals > 0
-    assert replay.labels == replay.failures == {}
+    assert replay.labelled == replay.failed == {}
 
 
 def test_a_scorer_whose_thread_dies_ends():
@@ -117,7 +121,7 @@ def test_labels_that_are_ready_together_are_delivered_together():
 
     replay = replay_of([answered("72", index) for index in range(20)])
     worker(replay, scorer=AllAtOnce()).work(threading.Event())
-    assert len(replay.labels) == sum(replay.deliveries) == 20
+    assert len(replay.labelled) == sum(replay.deliveries) == 20
     assert len(replay.deliveries) < 20
 
 
@@ -126,7 +130,7 @@ def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
     log = Log(stop)
     replay = replay_of([answered("72", 0), answered("5", 1)], [answered("72", 2), answered("bad", 3)])
     worker(replay, Clock(tick=0.25), log).run(stop)
-    assert len(replay.labels) == 3
+    assert len(replay.labelled) == 3
     (step, values), (_, last) = log.rows
     assert step == values["labelled"] == 3
     assert (values["failed"], values["refused"], values["handed_on"]) == (1, 0, 0)
@@ -150,22 +154,22 @@ def test_metrics_tell_counts_rates_agreement_and_the_shape_of_the_scores():
 
 @pytest.mark.parametrize("error", [RefusedError("refused: too late"), WireError("cannot be encoded")], ids=str)
 def test_labels_that_are_refused_or_cannot_be_sent_are_a_failure_and_the_others_are_delivered(error):
-    class Refusing(FakeScoringClient):
+    class Refusing(ReplayOf):
         def label(self, labels):
-            if any(each.trajectory_id == "episode-0" for each in labels):
+            if any(each.trajectory_id == feed_ticket(0) for each in labels):
                 raise error
             super().label(labels)
 
     replay = replay_of([answered("72", index) for index in range(6)], kind=Refusing)
     worker(replay).work(threading.Event())
-    assert set(replay.labels) == {f"episode-{index}" for index in range(1, 6)}
-    assert replay.failures == {"episode-0": str(error)}
+    assert set(replay.labelled) == {feed_ticket(index) for index in range(1, 6)}
+    assert replay.failed == {feed_ticket(0): str(error)}
 
 
 def test_a_stop_ends_the_work_after_what_is_being_delivered():
     stop = threading.Event()
 
-    class Stopping(FakeScoringClient):
+    class Stopping(ReplayOf):
         def label(self, labels):
             super().label(labels)
             stop.set()
@@ -180,8 +184,8 @@ def test_a_stop_ends_the_work_after_what_is_being_delivered():
 
     replay = replay_of([answered("72", index) for index in range(9)], kind=Stopping)
     worker(replay, scorer=OneByOne()).run(stop)
-    assert len(replay.labels) == 1
-    assert replay.failures == {}
+    assert len(replay.labelled) == 1
+    assert replay.failed == {}
 
 
 def test_trajectories_pass_through_workers_of_different_kinds():
@@ -191,7 +195,7 @@ def test_trajectories_pass_through_workers_of_different_kinds():
         needs={"plain": ["rules"], "liked": ["prm", "outcome_model"]},
     )
     sources = ["test", "plain", "liked", "test"]
-    replay = FakeScoringClient([answered("72", k, source=source) for k, source in enumerate(sources)], config=config)
+    replay = ReplayOf([answered("72", k, source=source) for k, source in enumerate(sources)], config=config)
     scorers = {
         "rules": make_scorer(config),
         "outcome_model": make_scorer(config, outcome_model=FakeOutcome()),
@@ -202,8 +206,8 @@ def test_trajectories_pass_through_workers_of_different_kinds():
     for _ in range(4):
         for each in workers:
             each.work(threading.Event())
-    assert replay.failures == {}
-    by_source = {source: replay.labels[f"episode-{k}"] for k, source in enumerate(sources)}
+    assert replay.failed == {}
+    by_source = {source: replay.labelled[feed_ticket(k)] for k, source in enumerate(sources)}
     assert by_source["test"].scorer == "exact_number+outcome@1+fake@1"
     assert by_source["test"].reward == 1.25
     assert by_source["plain"].scorer == "exact_number"
@@ -223,7 +227,7 @@ def test_a_reward_that_rises_while_agreement_falls_rings_the_alarm(caplog):
             return super()._one(transcript) * 0 + (0.1 if "honest" in transcript[-1].text else 0.9)
 
     batches = [[answered("71" if k < wrong else "71 honest", 10 * wrong + k) for k in range(10)] for wrong in range(10)]
-    replay = FakeScoringClient(*batches, config=config)
+    replay = ReplayOf(*batches, config=config)
     one = worker(replay, clock, log, Learning(), config)
     for _ in batches:
         clock.now += 10
@@ -241,9 +245,7 @@ def test_a_service_that_is_away_for_a_while_costs_no_trajectory_an_attempt(serve
     """Meanwhile the rules judge; with nothing else to serve the worker waits."""
     config = replace(WITH_PRM, serve=serve)
     clock, log, prm = Clock(), Log(), ServedPRM(calls=40)
-    replay = FakeScoringClient(
-        *([answered("72", 4 * batch + k) for k in range(4)] for batch in range(10)), config=config
-    )
+    replay = ReplayOf(*([answered("72", 4 * batch + k) for k in range(4)] for batch in range(10)), config=config)
     rules = worker(replay, config=replace(config, serve=["rules"]))
     one, asked = worker(replay, clock, log, prm, config), []
     while prm.calls > 0:
@@ -252,7 +254,7 @@ def test_a_service_that_is_away_for_a_while_costs_no_trajectory_an_attempt(serve
         rules.work(threading.Event())
         asked += [clock.now] if prm.calls < calls else []
         clock.now += 1
-    assert replay.labels == replay.failures == {}
+    assert replay.labelled == replay.failed == {}
     pauses = [later - earlier for earlier, later in pairwise(asked)]
     assert pauses[:4] == [1, 2, 4, 8]
     assert set(pauses[4:]) == {10}
@@ -261,8 +263,8 @@ def test_a_service_that_is_away_for_a_while_costs_no_trajectory_an_attempt(serve
         one.work(threading.Event())
         rules.work(threading.Event())
         clock.now += 1
-    assert len(replay.labels) == 40
-    assert replay.failures == {}
+    assert len(replay.labelled) == 40
+    assert replay.failed == {}
     assert "prm is available again after" in caplog.text
     one.report()
     ((_, values),) = log.rows
@@ -275,8 +277,8 @@ def test_an_episode_that_fells_the_service_fails_alone():
     one = worker(replay, prm=ServedPRM())
     for _ in range(2):
         one.work(threading.Event())
-    assert set(replay.labels) == {"episode-0", "episode-2"}
-    assert set(replay.failures) == {"episode-1", "episode-3"}
+    assert set(replay.labelled) == {feed_ticket(0), feed_ticket(2)}
+    assert set(replay.failed) == {feed_ticket(1), feed_ticket(3)}
 
 
 def test_a_service_that_goes_away_is_not_asked_for_the_rest_of_a_batch():
@@ -288,5 +290,5 @@ def test_a_service_that_goes_away_is_not_asked_for_the_rest_of_a_batch():
 
     prm, replay = Leaving(), replay_of([answered("bad", 0), *(answered("72", k) for k in range(1, 20))])
     worker(replay, prm=prm).work(threading.Event())
-    assert replay.labels == replay.failures == {}
+    assert replay.labelled == replay.failed == {}
     assert prm.calls == 99

@@ -1,0 +1,109 @@
+"""A client of the replay without a network, for the rooms that need one in their tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from asyncrl.ids import feed_group, ticket_id
+from asyncrl.replay.protocol import FailEpisode, FailScoring, RenewLease
+from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
+from asyncrl.wire import decode, read_labels, read_trajectory, split
+from tests.replay.support import Core, make_settings
+
+
+def feed_ticket(number: int, attempt: int = 0) -> str:
+    """The id of an attempt of the feed's ticket `number`, in groups of one."""
+    return ticket_id(feed_group(number), 0, attempt)
+
+
+class FakeReplay:
+    """The methods of `ReplayClient` that actors, scorers and learners call, over a replay's `core` in this process.
+
+    The rules are the real ones. Without a core, a new one with these settings is made in a temporary folder. Several
+    threads may call. `calls` are those of the learner, `failed` the reasons by the id of what failed.
+    """
+
+    def __init__(self, core: Core | None = None, **settings: Any) -> None:
+        if core is None:
+            self._folder = TemporaryDirectory()
+            core = Core(Path(self._folder.name), make_settings(**settings))
+        self.core = core
+        self.calls: list[tuple[str, int]] = []
+        self.failed: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def called(self, name: str) -> list[int]:
+        return [argument for call, argument in self.calls if call == name]
+
+    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
+        with self._lock:
+            return self.core.tickets(want, holding=holding, waiting=waiting)
+
+    def put(self, trajectory: Trajectory) -> str:
+        with self._lock:
+            return self.core.put(trajectory)
+
+    def fail(self, ticket_id: str, reason: str) -> None:
+        with self._lock:
+            self.core.ask(FailEpisode(ticket_id, reason))
+            self.failed[ticket_id] = reason
+
+    def lease(self, serves: Sequence[str], trajectories: int, tokens: int) -> list[Lease]:
+        with self._lock:
+            reply = self.core.leased(trajectories, tokens=tokens, serves=serves)
+        stored = (decode(split(frame)) for frame in reply.frames)
+        return [
+            Lease(
+                each.task,
+                read_trajectory(next(stored)),
+                each.kinds,
+                read_labels(next(stored)) if each.partial else None,
+                each.final,
+            )
+            for each in reply.body
+        ]
+
+    def renew(self) -> None:
+        with self._lock:
+            self.core.ask(RenewLease("s"))
+
+    def label(self, labels: Sequence[Labels]) -> None:
+        with self._lock:
+            for each in labels:
+                self.core.put_labels(each)
+
+    def scoring_failed(self, trajectory_id: str, reason: str) -> None:
+        with self._lock:
+            self.core.ask(FailScoring("s", "1", trajectory_id, reason))
+            self.failed[trajectory_id] = reason
+
+    def plan(self, step: int) -> BatchPlan | None:
+        self.calls.append(("plan", step))
+        return self.core.plan(step)
+
+    def labels(self, ids: Sequence[str]) -> list[Labels]:
+        return self.core.labels(ids)
+
+    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
+        return self.core.fetch(ids)
+
+    def published(self, version: int) -> None:
+        self.calls.append(("published", version))
+        self.core.publish(version)
+
+    def checkpointed(self, steps: int, kept: int) -> None:
+        self.calls.append(("checkpointed", steps))
+        self.core.checkpointed(steps, kept)
+
+    def evaluate(self, version: int) -> None:
+        self.calls.append(("evaluate", version))
+        self.core.evaluate(version)
+
+    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
+        self.calls.append(("evaluation", version))
+        result: Mapping[str, Any] | None = self.core.evaluation(version)
+        return result
