@@ -33,8 +33,7 @@ Start = Callable[..., ReplayProcess]
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setattr("asyncrl.replay.client.RETRY_S", 1.5)
+def start(tmp_path: Path) -> Iterator[Start]:
     started: list[ReplayProcess] = []
 
     def start(*overrides: str) -> ReplayProcess:

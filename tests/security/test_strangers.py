@@ -110,13 +110,10 @@ def test_a_client_on_another_machine_needs_no_secret_of_the_server(closed: Targe
 
 
 def test_a_client_that_is_not_heard_tells_its_user_what_to_check(
-    closed: Target,
-    everyone: dict[str, ClientKeys | None],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    closed: Target, everyone: dict[str, ClientKeys | None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asyncrl.replay.client.RETRY_S", 0.2)
-    unheard = ReplayClient(closed.endpoint, "x", "1", keys=everyone["a key that is not in the list"], give_up_s=5.0)
+    strange = everyone["a key that is not in the list"]
+    unheard = ReplayClient(closed.endpoint, "x", "1", keys=strange, give_up_s=5.0, retry_s=0.2)
     with pytest.raises(UnavailableError):
         unheard.status()
     unheard.close()

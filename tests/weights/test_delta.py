@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import WeightsError, WireError
-from asyncrl.weights import delta as deltas
 from asyncrl.weights.delta import WHOLE, Delta, apply, diff, read_header
 from asyncrl.weights.manifest import DTYPES, bytes_of, take_snapshot
 from tests.weights.fakes import same_bits, some_tensors
@@ -66,18 +65,21 @@ def test_any_two_states_round_trip_bit_for_bit_in_one_step_or_in_a_chain(version
 
 def two_versions(density=0.01):
     rng = np.random.default_rng(0)
-    old = {**some_tensors(0), "big": _any_bits(rng, "bfloat16", 100_000)}
+    old = {
+        **some_tensors(0),
+        "big": _any_bits(rng, "bfloat16", 100_000),
+        "same": torch.ones(1 << 20),
+    }
     new = {**old, "big": _changed(rng, old["big"], density)}
     return old, take_snapshot(0, old, 64), new, take_snapshot(1, new, 64)
 
 
-def test_few_changes_are_few_bytes_and_the_rest_is_shared(monkeypatch):
-    monkeypatch.setattr(deltas, "SHARED_BYTES", 1000)
+def test_few_changes_are_few_bytes_and_a_large_tensor_that_stays_is_shared():
     old, first, new, second = two_versions()
     step = diff(first, second)
-    assert len(step.payload) < 0.05 * first.manifest.nbytes
+    assert len(step.payload) < 0.05 * old["big"].nbytes
     got = apply(old, first.manifest, second.manifest, [step])
-    assert got["embed"] is old["embed"]
+    assert got["same"] is old["same"]
     assert got["scale"] is not old["scale"]
     assert same_bits(got, new)
 
