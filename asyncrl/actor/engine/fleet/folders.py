@@ -75,9 +75,14 @@ class Folders:
         if self._closed:
             return
         try:
+            before = self.directory.stat().st_mtime
             os.utime(self.directory)
             # Times of one file system are compared, whatever the clock of this machine says.
-            old = self.directory.stat().st_mtime - 2 * self._load_s
+            now = self.directory.stat().st_mtime
+            if now - before > self._load_s:
+                # This machine has slept: the other actors on it may not have touched their directories again yet.
+                return
+            old = now - 2 * self._load_s
             siblings = [other for tag in run_tags(self._run) for other in self.directory.parent.glob(f"{tag}-*")]
             for other in siblings:
                 if other.stat().st_mtime < old:

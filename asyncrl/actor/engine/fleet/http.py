@@ -77,5 +77,5 @@ def decoded(answer: bytes) -> Any:
     """JSON where it is JSON, else the text: some answers are a plain sentence."""
     try:
         return msgspec.json.decode(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return answer.decode(errors="replace")

@@ -71,7 +71,7 @@ def read_segment(answer: bytes, limit: int, stop: Sequence[int]) -> Segment:
     """
     try:
         decoded = _ANSWER.decode(answer)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ServerFaultError(f"an answer of /generate is not as expected: {error}: {answer[:300]!r}") from error
     tokens, meta = decoded.output_ids, decoded.meta_info
     if "NaN" in str(meta.finish_reason.matched):

@@ -86,7 +86,7 @@ def read_segment(answer: bytes, limit: int, stop: Sequence[int], label: str | No
     """
     try:
         [choice] = _ANSWER.decode(answer).choices
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ServerFaultError(f"an answer is not as expected: {error}: {answer[:300]!r}") from error
     tokens, found = choice.token_ids or [], choice.logprobs or _Logprobs()
     logprobs = found.token_logprobs or [sampled.logprob for sampled in found.content or ()]

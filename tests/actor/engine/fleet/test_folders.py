@@ -81,6 +81,16 @@ def test_a_living_actors_folders_stay_however_long_no_version_comes(tmp_path: Pa
     assert list(versions_in(idle.directory, OWN_RUN)) == [1]
 
 
+def test_actors_whose_machine_slept_do_not_take_each_other_for_killed(tmp_path: Path) -> None:
+    actors = actor(tmp_path), actor(tmp_path)
+    for each in actors:
+        each.write(1, some_tensors())
+        untouched_for(each.directory, 3 * LOAD_S)
+    for each in (*actors, *actors):
+        each.tend()
+    assert [list(versions_in(each.directory, OWN_RUN)) for each in actors] == [[1], [1]]
+
+
 def test_a_new_process_of_the_same_actor_has_folders_of_its_own(tmp_path: Path) -> None:
     first, second = actor(tmp_path), actor(tmp_path)
     first.write(1, some_tensors(1))

@@ -64,6 +64,7 @@ def test_how_a_segment_ends(tokens: list[int], finish: dict[str, Any], limit: in
     [
         b"just text",
         b'{"output_ids": [1]}',
+        b'{"more": ' + b"[" * 10**5,
         answer([1], {"type": "length"}, output_token_logprobs=[]),
         answer([1], {"type": "length"}, output_token_logprobs=[[None, 1, None]]),
         answer([1], {"type": "length"}, output_token_logprobs=[[float("nan"), 1, None]]),

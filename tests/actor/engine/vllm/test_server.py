@@ -136,6 +136,7 @@ def test_an_abort_before_the_first_token_gives_an_empty_segment() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
+        b'{"more": ' + b"[" * 10**5,
         b"text",
         b'{"choices": []}',
         told(token_ids=None),
