@@ -1,4 +1,4 @@
-"""Whether a run may go on in its folder: its configuration must be the same, except for some keys."""
+"""Whether a run may resume in its folder: its configuration must be the same, except for some keys."""
 
 from __future__ import annotations
 

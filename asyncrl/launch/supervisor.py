@@ -1,11 +1,11 @@
 """One machine: start every role, restart those that end, stop all cleanly.
 
 The run is done when the role named `until` ends with status 0. Status 2 says that a role cannot be configured: the run
-ends with the last lines of its log. Any other end is a failure, also status 0 of another role, and of a role that
-somebody else asked to stop. A role that failed is started again, after a pause that doubles with each failure up to a
-bound. A role that fails more than `max_restarts` times ends the run; failures are forgotten once it has run for
-`WELL_S`. If this process ends in any way, its children are asked to stop. `processes.json` in the run folder has the
-process id of each role.
+ends with the last lines of its log. Any other end is a failure: also status 0 of another role, and the end of a role to
+which somebody else sent a signal. A role that failed is started again, after a pause that doubles with each failure up
+to a bound. A role that fails more than `max_restarts` times ends the run; failures are forgotten once the role has run
+for `WELL_S`. If this process ends in any way, its children are asked to stop. `processes.json` in the run folder has
+the process id of each role.
 """
 
 from __future__ import annotations

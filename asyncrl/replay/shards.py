@@ -1,6 +1,7 @@
 """All shards of the replay as one, for the learner: a batch is made of one part from each.
 
-Every id tells its shard, so nothing is looked up. While a shard is away, calls that need it wait, and only those.
+Every id tells its shard, so nothing is looked up. While a shard cannot be reached, only the calls that
+need it wait.
 """
 
 from __future__ import annotations

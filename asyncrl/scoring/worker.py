@@ -2,7 +2,7 @@
 
 A failure is never a reward of zero: the replay leases the trajectory again, and after too many failures dead-letters
 and counts it. A service that is unavailable is no failure of a trajectory: the trajectory goes back unchanged, and the
-scorer leaves that kind of scores alone for a while. A thread of its own scores, so that leases are renewed however long
+scorer does not try that kind of scores for a while. A thread of its own scores, so that leases are renewed however long
 a batch takes. A scorer without results for too long ends, and its leases go to others.
 """
 

@@ -65,7 +65,7 @@ class Requests:
         """The answer to the oldest request outstanding, which must be `sequence`.
 
         Raises UnavailableError: the publisher is silent for too long, or the connection broke; WireError: it refuses
-        (it is another run's, for one) or answers nonsense.
+        (it is another run's, for one), or its answer is malformed.
         """
         frames = await self._frames()
         self._answered = True

@@ -36,8 +36,8 @@ class ZmqChannel:
     With `deltas` the last version stays in memory as a base for the next, which then shares what did not change with
     it. `received` counts bytes of weights.
 
-    Every method raises UnavailableError where the publisher is silent for too long, and WireError where it answers
-    nonsense or refuses; then `reset` before the next call.
+    Every method raises UnavailableError where the publisher is silent for too long, and WireError where it
+    refuses or its answer is malformed; then `reset` before the next call.
     """
 
     name = "zmq"
