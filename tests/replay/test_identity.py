@@ -81,6 +81,14 @@ def test_a_learner_of_another_run_ends_with_both_names_and_releases_nothing(
         learn(config, threading.Event())
 
 
+def test_a_store_keeps_its_identity_and_shares_it_with_no_other(tmp_path: Path) -> None:
+    core, other = (Core(tmp_path / name, make_settings(), run=OWN) for name in ("one", "other"))
+    first = core.status()["identity"]
+    assert first
+    core.restart()
+    assert core.status()["identity"] == first != other.status()["identity"]
+
+
 def served(path: Path, run: RunIdentity) -> None:
     with closing(Store(path, 1 << 24, durable=False)) as store, store.transaction() as tx:
         ReplayService(make_settings(), 1.0, time.monotonic, run=run).start(tx)
