@@ -24,8 +24,10 @@ from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
-from asyncrl.types import BatchPlan, Labels, Role, Trajectory, Turn
+from asyncrl.replay.admission import Admission
+from asyncrl.types import BatchPlan, Role, Ticket, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
+from tests.fake_replay import FakeReplay
 from tests.helpers import make_trajectory
 
 VOCABULARY = 280
@@ -55,7 +57,7 @@ def make_config(model: Path, folder: Path, **learner: Any) -> TrainConfig:
     return config
 
 
-def random_trajectory(name: str, group: str, version: int, rng: np.random.Generator) -> Trajectory:
+def random_trajectory(version: int, rng: np.random.Generator) -> Trajectory:
     """A prompt, and two turns with a tool's answer or the prompt of a second branch between them."""
     bounds = np.cumsum([0, *rng.integers(3, 9, 4)]).tolist()
     between = Role.PROMPT if rng.random() < 0.5 else Role.TOOL
@@ -64,14 +66,17 @@ def random_trajectory(name: str, group: str, version: int, rng: np.random.Genera
     length = bounds[-1]
     mask = np.repeat([role is Role.ASSISTANT for role in roles], np.diff(bounds))
     return make_trajectory(
-        id=name,
-        group_id=group,
         tokens=rng.integers(0, VOCABULARY, length).astype(np.int32),
         logprobs=np.where(mask, -rng.random(length) * 6, 0).astype(np.float32),
         versions=np.where(mask, version, -1).astype(np.int32),
         turns=turns,
         steps=(),
     )
+
+
+def of_ticket(trajectory: Trajectory, ticket: Ticket) -> Trajectory:
+    """The trajectory as the episode of a ticket."""
+    return structs.replace(trajectory, id=ticket.id, group_id=ticket.group_id, member=ticket.member)
 
 
 def with_critic(config: TrainConfig) -> TrainConfig:
@@ -89,12 +94,13 @@ def launch(module: str, ranks: int, *arguments: str) -> None:
         run_ranks([sys.executable, "-m", module, *arguments], ranks, threading.Event())
 
 
-class FakeReplay:
-    """Recorded plans that depend on the seed and the step only, and a record of the calls.
+class PlannedReplay(FakeReplay):
+    """Batches that depend on the seed and the step only: each is played and labelled when the plan of its step, or of a
+    later one, is asked for.
 
     `reward` is that of the trajectories, by step, or random. The learner is stopped when it asks for the plan of step
-    `stop_at`. The plan of step `skip` is skipped, and its data are gone. A trajectory of step `poison` has a token id
-    that the policy does not know.
+    `stop_at`. The plan of step `skip` is skipped. A trajectory of step `poison` has a token id that the policy does
+    not know.
     """
 
     def __init__(
@@ -105,68 +111,61 @@ class FakeReplay:
         skip: int | None = None,
         poison: int | None = None,
     ) -> None:
+        learner = config.learner
+        super().__init__(
+            admission=Admission(max_lag=1000, per_version=learner.batch_size),
+            batch_size=learner.batch_size,
+            group_size=learner.group_size,
+            publish_every=learner.publish_every,
+        )
         self.config = config
         self._reward = reward
         self._stop_at, self._skip, self._poison = stop_at, skip, poison
-        self._trajectories: dict[str, Trajectory] = {}
-        self._labels: dict[str, Labels] = {}
-        self.calls: list[tuple[str, int]] = []
+        self._played = 0
 
-    def called(self, name: str) -> list[int]:
-        return [argument for call, argument in self.calls if call == name]
-
-    def batch(self, step: int) -> list[tuple[Trajectory, Labels]]:
-        """What the plan of a step consists of."""
+    def batch(self, step: int) -> list[tuple[Trajectory, float]]:
+        """The trajectories of a step with their rewards."""
         learner = self.config.learner
         version = step // learner.publish_every
         rng = np.random.default_rng([self.config.run.seed, step])
-        names = [(f"{step}.{index}", f"{step}.g{index // learner.group_size}") for index in range(learner.batch_size)]
-        batch = [
-            random_trajectory(name, group, max(0, version - int(rng.integers(0, 2))), rng) for name, group in names
-        ]
+        batch = [random_trajectory(max(0, version - int(rng.integers(0, 2))), rng) for _ in range(learner.batch_size)]
         rewards = [float(rng.random()) if self._reward is None else self._reward(step) for _ in batch]
-        return [(each, Labels(each.id, reward, reward, "test")) for each, reward in zip(batch, rewards, strict=True)]
+        return list(zip(batch, rewards, strict=True))
 
     def plan(self, step: int) -> BatchPlan | None:
-        self.calls.append(("plan", step))
         if step == self._stop_at:
+            self.calls.append(("plan", step))
             raise StoppedError("stop")
-        trajectories, labels = zip(*self.batch(step), strict=True)
-        if step == self._poison:
-            tokens = trajectories[0].tokens.copy()
-            tokens[0] = VOCABULARY
-            trajectories = (structs.replace(trajectories[0], tokens=tokens), *trajectories[1:])
-        if step != self._skip:
-            self._trajectories |= {each.id: each for each in trajectories}
-            self._labels |= {each.trajectory_id: each for each in labels}
-        return BatchPlan(
-            step=step,
-            version=step // self.config.learner.publish_every,
-            ids=[each.id for each in trajectories],
-            group_ids=[each.group_id for each in trajectories],
-            tokens=[len(each) for each in trajectories],
-            sampled=[each.sampled_tokens for each in trajectories],
-            weights=[1.0] * len(trajectories),
-            skipped="poison" if step == self._skip else "",
-        )
-
-    def labels(self, ids: Sequence[str]) -> list[Labels]:
-        return [self._labels[name] for name in ids]
-
-    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        return [self._trajectories[name] for name in ids]
-
-    def published(self, version: int) -> None:
-        self.calls.append(("published", version))
+        self._play_until(step + 1)
+        return super().plan(step)
 
     def checkpointed(self, steps: int, kept: int) -> None:
-        self.calls.append(("checkpointed", steps))
+        self._play_until(steps)
+        super().checkpointed(steps, kept)
+
+    def _play_until(self, steps: int) -> None:
+        for step in range(self._played, steps):
+            self._played = step + 1
+            self.core.publish(step // self.config.learner.publish_every)
+            batch = self.batch(step)
+            if step == self._poison:
+                tokens = batch[0][0].tokens.copy()
+                tokens[0] = VOCABULARY
+                batch[0] = (structs.replace(batch[0][0], tokens=tokens), batch[0][1])
+            tickets = self.core.tickets(len(batch))
+            for ticket, (trajectory, _) in zip(tickets, batch, strict=True):
+                self.core.put(of_ticket(trajectory, ticket))
+            for each, (_, reward) in zip(self.core.lease(), batch, strict=True):
+                self.core.label(each.id, reward)
+            self.core.planned(step)
+            if step == self._skip:
+                self.core.skip(step)
 
     def evaluate(self, version: int) -> None:
         self.calls.append(("evaluate", version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
-        """Complete as soon as somebody waits for it."""
+        """Complete as soon as somebody waits for it, also where it was asked for before a restart."""
         self.calls.append(("evaluation", version))
         return {"accuracy": version / 10, "count": 5} if wait else None
 
@@ -205,7 +204,7 @@ class Run:
 
     def __init__(self, config: TrainConfig, replay: BatchSource | None = None, **replay_options: Any) -> None:
         self._config = config
-        self.replay: Any = replay or FakeReplay(config, **replay_options)
+        self.replay: Any = replay or PlannedReplay(config, **replay_options)
         self.push = FakePush()
         self.metrics = FakeMetrics()
         self.stop = threading.Event()

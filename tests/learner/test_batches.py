@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import threading
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from msgspec import structs
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError
@@ -21,38 +19,25 @@ from asyncrl.learner.batches import RecordedReplay, open_batches
 from asyncrl.learner.ranks import Ranks
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.sampling import Prioritised
-from asyncrl.types import BatchPlan, Labels, Trajectory
-from tests.learner.support import FakeReplay, Run, assert_weights_equal, make_config, random_trajectory
+from asyncrl.types import BatchPlan
+from tests.fake_replay import FakeReplay
+from tests.learner.support import Run, assert_weights_equal, make_config, of_ticket, random_trajectory
 from tests.replay.support import Core, make_settings
 
 
 class LiveReplay(FakeReplay):
-    """A replay's core, with a fleet that makes an episode of every ticket at once."""
+    """A replay with a fleet that makes an episode of every ticket at once."""
 
-    def __init__(self, config: TrainConfig, core: Core) -> None:
-        super().__init__(config)
-        self._core = core
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
         self._rng = np.random.default_rng(0)
 
     def plan(self, step: int) -> BatchPlan | None:
-        for ticket in self._core.tickets(100):
-            made = random_trajectory(ticket.id, ticket.group_id, max(0, step), self._rng)
-            self._core.put(structs.replace(made, member=ticket.member))
-        for trajectory in self._core.lease():
-            self._core.label(trajectory.id, float(self._rng.random()))
-        return self._core.plan(step)
-
-    def labels(self, ids: Sequence[str]) -> list[Labels]:
-        return self._core.labels(ids)
-
-    def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        return self._core.fetch(ids)
-
-    def published(self, version: int) -> None:
-        self._core.publish(version)
-
-    def checkpointed(self, steps: int, kept: int) -> None:
-        self._core.checkpointed(steps, kept)
+        for ticket in self.core.tickets(100):
+            self.core.put(of_ticket(random_trajectory(max(0, step), self._rng), ticket))
+        for trajectory in self.core.lease():
+            self.core.label(trajectory.id, float(self._rng.random()))
+        return super().plan(step)
 
 
 def make_core(folder: Path, **settings: Any) -> Core:
@@ -62,7 +47,7 @@ def make_core(folder: Path, **settings: Any) -> Core:
 def run_once(config: TrainConfig, folder: Path, ranks: Ranks, keep: float) -> Run:
     """A run that leaves its store in `folder`."""
     core = make_core(folder, keep_steps=keep, sampler=Prioritised(1.0, 0.5))
-    run = Run(config, LiveReplay(config, core)).train(ranks)
+    run = Run(config, LiveReplay(core)).train(ranks)
     core.store.close()
     return run
 
@@ -85,14 +70,14 @@ def test_a_run_goes_on_from_each_checkpoint_that_is_kept_once_the_newer_ones_are
     """The replay keeps what the oldest of three checkpoints does not cover, although its retention asks for nothing."""
     config = make_config(model, tmp_path, steps=8, keep_checkpoints=3)
     core = make_core(tmp_path / "store")
-    whole = Run(config, LiveReplay(config, core)).train(ranks)
+    whole = Run(config, LiveReplay(core)).train(ranks)
     with pytest.raises(RefusedError, match="trained"):
-        LiveReplay(config, core).fetch(core.plan(1).ids)  # type: ignore[union-attr]
+        LiveReplay(core).fetch(core.plan(1).ids)  # type: ignore[union-attr]
     checkpoints = tmp_path / "run" / "checkpoints"
     for resumed_from, newer in ((6, [8]), (4, [6, 8])):
         for step in newer:
             (checkpoints / f"step-{step:06d}" / "progress.json").write_text("damaged")
-        resumed = Run(config, LiveReplay(config, core)).train(ranks)
+        resumed = Run(config, LiveReplay(core)).train(ranks)
         assert min(resumed.metrics.of("loss")) == resumed_from
         assert_weights_equal(resumed.final, whole.final)
     core.store.close()
@@ -102,9 +87,9 @@ def test_a_run_whose_only_checkpoint_is_lost_is_trained_from_its_first_weights(
     model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
     config, core = make_config(model, tmp_path, steps=2), make_core(tmp_path / "store")
-    whole = Run(config, LiveReplay(config, core)).train(ranks)
+    whole = Run(config, LiveReplay(core)).train(ranks)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    again = Run(config, LiveReplay(config, core)).train(ranks)
+    again = Run(config, LiveReplay(core)).train(ranks)
     assert_weights_equal(again.final, whole.final)
     core.store.close()
 

@@ -6,24 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.ranks import Ranks
-from asyncrl.types import Labels, Trajectory
-from tests.learner.support import FakeReplay, Run, assert_weights_close, assert_weights_equal, make_config
+from asyncrl.types import Trajectory
+from tests.learner.support import PlannedReplay, Run, assert_weights_close, assert_weights_equal, make_config
 
 
-class RepeatingReplay(FakeReplay):
+class RepeatingReplay(PlannedReplay):
     """Every batch has the tokens of the first, and outcomes that the tokens determine."""
 
-    def batch(self, step: int) -> list[tuple[Trajectory, Labels]]:
-        repeated = []
-        for index, ((own, _), (first, _)) in enumerate(zip(super().batch(step), super().batch(0), strict=True)):
-            trajectory = structs.replace(first, id=own.id, group_id=own.group_id)
-            repeated.append((trajectory, Labels(own.id, float(index % 2), float(index % 2), "test")))
-        return repeated
+    def batch(self, step: int) -> list[tuple[Trajectory, float]]:
+        return [(trajectory, float(index % 2)) for index, (trajectory, _) in enumerate(super().batch(0))]
 
 
 def prime(model: Path, folder: Path, **learner: Any) -> TrainConfig:

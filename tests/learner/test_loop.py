@@ -12,7 +12,7 @@ from asyncrl.learner.failures import StepFailedError, StepFailures
 from asyncrl.learner.ranks import Ranks
 from tests.learner.support import (
     VOCABULARY,
-    FakeReplay,
+    PlannedReplay,
     Run,
     assert_weights_close,
     assert_weights_equal,
@@ -132,7 +132,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_counted(
 class StopBetweenPasses(threading.Event):
     """Set once the learner has looked at it `looks` times after it got the plan of step 3."""
 
-    def __init__(self, replay: FakeReplay, looks: int) -> None:
+    def __init__(self, replay: PlannedReplay, looks: int) -> None:
         super().__init__()
         self._replay = replay
         self._looks = looks

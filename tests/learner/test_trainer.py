@@ -16,7 +16,7 @@ from asyncrl.learner.packing import LocalBatch, Passes, build_episodes, build_lo
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.trainer import Minibatch, Trainable, Trainer
-from tests.learner.support import FakeReplay, make_config
+from tests.learner.support import PlannedReplay, make_config
 
 TEMPERATURE = 0.8
 
@@ -40,7 +40,7 @@ class Setup:
         self.algorithm = Algorithm.from_config(config.algorithm)
         self.policy = Recorded(load_policy(config.model, TEMPERATURE, ranks, 64), config.learner.lr, config.learner)
         self.trainer = Trainer(ranks, self.algorithm, self.policy, None, None, threading.Event())
-        replay, cpu = FakeReplay(config), torch.device("cpu")
+        replay, cpu = PlannedReplay(config), torch.device("cpu")
         plan = replay.plan(0)
         assert plan is not None
         self.members = list(range(len(plan.ids)))
