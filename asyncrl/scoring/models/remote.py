@@ -80,7 +80,7 @@ class JsonEndpoint:
                         raise ScoringError(f"{url} gave no scores ({failure})")
                     if status != 429 and status < 500:
                         break
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ScoringError(f"{url} gave no scores (the answer is not JSON: {error})") from error
         except TimeoutError:
             failure = f"no whole answer within {self._timeout_s:g} s{failure and ', before that '}{failure}"

@@ -100,6 +100,8 @@ def test_the_plain_contract_sends_the_segments_and_takes_a_probability_a_step():
         ({"other": 1}, "3 entries"),
         ([1, 2, 3], "3 entries"),
         (b"<html>", "not JSON"),
+        (b"1" * 5000, "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         ((400, {"error": "too long"}), "status 400.*too long"),
     ],
 )
