@@ -13,7 +13,7 @@ arrived bound memory and time.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from types import NoneType
@@ -37,6 +37,8 @@ MAX_LARGE_HEADER_BYTES = 256 << 20
 """For headers that carry many tasks with their prompts, from a side that is known."""
 MAX_DEPTH = 100
 """Of lists and maps within each other in a body."""
+LEVELS_OF_ARGUMENTS = 5
+"""The lists and maps of a trajectory's body around the arguments of a tool."""
 TASKS_BYTES = 64 << 20
 """Of the tasks in one reply. Further tasks come with the next one, since a ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
@@ -50,7 +52,8 @@ MAX_EMPTY_SIDE = 64
 Buffer = bytes | bytearray | memoryview
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}
 _COUNT = struct.Struct("<I")
-_SCALARS = (str, int, float, bool, bytes, NoneType)
+_JSON = (str, int, float, bool, NoneType)
+_SCALARS = (*_JSON, bytes)
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -222,12 +225,12 @@ def check_keys(packed: Buffer | msgspec.Raw) -> None:
     raise WireError(f"it is nested more than {MAX_DEPTH} deep")
 
 
-def check_plain(value: Any, max_depth: int = MAX_DEPTH) -> None:
-    """Raises WireError: `value` is not made of text, numbers, bytes, null, lists, and maps with keys of text; or lists
-    and maps are within each other more than `max_depth` deep."""
+def check_plain(value: Any, max_depth: int = MAX_DEPTH, scalars: Collection[type] = _SCALARS) -> None:
+    """Raises WireError: `value` is not made of `scalars` (text, numbers, bytes, null), lists, and maps with keys of
+    text; or lists and maps are within each other more than `max_depth` deep."""
     level = [value]
     for _ in range(max_depth + 1):
-        level = [inner for node in level if type(node) not in _SCALARS for inner in _items(node)]
+        level = [inner for node in level if type(node) not in scalars for inner in _items(node)]
         if not level:
             return
     raise WireError(f"it is nested more than {max_depth} deep")
@@ -315,7 +318,7 @@ def read_trajectory(message: Message) -> Trajectory:
     trajectory = _TRAJECTORY.read(message)
     for turn in trajectory.turns:
         for call in turn.tool_calls:
-            check_plain(call.arguments)
+            check_plain(call.arguments, MAX_DEPTH - LEVELS_OF_ARGUMENTS, _JSON)
     return trajectory
 
 

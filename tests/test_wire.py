@@ -241,12 +241,33 @@ def test_thousands_of_lists_as_keys_are_refused_before_a_map_is_made_of_them(wit
         assert message.body
 
 
-def test_a_call_of_a_tool_with_arguments_that_are_not_plain_or_too_deep_is_refused() -> None:
+def with_arguments(arguments: Any) -> Message:
+    """A trajectory as it is received, with a call of a tool."""
     message = wire.trajectory_message(make_trajectory())
-    for bad in ({"a": {5: 1}}, {"a": nested(MAX_DEPTH + 1)}):
-        turns = [[0, 4, "prompt", "", []], [4, 8, "assistant", "stop", [["tool", bad]]]]
-        with pytest.raises(WireError):
-            wire.read_trajectory(structs.replace(message, content={**message.body, "turns": turns}))
+    turns = [[0, 4, "prompt", "", []], [4, 8, "assistant", "stop", [["tool", arguments]]]]
+    return decode(encode(structs.replace(message, content={**message.body, "turns": turns})))
+
+
+@pytest.mark.parametrize("bad", [{"a": {5: 1}}, {"a": nested(MAX_DEPTH + 1)}, {"a": [b"no JSON"]}])
+def test_a_call_of_a_tool_with_arguments_that_are_no_json_or_too_deep_is_refused(bad: Any) -> None:
+    with pytest.raises(WireError):
+        wire.read_trajectory(with_arguments(bad))
+
+
+def test_a_trajectory_is_refused_if_its_body_is_too_deep_to_be_read_as_plain_values() -> None:
+    """The replay reads a stored body when labels come, and the verifier reads one for each episode."""
+    deepest = next(depth for depth in reversed(range(MAX_DEPTH)) if is_taken(with_arguments({"a": nested(depth)})))
+    assert with_arguments({"a": nested(deepest)}).body
+    with pytest.raises(WireError):
+        assert with_arguments({"a": nested(deepest + 1)}).body
+
+
+def is_taken(message: Message) -> bool:
+    try:
+        wire.read_trajectory(message)
+    except WireError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
