@@ -8,14 +8,15 @@ SEED ?= 0
 KILLS ?= 100
 SHARDS ?= 2
 
-.PHONY: help install test test-quick test-long test-sglang test-vllm fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-quick test-long test-wheel test-sglang test-vllm fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
-	@echo "make test     the tests, but for the next three (5 minutes on 2 cores)"
+	@echo "make test     the tests, but for the next five (5 minutes on 2 cores)"
 	@echo "make test-quick  those of them that start nothing slow (1 minute)"
 	@echo "make test-long   whole runs of minutes, several of which have processes killed (10 minutes)"
+	@echo "make test-wheel  build the package, install it elsewhere, and run its demo in an empty folder (4 minutes)"
 	@echo "make test-sglang SGLANG_PYTHON=PATH   the tests that need a real SGLang server, on the CPU (10 minutes on 2 cores)"
 	@echo "make test-vllm VLLM_PYTHON=PATH   those that need a real vLLM server, on the CPU (4 minutes on 2 cores)"
 	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
@@ -43,6 +44,9 @@ test-quick: install
 
 test-long: install
 	$(PYTEST) $(NO_SERVERS) -m long
+
+test-wheel: install
+	$(BIN)/python -m tests.packaging.check_wheel $(ARGS)
 
 # One after the other: a server takes 2 GB and a core.
 test-sglang: install

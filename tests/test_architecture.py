@@ -22,6 +22,8 @@ from asyncrl.data.writing import write_tasks
 from asyncrl.machine.ports import free_ports
 from tests.helpers import make_task
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(asyncrl.__file__).parent
 
 FLOORS = (

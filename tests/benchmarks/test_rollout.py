@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -14,6 +15,8 @@ from benchmarks.instant_server import VOCABULARY, instant_server
 from benchmarks.push_under_load import PushLoad, measure
 from benchmarks.throughput import compare, processor_cost, rows
 from tests.actor.engine.fleet.fakes import FakeSglang, run, serving
+
+pytestmark = pytest.mark.slow
 
 
 def policy(folder: Path, vocabulary: int = VOCABULARY) -> Policy:

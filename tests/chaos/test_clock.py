@@ -11,6 +11,8 @@ import asyncrl
 from tests.helpers import make_trajectory
 from tests.replay.support import ReplayThread
 
+pytestmark = pytest.mark.slow
+
 FOR_PEOPLE = {"observe/sinks.py", "actor/chat_api/server.py"}
 """Who writes down when something was, and decides nothing by it."""
 

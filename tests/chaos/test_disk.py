@@ -20,6 +20,8 @@ from asyncrl.types import Ticket, Trajectory
 from tests.chaos.support import ReplayProcess, flip, read_or_refuse, wait_for_log
 from tests.helpers import GENEROUS_S, make_labels, make_trajectory, until
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 8192
 SIZES = (
     "learner.batch_size=8",

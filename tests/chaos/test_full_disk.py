@@ -12,6 +12,8 @@ import pytest
 
 from tests.end_to_end.support import ROOT
 
+pytestmark = pytest.mark.slow
+
 MOUNT = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs"]
 
 

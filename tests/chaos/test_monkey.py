@@ -8,6 +8,8 @@ import pytest
 
 from tests.chaos.monkey import chaos
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(900)
 def test_a_run_whose_roles_are_killed_loses_nothing_and_learns_the_same(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from tests.chaos.support import ReplayProcess
 from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.replay.support import Core, make_settings
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 8192
 LONG = (f"actor.max_tokens={LENGTH}", f"engine.max_length={LENGTH}")
 LEASE_S = 10.0

@@ -12,6 +12,8 @@ import pytest
 
 from asyncrl.config.completion import SCRIPTS, candidates
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("words", "found"),

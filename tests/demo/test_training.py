@@ -19,6 +19,8 @@ from asyncrl.demo.transcripts import batch, demonstration
 from asyncrl.demo.warm_start import warm_start
 from asyncrl.scoring.models.registry import load_prm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.data.gsm8k import convert
 from asyncrl.demo.tokenizer import build_tokenizer
 from tests.end_to_end.support import Run
+
+pytestmark = pytest.mark.slow
 
 EXCERPT = Path(__file__).parents[1] / "data" / "gsm8k"
 

@@ -18,6 +18,8 @@ from tests.end_to_end.support import Run, read_config
 from tests.helpers import GENEROUS_S
 from tests.network.support import made
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., Run]
 
 

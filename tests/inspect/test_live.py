@@ -28,6 +28,8 @@ from tests.inspect.serve import OWN_RUN
 from tests.inspect.support import make_run, printed
 from tests.replay.support import Core
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WAIT_S = 5.0
 

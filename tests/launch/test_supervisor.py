@@ -15,6 +15,8 @@ import pytest
 from asyncrl.launch.supervisor import WELL_S, RoleCommand, RunFailedError, Supervisor, pause_s
 from tests.helpers import until
 
+pytestmark = pytest.mark.slow
+
 
 def script(name: str, code: str) -> RoleCommand:
     return RoleCommand(name, [sys.executable, "-c", code])

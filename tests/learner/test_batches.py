@@ -24,6 +24,8 @@ from tests.fake_replay import FakeReplay
 from tests.learner.support import Run, assert_weights_equal, make_config, of_ticket, random_trajectory
 from tests.replay.support import Core, make_settings
 
+pytestmark = pytest.mark.slow
+
 
 class LiveReplay(FakeReplay):
     """A replay with a fleet that makes an episode of every ticket at once."""

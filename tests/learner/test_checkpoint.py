@@ -15,6 +15,8 @@ from asyncrl.learner.state import Models
 from asyncrl.learner.trainer import Trainable
 from tests.learner.support import write_model
 
+pytestmark = pytest.mark.slow
+
 
 def make_models(model: Path, ranks: Ranks) -> Models:
     policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)

@@ -11,6 +11,8 @@ from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
 from tests.learner.support import VOCABULARY, Run, assert_weights_equal, make_config, random_sequences, with_critic
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_value_depends_on_the_tokens_before_it_in_its_own_sequence_only(model: Path, ranks: Ranks):
     critic = load_critic(CriticConfig(), ModelConfig(str(model)), ranks, 64)

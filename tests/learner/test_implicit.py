@@ -13,6 +13,8 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.types import Trajectory
 from tests.learner.support import PlannedReplay, Run, assert_weights_close, assert_weights_equal, make_config
 
+pytestmark = pytest.mark.slow
+
 
 class RepeatingReplay(PlannedReplay):
     """Every batch has the tokens of the first, and outcomes that the tokens determine."""

@@ -21,6 +21,8 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.learner.launcher import RanksError, Timeouts, run_ranks
 from tests.helpers import make_task, until
 
+pytestmark = pytest.mark.slow
+
 RANK = """
 import os, pathlib, signal, sys, time
 from asyncrl.learner.launcher import Membership

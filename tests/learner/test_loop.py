@@ -19,6 +19,8 @@ from tests.learner.support import (
     make_config,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def whole(model: Path, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:

@@ -31,6 +31,8 @@ from tests.helpers import OWN_RUN
 from tests.learner.support import VOCABULARY, Run, make_config
 from tests.mixtures import MIXTURES, save_mixture
 
+pytestmark = pytest.mark.slow
+
 EMBEDDED = [family for family in MIXTURES if family != "deepseek_v3"]
 """The embedded engine knows no latent attention."""
 

@@ -15,6 +15,8 @@ from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks
 from tests.learner.support import random_sequences
 
+pytestmark = pytest.mark.slow
+
 TEMPERATURE = 0.7
 
 

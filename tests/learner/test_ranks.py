@@ -12,6 +12,8 @@ from tests.learner.support import Run, launch
 from tests.learner.two_ranks import configs, train_all
 from tests.mixtures import MIXTURES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def two(model: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:

@@ -18,6 +18,8 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.trainer import Minibatch, Trainable, Trainer
 from tests.learner.support import PlannedReplay, make_config
 
+pytestmark = pytest.mark.slow
+
 TEMPERATURE = 0.8
 
 

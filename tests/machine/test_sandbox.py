@@ -19,6 +19,8 @@ import pytest
 from asyncrl.machine import sandbox
 from tests.helpers import GENEROUS_S, until
 
+pytestmark = pytest.mark.slow
+
 LIMITS = sandbox.SandboxLimits(wall_s=GENEROUS_S, cpu_s=GENEROUS_S)
 RUNNER = """
 import asyncio, json, sys

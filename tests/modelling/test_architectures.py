@@ -26,6 +26,8 @@ from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.types import Sampling
 from tests.actor.engine.support import assert_exact, plain_logprobs, prompt
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, LENGTH, SHORT = 61, 24, 12
 BOTH = ("learner", "engine")
 SIZES = {

@@ -27,6 +27,8 @@ from tests.learner.support import make_config, write_model
 from tests.replay.support import Core, make_settings
 from tests.replay.test_requests import VALID, fields, send
 
+pytestmark = pytest.mark.slow
+
 OWN = RunIdentity("run", "its id")
 ORDERS = [request for request in VALID if not request.question]
 

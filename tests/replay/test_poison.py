@@ -22,6 +22,8 @@ from asyncrl.wire import Message, encode, labels_message, read_labels, read_traj
 from tests.helpers import make_labels, make_trajectory
 from tests.replay.support import Core, make_settings
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, MAX_TOKENS = 100, 64
 RULES = {"vocabulary": VOCABULARY, "max_tokens": MAX_TOKENS}
 

@@ -16,6 +16,8 @@ from asyncrl.replay.client import ReplayClient
 from tests.helpers import make_labels, make_trajectory
 from tests.replay.support import Core, ReplayThread, make_settings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MAP_BYTES = 8 << 20
 TOKENS = 20_000

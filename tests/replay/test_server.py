@@ -23,6 +23,8 @@ from asyncrl.wire import PROTOCOL
 from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory
 from tests.replay.support import ReplayThread, make_settings
 
+pytestmark = pytest.mark.slow
+
 FOREVER_S = 1e6
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.helpers import GENEROUS_S
 
+pytestmark = pytest.mark.slow
+
 RUN = """
 import sys
 from pathlib import Path

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,6 +18,8 @@ from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised, Sample
 from asyncrl.types import Ticket
 from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_settings
+
+pytestmark = pytest.mark.slow
 
 WORKERS = st.sampled_from(["a", "b"])
 

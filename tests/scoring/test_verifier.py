@@ -19,6 +19,8 @@ from tests.actor.fakes import ids, make_tokenizer
 from tests.helpers import GENEROUS_S, make_trajectory, until
 from tests.scoring.fakes import answered, rule_input
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 import os, re, subprocess, sys, time
 from pathlib import Path

@@ -25,6 +25,8 @@ from tests.replay.support import ReplayThread, make_settings
 from tests.scoring.fakes import ServedPRM, make_scorer
 from tests.scoring.mortal_scorer import CONFIG, Silent
 
+pytestmark = pytest.mark.slow
+
 COUNT, MORTAL = 200, 8
 KINDS = ["rules", "outcome_model,prm", "rules,outcome_model,prm"]
 FEW, ATTEMPTS = 24, 2

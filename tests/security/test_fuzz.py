@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.security.fuzz import fuzz_publisher, fuzz_replay
 from tests.security.mutator import REPLAY_REQUESTS, WEIGHT_REQUESTS, Mutator
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_replay_survives_damaged_messages_and_serves_the_honest(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from tests.chaos.world import World
 from tests.end_to_end.support import ROOT, Run, read_config
 from tests.helpers import until
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 SHARDS = 2
 LOOPBACK = "127.0.0.1"

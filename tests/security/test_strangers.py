@@ -28,6 +28,8 @@ from tests.network.support import client_of, made, peer, strangers
 from tests.security import published
 from tests.security.targets import OWN_RUN, Target, asked, publisher, replay
 
+pytestmark = pytest.mark.slow
+
 WHO = ["no keys", "another server's key", "a key that is not in the list", "the keys of another run"]
 
 

@@ -18,6 +18,8 @@ from asyncrl.wire import Message
 from tests.helpers import async_until
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
+pytestmark = pytest.mark.slow
+
 
 def version_of(number):
     """A version that differs from the one before it in one element in a hundred of a large tensor."""

@@ -26,6 +26,8 @@ from asyncrl.weights.transfers import Broadcasts
 from tests.helpers import GENEROUS_S, async_until
 from tests.weights.fakes import HoldingEngine, same_bits, shapes, some_tensors
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SLOW_LIMIT_S = 5.0
 EXPECTED = shapes(some_tensors())

@@ -33,6 +33,8 @@ from tests.helpers import until as wait
 from tests.learner.support import write_model
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
+pytestmark = pytest.mark.slow
+
 
 def nothing(folder):
     (folder / "config.json").write_text("{}")

@@ -20,6 +20,8 @@ from asyncrl.weights.server import WeightServer
 from asyncrl.weights.transfers import Broadcasts
 from tests.helpers import until
 
+pytestmark = pytest.mark.slow
+
 
 class Backend:
     """Hangs or fails as NCCL does where another rank cannot join."""

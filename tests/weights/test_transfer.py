@@ -19,6 +19,8 @@ from asyncrl.wire import Message, decode, encode
 from tests.helpers import GENEROUS_S, async_until
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
+pytestmark = pytest.mark.slow
+
 EXPECTED = shapes(some_tensors())
 
 

@@ -24,6 +24,8 @@ from asyncrl.weights.folders import read_folder, write_folder
 from tests.actor.engine.support import VOCABULARY, assert_exact, parameters, prompt, tiny_model
 from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
+pytestmark = pytest.mark.slow
+
 LONG = Sampling(1.0, 400)
 START = prompt(np.random.default_rng(0), 10)
 

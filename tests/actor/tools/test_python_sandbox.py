@@ -13,6 +13,8 @@ import pytest
 from asyncrl.actor.tools.python_sandbox import PythonSandbox
 from tests.helpers import GENEROUS_S
 
+pytestmark = pytest.mark.slow
+
 
 def answer(code: str, **limits: Any) -> str:
     async def main() -> str:

@@ -16,6 +16,8 @@ from asyncrl.scoring.rules.text import boxes, fenced_blocks, tagged
 from tests.scoring.fakes import rule_input
 from tests.scoring.rules.tables.judging import rows
 
+pytestmark = pytest.mark.slow
+
 TRUTHS = {
     "exact_match": "72",
     "exact_number": "72",

@@ -10,6 +10,8 @@ from asyncrl.scoring.rules.code import code
 from tests.helpers import GENEROUS_S
 from tests.scoring.fakes import answered
 
+pytestmark = pytest.mark.slow
+
 ASSERTS = "assert add(1, 2) == 3\nassert add(-1, 1) == 0"
 PAIRS = json.dumps({"inputs": ["1 2\n", "5 5\n"], "outputs": ["3", "10\n"]})
 RIGHT = "Sure:\n```python\ndef add(a, b):\n    return a + b\n```\nThat is all."

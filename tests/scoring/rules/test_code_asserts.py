@@ -5,6 +5,8 @@ import pytest
 from asyncrl.errors import AsyncrlError, ScoringError
 from tests.scoring.rules.test_code import ASSERTS, judge
 
+pytestmark = pytest.mark.slow
+
 STACK = """
 import math
 import numpy as np

@@ -15,6 +15,8 @@ from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.verifier import Verifier
 from tests.scoring.fakes import rule_input, rules_of
 
+pytestmark = pytest.mark.slow
+
 TOWER = r"\boxed{9^{9^{9^{9}}}}"
 
 

@@ -24,6 +24,8 @@ from tests.actor.engine.fleet.fakes import (
 )
 from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
+pytestmark = pytest.mark.slow
+
 SOON = {"close_s": 0.3}
 
 

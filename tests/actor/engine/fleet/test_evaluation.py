@@ -30,6 +30,8 @@ from tests.actor.engine.fleet.fakes import (
 )
 from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
+pytestmark = pytest.mark.slow
+
 ASKED = 2
 LONG = 300
 

@@ -28,6 +28,8 @@ from tests.actor.engine.fleet.fakes import (
 )
 from tests.helpers import OWN_RUN, async_until
 
+pytestmark = pytest.mark.slow
+
 LONG = 300
 
 

@@ -21,6 +21,8 @@ from asyncrl.weights.folders import versions_in
 from tests.helpers import GENEROUS_S, OWN_RUN
 from tests.weights.fakes import some_tensors
 
+pytestmark = pytest.mark.slow
+
 LOAD_S = 300.0
 KILLED_WHILE_WRITING = """
 import os, sys

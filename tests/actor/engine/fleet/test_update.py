@@ -19,6 +19,8 @@ from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, 
 from tests.helpers import OWN_RUN, async_until
 from tests.weights.fakes import same_bits, some_tensors
 
+pytestmark = pytest.mark.slow
+
 SHORT = Sampling(1.0, 5)
 
 

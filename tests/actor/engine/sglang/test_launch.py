@@ -17,6 +17,8 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.ports import free_ports
 from tests.helpers import GENEROUS_S, async_until, until
 
+pytestmark = pytest.mark.slow
+
 SERVER = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):

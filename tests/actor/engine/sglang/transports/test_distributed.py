@@ -28,6 +28,8 @@ from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, 
 from tests.helpers import async_until
 from tests.weights.fakes import same_bits, some_tensors
 
+pytestmark = pytest.mark.slow
+
 RANKS = 2
 SHORT = Sampling(1.0, 5)
 WAIT = timedelta(seconds=20)
