@@ -5,10 +5,13 @@ import pytest
 from asyncrl.machine import sandbox
 from tests.scoring.rules.test_code import judge
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(
-    bool(sandbox.why_no_namespaces()),
-    reason="without namespaces these programs would harm the machine that runs the tests",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        bool(sandbox.why_no_namespaces()),
+        reason="without namespaces these programs would harm the machine that runs the tests",
+    ),
+]
 
 STYLES = """
 METADATA = {"author": "nobody"}
