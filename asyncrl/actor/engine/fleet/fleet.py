@@ -203,6 +203,8 @@ class Fleet:
                 segment = await endpoint.generate(turn.tokens, turn.sampling, stop)
             except ServerFaultError as fault:
                 self._counts["lost_segments"] += 1
+                # A server may fail requests and pass every check: the next request goes to another one.
+                self._routes.release(session)
                 failures, reason = failures + 1, str(fault)
             else:
                 if turn.add(segment):

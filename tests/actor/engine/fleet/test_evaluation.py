@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -149,14 +149,18 @@ async def test_a_server_that_is_leased_while_a_newer_version_is_prepared_for_it_
         await loaded.wait()
         return await late._update_weights_from_disk(body)
 
-    late.refuses = {"server_info", "get_server_info"}
+    async def discover() -> Sequence[str]:
+        return urls
+
+    urls: list[str] = []
     late.answers["update_weights_from_disk"] = load
     folders = Folders(tmp_path, write_config, OWN_RUN)
-    async with serving(first, late), fleet_over(first, late, folders=folders, into_servers="disk") as fleet:
+    async with serving(first, late), fleet_over(discover=discover, folders=folders, into_servers="disk") as fleet:
+        urls.append(first.url)
         pinned = asyncio.create_task(fleet.wait_for_version(ASKED, pin="e"))
         await fleet.update_weights(ASKED, tensors(ASKED))
         await pinned
-        late.refuses = set()
+        urls.append(late.url)
         await loading.wait()
         newer = asyncio.create_task(fleet.update_weights(3, tensors(3)))
         await async_until(preparing.is_set)

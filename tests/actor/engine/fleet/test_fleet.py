@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.discovery import in_file
@@ -266,6 +267,19 @@ async def test_what_no_server_would_take_is_refused_before_it_is_sent() -> None:
             await sample(fleet)
         assert counter(fleet, "server_faults") == 0
     assert server.weights == 4
+
+
+async def test_a_server_that_passes_every_check_and_fails_every_request_fails_no_turn_beside_another_one() -> None:
+    sick, well = FakeSglang(), FakeSglang()
+
+    async def fail(body: Any) -> web.Response:
+        return web.Response(status=500)
+
+    async with fleet_with(1, sick, well) as fleet:
+        sick.answers["generate"] = fail
+        for turn in range(8):
+            assert_true(await sample(fleet, 3, f"s{turn}"))
+        assert "generate" in sick.calls
 
 
 async def test_a_turn_fails_after_a_bounded_number_of_faults() -> None:
