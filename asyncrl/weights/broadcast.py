@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,13 +31,24 @@ logger = logging.getLogger(__name__)
 
 
 class Broadcaster:
-    """Calls engines through `server` and broadcasts to them from `device`; they find this learner at `host`."""
+    """Calls engines through `server` and broadcasts to them from `device`; they find this learner at `host`.
 
-    def __init__(self, server: WeightServer, host: str, device: torch.device, timeout_s: float) -> None:
+    `make_group` makes the group of each call.
+    """
+
+    def __init__(
+        self,
+        server: WeightServer,
+        host: str,
+        device: torch.device,
+        timeout_s: float,
+        make_group: Callable[..., WeightGroup] = WeightGroup,
+    ) -> None:
         self._server = server
         self._host = host
         self._device = device
         self._timeout_s = timeout_s
+        self._make_group = make_group
         self._store, self._port = open_store(host, timeout_s)
         self._members: Sequence[bytes] = ()
         self._name = ""
@@ -61,7 +72,8 @@ class Broadcaster:
         elif self._group is None:
             try:
                 size = len(members) + 1
-                self._group = WeightGroup(self._store, self._name, 0, size, self._device, self._host, self._timeout_s)
+                own = (self._name, 0, size, self._device, self._host, self._timeout_s)
+                self._group = self._make_group(self._store, *own)
             except UnavailableError as error:
                 self._fail(str(error))
 

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -67,22 +67,43 @@ def address_towards(host: str, port: int) -> str:
     return address
 
 
+def torch_group(store: dist.Store, rank: int, size: int, device: torch.device, address: str, wait: timedelta) -> Any:
+    """Torch's process group: NCCL between GPUs, else gloo."""
+    if device.type == "cuda":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = wait
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+    backend: Any = dist.ProcessGroupGloo
+    gloo = backend._Options()
+    gloo._timeout = wait
+    gloo._devices = [backend.create_device(hostname=address)]
+    return backend(store, rank, size, gloo)
+
+
 class WeightGroup:
     """Rank `rank` of `size` in the group `name` of a store; `address` is where this machine is reached.
 
     Every method raises UnavailableError where another rank is silent for `timeout_s` or gone; the group is then dead.
-    `hung` is the call of it that has not returned.
+    `hung` is the call of it that has not returned. `backend` makes torch's process group.
     """
 
     def __init__(
-        self, store: dist.Store, name: str, rank: int, size: int, device: torch.device, address: str, timeout_s: float
+        self,
+        store: dist.Store,
+        name: str,
+        rank: int,
+        size: int,
+        device: torch.device,
+        address: str,
+        timeout_s: float,
+        backend: Callable[..., Any] = torch_group,
     ) -> None:
         self._wait = timedelta(seconds=timeout_s)
         self.hung: Future[dist.Work] | None = None
         # A broadcast's own limit begins while the one before it is under way.
         limit = AT_ONCE * self._wait
         try:
-            self._group: Any = _backend(dist.PrefixStore(name, store), rank, size, device, address, limit)
+            self._group: Any = backend(dist.PrefixStore(name, store), rank, size, device, address, limit)
         except RuntimeError as error:
             raise UnavailableError(f"the weight group did not come together: {error}") from error
 
@@ -139,18 +160,6 @@ def _broadcast(group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | Non
     with torch.cuda.stream(stream):
         work: dist.Work = group.broadcast([tensor], options)
     return work
-
-
-def _backend(store: dist.Store, rank: int, size: int, device: torch.device, address: str, wait: timedelta) -> Any:
-    if device.type == "cuda":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = wait
-        return dist.ProcessGroupNCCL(store, rank, size, nccl)
-    backend: Any = dist.ProcessGroupGloo
-    gloo = backend._Options()
-    gloo._timeout = wait
-    gloo._devices = [backend.create_device(hostname=address)]
-    return backend(store, rank, size, gloo)
 
 
 def sum_of(flat: torch.Tensor) -> torch.Tensor:

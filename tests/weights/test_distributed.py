@@ -47,9 +47,9 @@ def filled(tensors, plan):
 class Learner:
     """What pushes, with its parts in sight."""
 
-    def __init__(self, context, timeout_s=20.0):
+    def __init__(self, context, timeout_s=20.0, make_group=WeightGroup):
         self.publisher = WeightServer("127.0.0.1", 0, context, broadcasts=Broadcasts("gloo", ""))
-        self.broadcaster = Broadcaster(self.publisher, "127.0.0.1", CPU, timeout_s)
+        self.broadcaster = Broadcaster(self.publisher, "127.0.0.1", CPU, timeout_s, make_group)
         self.push = Publisher(EXPECTED, self.publisher, self.broadcaster)
 
     async def publish(self, version, tensors=None):
@@ -68,11 +68,11 @@ async def learning(context, **options):
 
 
 @contextlib.asynccontextmanager
-async def engine_of(endpoint, timeout_s=20.0):
+async def engine_of(endpoint, timeout_s=20.0, make_group=WeightGroup):
     """An engine that follows broadcasts, else pulls."""
     context, engine = zmq.asyncio.Context(), HoldingEngine()
     links = [
-        DistributedChannel(Requests(endpoint, context, timeout_s=timeout_s), CPU, timeout_s),
+        DistributedChannel(Requests(endpoint, context, timeout_s=timeout_s), CPU, timeout_s, make_group),
         ZmqChannel(Requests(endpoint, context, timeout_s=timeout_s)),
     ]
     receiver = Receiver(links, EXPECTED, retry_s=0.02)
@@ -166,10 +166,8 @@ class Damaging(WeightGroup):
         return super().begin(tensor)
 
 
-async def test_a_version_with_a_damaged_bucket_is_refused_whole(context, monkeypatch):
-    monkeypatch.setattr("asyncrl.weights.broadcast.WeightGroup", Damaging)
-
-    async with learning(context) as learner:
+async def test_a_version_with_a_damaged_bucket_is_refused_whole(context):
+    async with learning(context, make_group=Damaging) as learner:
         link = DistributedChannel(Requests(learner.publisher.endpoint, zmq.asyncio.Context.shadow(context)), CPU, 20.0)
         calling = asyncio.create_task(link.newer_than(-1))
         await joined(learner, 1)
@@ -180,7 +178,7 @@ async def test_a_version_with_a_damaged_bucket_is_refused_whole(context, monkeyp
         link.reset()
 
 
-async def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_never_a_third(context, monkeypatch):
+async def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_and_never_a_third(context):
     second_filled, calls = threading.Event(), []
 
     class Late(WeightGroup):
@@ -193,7 +191,6 @@ async def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_
             calls.append("finish")
             super().finish(work)
 
-    monkeypatch.setattr("asyncrl.weights.channels.distributed.WeightGroup", Late)
     tensors = some_tensors(0)
     plan = plan_of(tensors)
 
@@ -203,7 +200,10 @@ async def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_
                 second_filled.set()
             yield each
 
-    async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
+    async with (
+        learning(context) as learner,
+        engine_of(learner.publisher.endpoint, make_group=Late) as (engine, receiver),
+    ):
         await joined(learner, 1)
         await asyncio.to_thread(learner.push.publish, 0, plan, buckets())
         await async_until(lambda: engine.version == 0)
@@ -255,9 +255,7 @@ class Dying(WeightGroup):
         return self.first
 
 async def main():
-    import asyncrl.weights.channels.distributed as module
-    module.WeightGroup = Dying
-    link = DistributedChannel(Requests(sys.argv[1], zmq.asyncio.Context()), torch.device("cpu"), 20.0)
+    link = DistributedChannel(Requests(sys.argv[1], zmq.asyncio.Context()), torch.device("cpu"), 20.0, Dying)
     while (manifest := await link.newer_than(0)) is None:
         pass
     await link.fetch(manifest)

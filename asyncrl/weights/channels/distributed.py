@@ -6,7 +6,7 @@ unavailable by this channel. The buckets are a second copy of the weights, on `d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -42,16 +42,24 @@ class DistributedChannel:
     """Broadcasts that the publisher behind `requests` announces, received on `device`.
 
     Every method raises UnavailableError if the learner is silent for `timeout_s`, began without this engine, or another
-    rank failed; ExcludedError if this engine can never take part; WireError if the answer is malformed.
+    rank failed; ExcludedError if this engine can never take part; WireError if the answer is malformed. `make_group`
+    makes the group of each push.
     """
 
     name = "distributed"
 
-    def __init__(self, requests: Requests, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        device: torch.device,
+        timeout_s: float,
+        make_group: Callable[..., WeightGroup] = WeightGroup,
+    ) -> None:
         self.endpoint = requests.endpoint
         self._requests = requests
         self._device = device
         self._timeout_s = timeout_s
+        self._make_group = make_group
         self._membership = {"backend": BACKENDS[device.type], "gpu": gpu_of(device)}
         self._call: _Call | None = None
         self._joined: tuple[str, WeightGroup] | None = None
@@ -121,7 +129,8 @@ class DistributedChannel:
         if self._store is None or self._store[0] != place:
             self._store = (place, join_store(*place, self._timeout_s))
         address = address_towards(*place)
-        group = WeightGroup(self._store[1], call.group, call.rank, call.size, self._device, address, self._timeout_s)
+        own = (call.group, call.rank, call.size, self._device, address, self._timeout_s)
+        group = self._make_group(self._store[1], *own)
         self._joined = (call.group, group)
         return group
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -49,17 +49,25 @@ class _Joined:
 class DistributedTransport(Transport):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
-    The store has no keys, so it listens beyond loopback only where the network is declared `insecure`.
+    The store has no keys, so it listens beyond loopback only where the network is declared `insecure`. `make_group`
+    makes this end of a group.
     """
 
     def __init__(
-        self, end: ServerEnd, device: torch.device, bucket_bytes: int, timeout_s: float, insecure: bool
+        self,
+        end: ServerEnd,
+        device: torch.device,
+        bucket_bytes: int,
+        timeout_s: float,
+        insecure: bool,
+        make_group: Callable[..., WeightGroup] = WeightGroup,
     ) -> None:
         super().__init__(end)
         self._device = device
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
         self._insecure = insecure
+        self._make_group = make_group
         self._joined: _Joined | None = None
         self._left: list[str] = []
         self._threads = OwnThreads()
@@ -111,7 +119,7 @@ class DistributedTransport(Transport):
             "group_name": name,
             "backend": BACKENDS[self._device.type],
         }
-        form = partial(_form, client, address, name, ranks, self._device, self._timeout_s)
+        form = partial(_form, self._make_group, client, address, name, ranks, self._device, self._timeout_s)
         forming = self._threads.run(form)
         try:
             await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)
@@ -166,12 +174,18 @@ def broadcast_body(bucket: Bucket, group: str, label: str | None) -> bytes:
 
 
 def _form(
-    client: dist.Store, address: str, name: str, ranks: int, device: torch.device, timeout_s: float
+    make_group: Callable[..., WeightGroup],
+    client: dist.Store,
+    address: str,
+    name: str,
+    ranks: int,
+    device: torch.device,
+    timeout_s: float,
 ) -> WeightGroup:
     """Our end of the group: SGLang puts its name before torch's own prefixes, its name again and the kind of device."""
     _use(device)
     store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, client))
-    return WeightGroup(store, f"{device.type}/", 0, ranks, device, address, timeout_s)
+    return make_group(store, f"{device.type}/", 0, ranks, device, address, timeout_s)
 
 
 def _send(group: WeightGroup, flat: torch.Tensor, device: torch.device) -> None:

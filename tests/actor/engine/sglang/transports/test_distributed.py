@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from asyncrl.actor.engine.sglang.transports import distributed
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd
 from asyncrl.actor.engine.sglang.transports.distributed import DistributedTransport
 from asyncrl.types import Sampling
+from asyncrl.weights.group import WeightGroup
 from asyncrl.weights.threads import TRANSPORT_THREAD
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, run, serving, tensors
 from tests.helpers import async_until
@@ -106,9 +108,14 @@ def calls_into_torch() -> bool:
     return TRANSPORT_THREAD in {thread.name for thread in threading.enumerate()}
 
 
-def transport_to(server: FakeSglang, timeout_s: float = 20.0, bucket_bytes: int = 1 << 20) -> DistributedTransport:
+def transport_to(
+    server: FakeSglang,
+    timeout_s: float = 20.0,
+    bucket_bytes: int = 1 << 20,
+    make_group: Callable[..., WeightGroup] = WeightGroup,
+) -> DistributedTransport:
     end = ServerEnd(server.url, Http(server.url), 20.0, spans=True, ranks=RANKS)
-    return DistributedTransport(end, CPU, bucket_bytes, timeout_s, insecure=False)
+    return DistributedTransport(end, CPU, bucket_bytes, timeout_s, False, make_group)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 600, 1 << 20])
@@ -188,12 +195,16 @@ async def test_an_update_that_is_cut_off_leaves_no_call_into_torch_behind_which_
         await transport.end.http.close()
 
 
-async def test_a_reset_waits_for_a_call_that_is_still_within_torch(monkeypatch):
+async def test_a_reset_waits_for_a_call_that_is_still_within_torch():
     server, returns = Ranks(), threading.Event()
-    monkeypatch.setattr(distributed, "_send", lambda *given: returns.wait())
+
+    class Slow(WeightGroup):
+        def begin(self, tensor):
+            returns.wait()
+            return super().begin(tensor)
 
     async with serving(server):
-        transport = transport_to(server)
+        transport = transport_to(server, make_group=Slow)
         sending = asyncio.create_task(transport.send(Update(1, "1-me", tensors(1))))
         await async_until(lambda: "update_weights_from_distributed" in server.calls)
         sending.cancel()
