@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from json import JSONDecodeError
 
 import pytest
 
 from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
 from asyncrl.learner import run as learner
+from asyncrl.learner.launcher import VARIABLE
 from asyncrl.weights.group import agree_with_servers, keep_to_loopback, loopback_interface
 
 CUMEM, INTERFACE = "NCCL_CUMEM_ENABLE", "NCCL_SOCKET_IFNAME"
@@ -60,15 +62,11 @@ def test_nccl_stays_on_this_machine_unless_weights_leave_it(given: TrainConfig, 
 def test_a_learner_in_a_group_with_such_an_actor_agrees_before_its_ranks_join(
     channel: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class JoiningError(Exception):
-        pass
-
-    def joined() -> None:
-        raise JoiningError
-
-    monkeypatch.setenv(CUMEM, "")
+    for name in (CUMEM, "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
     del os.environ[CUMEM]
-    monkeypatch.setattr(learner, "joined", joined)
-    with pytest.raises(JoiningError):
+    # With a membership that no launcher wrote, joining fails.
+    monkeypatch.setenv(VARIABLE, "{")
+    with pytest.raises(JSONDecodeError):
         learner.run(config(channel=channel), threading.Event())
     assert os.environ.get(CUMEM) == expected
