@@ -99,7 +99,7 @@ def train(replay: ReplayProcess, steps: range) -> None:
 
 def test_a_full_disk_makes_clients_wait_and_loses_nothing(start: Start) -> None:
     replay = start("replay.max_lag=4")
-    actor = replay.client("a")
+    actor = replay.client("a", retry_s=1.0)
     tickets = actor.tickets([], 16)
     delivery = Delivery(actor, tickets)
     until(lambda: delivery.acknowledged)
@@ -119,7 +119,7 @@ def test_a_full_disk_makes_clients_wait_and_loses_nothing(start: Start) -> None:
 
 def test_a_full_store_makes_actors_wait_until_training_has_made_room(start: Start) -> None:
     replay = start("replay.max_lag=8", "replay.max_store_gb=0.004")
-    actor, other = replay.client("a"), replay.client("b")
+    actor, other = replay.client("a", retry_s=1.0), replay.client("b")
     tickets = actor.tickets([], 72)
     delivery = Delivery(actor, tickets)
     wait_for_log(replay, "a request must wait: PutTrajectory: the store is full")
