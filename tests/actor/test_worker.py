@@ -87,8 +87,9 @@ async def at_work(
     concurrency: int = 4,
     limit_s: float = math.inf,
     renew_s: float = 1000.0,
+    stopped: bool = True,
 ) -> AsyncIterator[Metrics]:
-    """A running worker, which is stopped afterwards. Raises what the worker raised."""
+    """A running worker, which is `stopped` afterwards or ends by itself. Raises what the worker raised."""
     before, sink, stop = asyncio.all_tasks(), Metrics(), asyncio.Event()
     metrics = RolloutMetrics(ScriptedEngine(make_tokenizer(), []), [lambda: {"tool_calls": 2}], sink, interval_s=60.0)
     worker = asyncio.create_task(RolloutWorker(run, replay, replay, concurrency, metrics, limit_s, renew_s).run(stop))
@@ -96,7 +97,8 @@ async def at_work(
     try:
         yield sink
     finally:
-        stop.set()
+        if stopped:
+            stop.set()
         logging.cancel()
         await asyncio.gather(logging, return_exceptions=True)
         await worker
@@ -298,14 +300,14 @@ class Raising(Replay):
 async def test_a_source_that_refuses_ends_the_worker_with_its_reason():
     replay = Raising(RefusedError("another protocol"))
     with pytest.raises(RefusedError, match="another protocol"):
-        async with at_work(replay):
-            await async_until(lambda: replay.requests)
+        async with at_work(replay, stopped=False):
+            pass
 
 
 async def test_a_client_that_is_stopped_stops_the_worker():
     replay = Raising(StoppedError("stopped"))
-    async with at_work(replay):
-        await async_until(lambda: replay.requests)
+    async with at_work(replay, stopped=False):
+        pass
 
 
 async def test_metrics_are_logged_at_the_served_version():
