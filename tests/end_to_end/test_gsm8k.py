@@ -13,7 +13,7 @@ from asyncrl.data.gsm8k import convert
 from asyncrl.demo.tokenizer import build_tokenizer
 from tests.end_to_end.support import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 EXCERPT = Path(__file__).parents[1] / "data" / "gsm8k"
 
