@@ -224,7 +224,7 @@ def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 def dead_letters(arguments: Namespace) -> int:
     """The dead letters of a run."""
     with _opened(arguments) as (_, stored):
-        letters = stored.letters()
+        letters = stored.dead_letters()
     if arguments.json:
         _print_json(describe_dead_letters(letters))
     else:
@@ -235,7 +235,7 @@ def dead_letters(arguments: Namespace) -> int:
 def change_dead_letters(arguments: Namespace) -> int:
     """Requeue or discard dead letters; status 1 where one was refused."""
     with _opened(arguments) as (run, stored):
-        names = [name for name, _ in stored.letters()] if arguments.all else arguments.ids
+        names = [name for name, _ in stored.dead_letters()] if arguments.all else arguments.ids
         live = LiveReplay(run, stored, _wait_s(arguments, 10.0))
         results = changes.change_all(live, stored.shards, names, arguments.change)
     if not results:

@@ -72,7 +72,7 @@ def export_run(
                 steps = range(start, min(start + PLANS_A_GROUP, stored.steps()))
                 writer.write_table(plans_table(plan for plan in map(stored.plan, steps) if plan is not None))
         with _writer(partial / DEAD_LETTERS_FILE, DEAD_LETTERS) as writer:
-            writer.write_table(dead_letters_table(stored.letters()))
+            writer.write_table(dead_letters_table(stored.dead_letters()))
     return rows
 
 

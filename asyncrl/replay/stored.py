@@ -78,7 +78,7 @@ class StoredRun:
         """How many plans are recorded."""
         return min(self.each(Transaction.count, "plans"))
 
-    def letters(self) -> list[tuple[str, DeadLetter]]:
+    def dead_letters(self) -> list[tuple[str, DeadLetter]]:
         """Every dead letter with its ticket."""
         return sorted(
             ((name, letter) for part in self.each(DeadLetter.all) for name, letter in part), key=itemgetter(0)

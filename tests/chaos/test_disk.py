@@ -170,7 +170,7 @@ def test_an_unplanned_episode_with_a_flipped_bit_is_a_dead_letter_and_is_replace
     train(replay, range(1))
     assert actor.audit()["lost"] == 0
     stored = StoredRun(replay.store)
-    assert [(ticket, "damaged" in letter.reason) for ticket, letter in stored.letters()] == [(damaged.id, True)]
+    assert [(ticket, "damaged" in letter.reason) for ticket, letter in stored.dead_letters()] == [(damaged.id, True)]
     stored.close()
     actor.close()
     scorer.close()

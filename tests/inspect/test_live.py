@@ -133,7 +133,7 @@ def test_dead_letters_are_listed_put_back_and_discarded_and_one_that_is_unknown_
     at_work.worker.fail(first, "the tool fell over\x1b[2J")
     at_work.worker.fail(second, "out of patience")
     with closing(StoredRun(at_work.folder)) as stored:
-        letters = stored.letters()
+        letters = stored.dead_letters()
     assert [(each["id"], each["attempts"]) for each in describe_dead_letters(letters)] == [(first, 1), (second, 1)]
     assert "the tool fell over�[2J" in printed(dead_letter_table(letters))
     (back,) = at_work.change(requeue, first)
@@ -195,4 +195,4 @@ def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) 
     with closing(StoredRun(target.folder)) as stored:
         recorded = stored.plan(0)
         assert recorded == replace(plan, skipped="poison")
-        assert len(stored.letters()) == 4
+        assert len(stored.dead_letters()) == 4

@@ -110,7 +110,7 @@ def contents(folder: Path) -> tuple[object, ...]:
             [stored_bytes(each.trajectory, each.labels) for each in found],
             [structs.astuple(each.facts) for each in found if each.facts],
             [stored.plan(step) for step in range(stored.steps())],
-            [(name, structs.replace(letter, order=0, size=0)) for name, letter in stored.letters()],
+            [(name, structs.replace(letter, order=0, size=0)) for name, letter in stored.dead_letters()],
             {name: value for name, value in stored.counters().items() if not name.startswith("depth_")},
         )
 

@@ -47,7 +47,7 @@ REPLAY_REQUESTS: Sequence[Frames] = [
                     protocol.GetTickets(*WHO, ["nobody"], [], 0),
                     protocol.FailEpisode("nobody", "broken"),
                     protocol.LeaseTrajectories(*WHO, ["rules", "process"], 0, 4096),
-                    protocol.RenewLease("stranger"),
+                    protocol.RenewLease("nobody"),
                     protocol.FailScoring(*WHO, "nobody", "nonsense"),
                     protocol.GetPlan(10**6),
                     protocol.Fetch("data", ["nobody", "no one"]),
