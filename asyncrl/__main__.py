@@ -6,7 +6,7 @@ import importlib
 import sys
 
 import asyncrl
-from asyncrl.config.commands import COMMANDS, role_help, usage
+from asyncrl.config.commands import COMMANDS, show_role_help, usage
 from asyncrl.config.keys import did_you_mean
 
 
@@ -26,7 +26,7 @@ def main() -> None:
     else:
         sys.argv = [f"asyncrl {name}", *rest]
         if COMMANDS[name].is_role and {"-h", "--help"} & set(rest):
-            sys.stdout.write(role_help(rest))
+            show_role_help(rest)
             return
         # As with `python -m`: a tool or a rule of the user's own is found in the working directory.
         sys.path.insert(0, "")

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from asyncrl.config.files import GROUPS, choices
-from asyncrl.config.keys import SECTIONS, did_you_mean, sections
+from asyncrl.config.keys import did_you_mean, sections
 from asyncrl.config.option import REQUIRED, as_yaml, options
 from asyncrl.config.schema import TrainConfig
 
@@ -72,33 +73,34 @@ def command_name() -> str:
     return f"asyncrl {program.parent.name}" if program.name == "__main__.py" else program.name
 
 
-def role_help(arguments: Sequence[str]) -> str:
-    """The help of a role; of sections, where the arguments name some."""
+def show_role_help(arguments: Sequence[str]) -> None:
+    """Print the help of a role, or that of the sections that the arguments name. Ends the process with status 2 where
+    there is no such section."""
     words = [word for word in arguments if not word.startswith("-") and "=" not in word]
-    return "".join(_section_help(word) for word in words) or "".join(_role_help(command_name()))
+    by_name = {prefix.rstrip("."): section for prefix, section in sections(TrainConfig()) if prefix}
+    for word in words:
+        if word not in by_name:
+            sys.stderr.write(f"asyncrl: {word}: there is no such section{did_you_mean(word, by_name)}\n")
+            sys.exit(2)
+    text = "".join(_section_help(word, by_name[word]) for word in words)
+    sys.stdout.write(text or "".join(_role_help(command_name(), by_name)))
 
 
-def _role_help(name: str) -> Iterator[str]:
+def _role_help(name: str, by_name: Mapping[str, Any]) -> Iterator[str]:
     meaning = COMMANDS[name.split()[-1]].meaning if name.split()[-1] in COMMANDS else ""
     yield f"usage: {name} [KEY=VALUE ...] [--cfg job] [--config-dir DIR] [--help [SECTION]]\n\n"
     yield f"{meaning[:1].upper()}{meaning[1:]}.\n\n" if meaning else ""
     yield f"{OPTIONS_HELP}\ngroups:\n"
     yield from (f"  {group:<11} {', '.join(choices(group))}\n" for group in GROUPS)
     yield "\nsections:\n"
-    for prefix, section in sections(TrainConfig()):
-        if prefix:
-            yield f"  {prefix.rstrip('.'):<22} {_summary(section)}\n"
+    yield from (f"  {section:<22} {_summary(declared)}\n" for section, declared in by_name.items())
 
 
-def _section_help(name: str) -> str:
-    found = [(prefix, section) for prefix, section in sections(TrainConfig()) if prefix == f"{name}."]
-    if not found:
-        return f"{name}: there is no such section{did_you_mean(name, SECTIONS)}\n"
-    prefix, section = found[0]
+def _section_help(name: str, section: Any) -> str:
     lines = [f"{name}: {_summary(section)}\n"]
     for option in options(type(section)):
         default = "" if option.default == REQUIRED else f" (default {as_yaml(option.default)})"
-        lines.append(f"\n  {prefix}{option.name}: {option.allowed}{default}\n      {option.meaning}\n")
+        lines.append(f"\n  {name}.{option.name}: {option.allowed}{default}\n      {option.meaning}\n")
     return "".join(lines)
 
 

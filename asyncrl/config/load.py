@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from omegaconf import OmegaConf
 
-from asyncrl.config.commands import command_name, role_help
+from asyncrl.config.commands import command_name, show_role_help
 from asyncrl.config.compose import composed, read
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
@@ -46,7 +46,7 @@ def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | No
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
-        sys.stdout.write(role_help(arguments))
+        show_role_help(arguments)
         return
     sys.stdout, sys.stderr = LossyText(1), LossyText(2)
     log_to_stderr()

@@ -4,8 +4,7 @@ runs."""
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from asyncrl.errors import ConfigError, RefusedError, UnavailableError
 from asyncrl.ids import shard_of
 from asyncrl.inspect.run import InspectedRun, LiveReplay
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.store import Store
+from asyncrl.replay.store import Store, in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
 
 REQUEUED = {"scoring": "is scored again", "task": "its task runs again as a new group"}
@@ -43,16 +42,13 @@ def discard(client: ReplayClient, name: str) -> str:
     return "is discarded"
 
 
-def change_all(live: LiveReplay, shards: int, names: Sequence[str], change: Change) -> list[ChangeResult]:
-    """Change dead letters through the replay. Raises UnavailableError: it does not run."""
-
-    by_shard: dict[int, list[str]] = defaultdict(list)
-    for name in names:
-        by_shard[shard_of(name, shards)].append(name)
-    results = []
-    for shard, own in sorted(by_shard.items()):
-        results += live.call(shard, partial(_change_each, names=own, change=change))
-    return results
+def change_all(live: LiveReplay, names: Sequence[str], change: Change) -> Iterator[ChangeResult]:
+    """Change dead letters through the replay, shard by shard. Raises UnavailableError: it does not run."""
+    for shard, path in enumerate(shard_paths(live.folder)):
+        if own := [name for name in names if shard_of(name, live.shards) == shard]:
+            if not in_use(path):
+                raise UnavailableError(f"no replay serves {path}: start the run, then try again")
+            yield from live.call(shard, partial(_change_each, names=own, change=change))
 
 
 def _change_each(client: ReplayClient, names: Sequence[str], change: Change) -> list[ChangeResult]:
@@ -69,18 +65,15 @@ def skip_plan(run: InspectedRun, step: int, reason: str, give_up_s: float) -> in
     """Make the plan of `step` train nothing on every shard, for good: the last resort if its training fails every
     time. Returns how many trajectories become dead letters. Uses the replay where it runs, else the store.
 
-    Raises RefusedError: there is no such plan, or it was trained; StoreError: the store cannot be opened.
+    Raises RefusedError: there is no such plan, or it was trained; StoreError: the store cannot be opened;
+    UnavailableError: a replay serves the store, and does not answer.
     """
-    dead, not_running = 0, []
     with closing(StoredRun(run.folder)) as stored:
         live = LiveReplay(run, stored, give_up_s)
-        for shard in range(stored.shards):
-            try:
-                dead += live.call(shard, lambda client: client.skip_plan(step, reason))
-            except UnavailableError:
-                not_running.append(shard)
+        served = [shard for shard, path in enumerate(shard_paths(run.folder)) if in_use(path)]
+        dead = sum(live.call(shard, lambda client: client.skip_plan(step, reason)) for shard in served)
     # A process cannot have a store open for reading and for writing.
-    return dead + sum(_skip_in_store(run, shard, step, reason) for shard in not_running)
+    return dead + sum(_skip_in_store(run, shard, step, reason) for shard in range(live.shards) if shard not in served)
 
 
 def _skip_in_store(run: InspectedRun, shard: int, step: int, reason: str) -> int:

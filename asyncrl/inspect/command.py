@@ -237,12 +237,13 @@ def change_dead_letters(arguments: Namespace) -> int:
     with _opened(arguments) as (run, stored):
         names = [name for name, _ in stored.dead_letters()] if arguments.all else arguments.ids
         live = LiveReplay(run, stored, _wait_s(arguments, 10.0))
-        results = changes.change_all(live, stored.shards, names, arguments.change)
-    if not results:
+    if not names:
         sys.stdout.write("there are no dead letters\n")
-    for result in results:
+    refused = False
+    for result in changes.change_all(live, names, arguments.change):
         (sys.stderr if result.refused else sys.stdout).write(f"{result.id} {result.text}\n")
-    return int(any(result.refused for result in results))
+        refused |= result.refused
+    return int(refused)
 
 
 def skip_plan(arguments: Namespace) -> int:

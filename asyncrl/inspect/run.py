@@ -86,6 +86,7 @@ class LiveReplay:
     """The replay that serves the stores of `stored`. Each call connects anew, and fails after `give_up_s`."""
 
     def __init__(self, run: InspectedRun, stored: StoredRun, give_up_s: float) -> None:
+        self.folder, self.shards = run.folder, stored.shards
         self._run = run
         self._identities = stored.each(lambda tx: tx.identity)
         self._owners = stored.each(lambda tx: tx.run)
@@ -121,7 +122,7 @@ class LiveReplay:
     def statuses(self) -> tuple[list[dict[str, Any]], str]:
         """The status of every shard that answers, and the reasons why others do not."""
         found, problems = [], []
-        for shard in range(len(self._identities)):
+        for shard in range(self.shards):
             try:
                 found.append(self.call(shard, ReplayClient.status))
             except (UnavailableError, ConfigError) as error:

@@ -54,6 +54,8 @@ READER_MAP_BYTES = 1 << 42
 """Address space only: a reader must see all that a writer may yet write."""
 
 SEAL_BYTES = 8
+LOCK_FILE = "in-use"
+"""The process that has the store open for writing holds a lock on this file."""
 MADE = "made\n"
 
 Key = str | int | bytes
@@ -286,7 +288,7 @@ class Store:
     def __init__(self, path: Path, max_bytes: int, durable: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._lock = (path / "in-use").open("a+")
+        self._lock = (path / LOCK_FILE).open("a+")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -321,6 +323,16 @@ class Store:
     def close(self) -> None:
         self._environment.close()
         self._lock.close()
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process has the store in this folder open for writing."""
+    with (path / LOCK_FILE).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 class StoreReader:

@@ -57,11 +57,7 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         (["show", "nonsense", "--run", "mine"], "one looks like t000000012.3.0"),
         (["export", "--to", "out", "--state", "tired", "--run", "mine"], "use one of waiting, leased"),
         (["import", "--from", "runs", "--to", "store"], "no run that `asyncrl inspect export` wrote"),
-        (["requeue", "--all", "--run", "mine"], "name each shard's address by --endpoint"),
-        (
-            ["discard", "--all", "--run", "mine", "--endpoint", "tcp://127.0.0.1:6", "--wait", "0.1"],
-            "no answer from the replay",
-        ),
+        (["requeue", "--all", "--run", "mine"], "no replay serves runs/mine/replay: start the run"),
     ],
 )
 def test_an_error_names_its_fix_and_ends_with_status_1(call: Call, arguments: list[str], fix: str) -> None:

@@ -60,7 +60,7 @@ class AtWork:
 
     def change(self, change: Change, *names: str) -> list[ChangeResult]:
         with closing(StoredRun(self.folder)) as stored:
-            return change_all(LiveReplay(self.run, stored, self.wait_s), 1, names, change)
+            return [*change_all(LiveReplay(self.run, stored, self.wait_s), names, change)]
 
     def end(self) -> None:
         self.worker.close()
@@ -152,13 +152,13 @@ def test_nothing_is_changed_where_no_replay_or_that_of_another_run_answers(at_wo
     make_run(tmp_path / "other").store.close()
     other = tmp_path / "other" / "replay"
     with closing(StoredRun(other)) as stored:
-        live = LiveReplay(InspectedRun(other, None, at_work.run.endpoints), stored, WAIT_S)
-        with pytest.raises(UnavailableError, match="serves another run"):
-            change_all(live, 1, [name], discard)
+        for endpoints, why in ((at_work.run.endpoints, "serves another run"), ([], "address by --endpoint")):
+            live = LiveReplay(InspectedRun(other, None, endpoints), stored, WAIT_S)
+            with pytest.raises(UnavailableError, match=why):
+                live.call(0, lambda client: client.discard(name))
     assert at_work.worker.status()["depth_dead"] == 1
     at_work.end()
-    at_work.wait_s = 0.1
-    with pytest.raises(UnavailableError, match="no answer"):
+    with pytest.raises(UnavailableError, match="no replay serves"):
         at_work.change(discard, name)
 
 
@@ -191,7 +191,7 @@ def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) 
     assert plan is not None
     core.store.close()
     target = InspectedRun(tmp_path / "run" / "replay", config, ["tcp://127.0.0.1:9"])
-    assert skip_plan(target, 0, "poison", give_up_s=0.1) == 4
+    assert skip_plan(target, 0, "poison", give_up_s=WAIT_S) == 4
     with closing(StoredRun(target.folder)) as stored:
         recorded = stored.plan(0)
         assert recorded == replace(plan, skipped="poison")
