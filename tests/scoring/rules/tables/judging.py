@@ -1,5 +1,8 @@
 """Tables of answers as models write them, and the assertion that a rule judges every row as the table says."""
 
+import re
+from pathlib import Path
+
 from tests.scoring.fakes import rules_of
 
 LEAST = 40
@@ -7,14 +10,21 @@ LEAST = 40
 
 
 def rows(text):
-    """The entries of a text, which ` | ` and line ends separate."""
-    return [entry for line in text.strip().split("\n") for entry in line.split(" | ")]
+    """The entries of a text, which ` | ` and line ends separate; ⏎ is a line end within an entry."""
+    return [entry.replace("⏎", "\n") for line in text.strip().split("\n") for entry in line.split(" | ")]
 
 
 def table(text):
     """Pairs of an answer and its ground truth, from lines `TRUTH : ANSWER | ANSWER ...`."""
     lines = [line.split(" : ", 1) for line in text.strip().split("\n")]
-    return [(answer, truth) for truth, answers in lines for answer in answers.split(" | ")]
+    return [(answer, truth.replace("⏎", "\n")) for truth, answers in lines for answer in rows(answers)]
+
+
+def sections(name):
+    """The texts of `name`.txt by their titles, which stand in square brackets on a line of their own."""
+    text = Path(__file__).with_name(f"{name}.txt").read_text("utf-8")
+    _, *found = re.split(r"^\[([a-z ]+)\]$", text, flags=re.MULTILINE)
+    return dict(zip(found[::2], found[1::2], strict=True))
 
 
 def assert_judged(rule, right, wrong, **params):
