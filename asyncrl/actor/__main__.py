@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, closing
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ def run(config: TrainConfig) -> None:
 async def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.actor.engine.opening import open_engine
     from asyncrl.actor.rollout_metrics import RolloutMetrics
-    from asyncrl.actor.worker import RolloutWorker
+    from asyncrl.actor.worker import RolloutWorker, first_to_end
     from asyncrl.network.keys import client_keys
     from asyncrl.observe.sinks import open_metrics
     from asyncrl.weights.channels.opening import open_channels
@@ -62,7 +61,7 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
             RolloutWorker(runner.run, connect(each), connect(each), share, measured, actor.episode_timeout_s)
             for each in endpoints
         ]
-        await _first_to_end(
+        await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
             measured.run(lambda: sum(worker.active for worker in workers)),
             receiver.run(engine),
@@ -109,19 +108,6 @@ async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStac
         as_rendered=actor.history == "template",
         step_split=find_split(actor.step_split),
     )
-
-
-async def _first_to_end(*works: Awaitable[None]) -> None:
-    """Run all until one ends, and raise its error, if any: an actor needs its tickets, its weights and its servers."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _as_asyncio(stop: threading.Event) -> asyncio.Event:

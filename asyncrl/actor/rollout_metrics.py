@@ -9,17 +9,17 @@ from asyncrl.actor.engine.base import Engine
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import Finish, Role, Trajectory
 
-INTERVAL_S = 5.0
-
-Counters = Callable[[], Mapping[str, float]]
-
 
 class RolloutMetrics:
     """Counts what workers deliver, and logs it to `sink` at the served version, with the counters of the engine and
     those of `others`."""
 
     def __init__(
-        self, engine: Engine, others: Sequence[Counters], sink: Metrics, interval_s: float = INTERVAL_S
+        self,
+        engine: Engine,
+        others: Sequence[Callable[[], Mapping[str, float]]],
+        sink: Metrics,
+        interval_s: float = 5.0,
     ) -> None:
         self._engine = engine
         self._others = others
@@ -70,11 +70,8 @@ class RolloutMetrics:
             values["idle"] = (now.idle_seconds - last.idle_seconds) / seconds
         if new:
             values["episode_tokens"] = [float(len(trajectory)) for trajectory in new]
-            values["turns"] = [float(_turns(trajectory)) for trajectory in new]
+            turns = ([turn for turn in trajectory.turns if turn.role is Role.ASSISTANT] for trajectory in new)
+            values["turns"] = [float(len(each)) for each in turns]
             for phase in sorted({phase for trajectory in new for phase in trajectory.timings}):
                 values[f"{phase}_s"] = sum(trajectory.timings.get(phase, 0.0) for trajectory in new) / len(new)
         self._sink.log(max(0, self._engine.version), values)
-
-
-def _turns(trajectory: Trajectory) -> int:
-    return sum(turn.role is Role.ASSISTANT for turn in trajectory.turns)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.errors import AsyncrlError, RefusedError, StoppedError, WireError
+from asyncrl.replay.client import ReplayClient
 from asyncrl.text import reason_of
 from asyncrl.types import Purpose, Ticket, Trajectory
 
@@ -25,58 +25,29 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-
-class TicketSource(Protocol):
-    """Where tickets come from; called from one thread."""
-
-    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str]) -> list[Ticket]:
-        """Up to `want` tickets. Waits about a second for the first, or not at all if `want` is 0. Renews the leases of
-        `holding`; any other ticket of this actor is sent again. The tickets in `waiting`, which are also in `holding`,
-        wait for a policy version: this time does not count as their episodes'. Retries by itself."""
-        ...
-
-
-class ResultSink(Protocol):
-    """Where episodes are delivered; called from one thread, but not from the source's. Calls retry by themselves."""
-
-    def put(self, trajectory: Trajectory) -> object:
-        """Returns once the trajectory is durable. Raises RefusedError; WireError: it cannot be sent."""
-        ...
-
-    def fail(self, ticket_id: str, reason: str) -> object:
-        """Gives the ticket back with the reason."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An episode that has no trajectory; the id is its ticket's."""
-
-    id: str
-    reason: str
-
-
-class RunEpisode(Protocol):
-    """Runs the episode of a ticket. It calls `begin` once the engine serves the ticket's version, and may raise
-    anything."""
-
-    async def __call__(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory: ...
+RunEpisode = Callable[[Ticket, Callable[[], None]], Awaitable[Trajectory]]
+"""Runs the episode of a ticket. It calls its second argument once the engine serves the ticket's version, and may raise
+anything."""
 
 
 class RolloutWorker:
-    """Keeps up to `concurrency` episodes running. `run_episode` is awaited once a ticket, and may take `limit_s`
-    seconds after it called `begin`. Leases are renewed every `renew_s` seconds, at the latest."""
+    """Keeps up to `concurrency` episodes running: `active` of them run. An episode may take `limit_s` seconds from the
+    time at which the engine serves its version. Leases are renewed every `renew_s` seconds, at the latest.
+
+    `source` gives tickets and `sink` takes their trajectories: two clients, since each is called from its own thread.
+    """
 
     def __init__(
         self,
         run_episode: RunEpisode,
-        source: TicketSource,
-        sink: ResultSink,
+        source: ReplayClient,
+        sink: ReplayClient,
         concurrency: int,
         metrics: RolloutMetrics,
         limit_s: float = math.inf,
         renew_s: float = 2.0,
     ) -> None:
+        self.active = 0
         self._run_episode = run_episode
         self._limit_s = limit_s
         self._source = source
@@ -87,15 +58,9 @@ class RolloutWorker:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._holding: set[str] = set()
         self._begun: set[str] = set()
-        self._active = 0
         self._freed = asyncio.Event()
         self._ready: asyncio.PriorityQueue[tuple[bool, int, Ticket]] = asyncio.PriorityQueue()
-        self._finished: asyncio.Queue[Trajectory | Failure] = asyncio.Queue(maxsize=concurrency)
-
-    @property
-    def active(self) -> int:
-        """The number of running episodes."""
-        return self._active
+        self._finished: asyncio.Queue[tuple[str, Trajectory | str]] = asyncio.Queue(maxsize=concurrency)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`. Then running episodes are cancelled, which releases their tools, and abandoned. All calls
@@ -103,44 +68,38 @@ class RolloutWorker:
 
         Raises what source or sink raise, except StoppedError, which is a stop.
         """
-        work = [self._take_tickets(), self._deliver(), *(self._work() for _ in range(self._concurrency))]
-        tasks = [asyncio.create_task(each) for each in (*work, stop.wait())]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._threads.shutdown()
-        for task in done:
             with suppress(StoppedError):
-                task.result()
+                episodes = (self._work() for _ in range(self._concurrency))
+                await first_to_end(self._take_tickets(), self._deliver(), *episodes, stop.wait())
+        finally:
+            self._threads.shutdown()
 
     async def _take_tickets(self) -> None:
         count = 0
         while True:
             self._freed.clear()
-            want = max(0, self._concurrency - self._active)
+            want = max(0, self._concurrency - self.active)
             waiting = tuple(self._holding - self._begun)
             for ticket in await self._in_thread(self._source.tickets, tuple(self._holding), want, waiting):
                 if ticket.id not in self._holding:
                     self._holding.add(ticket.id)
-                    self._active += 1
+                    self.active += 1
                     count += 1
                     self._ready.put_nowait((ticket.purpose is not Purpose.EVAL, count, ticket))
-            if self._active >= self._concurrency:
+            if self.active >= self._concurrency:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), self._renew_s)
 
     async def _work(self) -> None:
         while True:
             _, _, ticket = await self._ready.get()
-            outcome = await self._outcome(ticket)
-            await self._finished.put(outcome)
-            self._active -= 1
+            await self._finished.put((ticket.id, await self._outcome(ticket)))
+            self.active -= 1
             self._freed.set()
 
-    async def _outcome(self, ticket: Ticket) -> Trajectory | Failure:
+    async def _outcome(self, ticket: Ticket) -> Trajectory | str:
+        """The trajectory of the ticket's episode, or the reason why it has none."""
         limit = asyncio.timeout(None)
 
         def begin() -> None:
@@ -151,40 +110,44 @@ class RolloutWorker:
         try:
             async with limit:
                 return await self._run_episode(ticket, begin)
-        except AsyncrlError as error:
-            log.warning("episode %s failed: %s", ticket.id, error)
-            return Failure(ticket.id, reason_of(error))
         except Exception as error:
-            if limit.expired():
-                log.warning("episode %s was stopped after %.0f s", ticket.id, self._limit_s)
-                return Failure(ticket.id, f"it took more than actor.episode_timeout_s={self._limit_s:g}")
-            log.exception("episode %s failed", ticket.id)
-            return Failure(ticket.id, reason_of(error))
+            reason, expected = reason_of(error), isinstance(error, AsyncrlError)
+            if limit.expired() and not expected:
+                reason, expected = f"it took more than actor.episode_timeout_s={self._limit_s:g}", True
+            log.warning("episode %s failed: %s", ticket.id, reason, exc_info=not expected)
+            return reason
         finally:
             self._begun.discard(ticket.id)
 
     async def _deliver(self) -> None:
         while True:
-            outcome = await self._finished.get()
+            ticket_id, outcome = await self._finished.get()
             try:
-                await self._in_thread(self._send, outcome)
-            except (RefusedError, WireError) as error:
-                log.error("the outcome of %s was refused: %s", outcome.id, error)
-                self._metrics.refused()
-                await self._in_thread(self._sink.fail, outcome.id, f"refused: {error}")
-            else:
-                if isinstance(outcome, Failure):
-                    self._metrics.failed()
-                else:
+                if isinstance(outcome, Trajectory):
+                    await self._in_thread(self._sink.put, outcome)
                     self._metrics.delivered(outcome)
-            self._holding.discard(outcome.id)
-
-    def _send(self, outcome: Trajectory | Failure) -> None:
-        if isinstance(outcome, Failure):
-            self._sink.fail(outcome.id, outcome.reason)
-        else:
-            self._sink.put(outcome)
+                else:
+                    await self._in_thread(self._sink.fail, ticket_id, outcome)
+                    self._metrics.failed()
+            except (RefusedError, WireError) as error:
+                log.error("the outcome of %s was refused: %s", ticket_id, error)
+                self._metrics.refused()
+                await self._in_thread(self._sink.fail, ticket_id, f"refused: {error}")
+            self._holding.discard(ticket_id)
 
     async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
         """Call in a thread of our own: tools may keep the shared threads busy for longer than a lease lasts."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+
+async def first_to_end(*works: Awaitable[object]) -> None:
+    """Run all until one ends. Raises its error, if any, when the others have ended too."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
