@@ -35,7 +35,8 @@ class Chat:
 
     `template_kwargs` are passed to the template, such as `enable_thinking=False`. `stop_ids` are the tokenizer's eos
     and the tokens with which the template ends an assistant turn: an answer, and a turn that calls tools. `one_call` is
-    true if the template shows only one call a turn.
+    true if the template shows only one call a turn. `piece` returns the text of one token; a part of a character reads
+    U+FFFD.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """
@@ -48,12 +49,11 @@ class Chat:
         added = sorted((text for text in tokenizer.get_added_vocab() if text.strip()), key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, added)) or "(?!)")
         self._ends_at_next, self._last_end, self._answer_end, self._call_end = self._ends_of_turns()
-        ends = [self._id(text) for text in (self._last_end, self._call_end) if text]
-        eos = tokenizer.eos_token_id
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*ends, *([] if eos is None else [eos])]))
+        ends = [text for text in (self._last_end, self._call_end, tokenizer.eos_token) if text]
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(tokenizer.convert_tokens_to_ids(ends)))
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._suffix = lru_cache(maxsize=1024)(self._make_suffix)
-        self._piece = lru_cache(maxsize=1 << 16)(lambda token: self.text([token]))
+        self.piece = lru_cache(maxsize=1 << 16)(lambda token: self.text([token]))
 
     def prompt(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
         """Ids of a conversation up to the policy's next turn; the template lists `tools`.
@@ -80,9 +80,9 @@ class Chat:
     def rendered(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
         """Ids of the template's own rendering of a conversation, up to the policy's next turn. If the last message is
         the policy's, up to the end of its turn. Raises RefusedError."""
-        hidden, shown = self._contents.hide([messages, tools])
         if messages[-1]["role"] != "assistant":
-            return _frozen(self._contents.encode(self._template.render(hidden, shown)))
+            return self.prompt(messages, tools)
+        hidden, shown = self._contents.hide([messages, tools])
         text = self._template.render(hidden, shown, generation_prompt=False)
         return _frozen(self._contents.encode(self._ended(text, messages[-1])))
 
@@ -106,8 +106,7 @@ class Chat:
 
     def _ended(self, text: str, turn: Mapping[str, Any]) -> str:
         """A text that ends with an assistant turn, up to and including the end of that turn. Raises RefusedError."""
-        calls = turn.get("tool_calls")
-        end = self._call_end if calls else self._last_end
+        end = self._call_end if turn.get("tool_calls") else self._last_end
         if not end:
             raise RefusedError(_NO_CALLS)
         return text + end if self._ends_at_next or end not in text else text[: text.rindex(end)] + end
@@ -122,19 +121,19 @@ class Chat:
         ids = np.asarray(tokens, np.int32)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def piece(self, token: int) -> str:
-        """The text of one token; a part of a character reads U+FFFD."""
-        return self._piece(int(token))
-
     def _ends_of_turns(self) -> tuple[bool, str, str, str]:
         """Whether a turn ends with the first token of the next turn, as in GLM's templates, and has no end of its own.
         Then the tokens that end the last turn, an earlier answer, and calls. The last one is empty if the template does
         not show calls.
         """
-        answered = [QUESTION, answer(MARK)]
+
+        def behind(turn: dict[str, Any], *following: dict[str, Any], tools: Messages = ()) -> str:
+            """What the template writes behind the mark in `turn`."""
+            messages = [QUESTION, turn, *following]
+            return self._template.render(messages, tools, generation_prompt=bool(following)).partition(MARK)[2]
+
         try:
-            followed = self._template.render([*answered, QUESTION], []).partition(MARK)[2]
-            closing = self._template.render(answered, [], generation_prompt=False).rpartition(MARK)[2]
+            closing, followed = behind(answer(MARK)), behind(answer(MARK), QUESTION)
         except RefusedError as error:
             raise ConfigError(f"the tokenizer of model.path cannot render question and answer: {error}") from error
         own, next_one = self._added.search(closing), self._added.search(followed)
@@ -143,52 +142,31 @@ class Chat:
                 f"the chat template ends an assistant turn with {closing!r}, in which the tokenizer has no special "
                 "token, so that the policy cannot end its turn: add one to both, such as <|im_end|>"
             )
-        end = next_one.group()
-        return own is None, own.group() if own else end, end, self._end_of_calls(end, own is None)
-
-    def _end_of_calls(self, answer_end: str, ends_at_next: bool) -> str:
-        turn = calling([{"mark": MARK}])
+        end, turn = next_one.group(), calling([{"mark": MARK}])
         try:
-            closing = self._template.render([QUESTION, turn], [TOOL], generation_prompt=False).rpartition(MARK)[2]
-            followed = self._template.render([QUESTION, turn, result("15")], [TOOL]).rpartition(MARK)[2]
+            closing, followed = behind(turn, tools=[TOOL]), behind(turn, result("15"), tools=[TOOL])
         except RefusedError:
-            return ""
-        if not followed:
-            return ""
-        if ends_at_next:
-            found = self._added.search(followed.removeprefix(closing))
-            return found.group() if found else ""
-        if answer_end in closing:
-            return answer_end
-        marks = self._added.findall(closing)
-        return marks[-1] if marks else ""
+            closing = followed = ""
+        if own is None:
+            return True, end, end, "".join(self._added.findall(followed.removeprefix(closing))[:1])
+        call_end = end if end in closing else "".join(self._added.findall(closing)[-1:])
+        return False, own.group(), end, call_end
 
     def _make_prompt(self, key: str) -> NDArray[np.int32]:
-        messages, tools = self._contents.hide(json.loads(key))
-        return _frozen(self._contents.encode(self._template.render(messages, tools)))
+        return _frozen(self._contents.encode(self._template.render(*self._contents.hide(json.loads(key)))))
 
     def _make_suffix(self, key: str, last: int | None) -> NDArray[np.int32]:
         messages, tools = self._contents.hide(json.loads(key))
-        results = [message for message in messages if message["role"] == "tool"]
-        tail = self._template.render([QUESTION, _dummy_turn(results), *messages], tools).partition(MARK)[2]
-        end_text = self._call_end if results else self._answer_end
-        _, end, after = tail.partition(end_text) if end_text else ("", "", "")
-        if not end:
+        names = [message["name"] for message in messages if message["role"] == "tool"]
+        marked = calling([*([{}] * (len(names) - 1)), {"mark": MARK}], names) if names else answer(MARK)
+        tail = self._template.render([QUESTION, marked, *messages], tools).partition(MARK)[2]
+        end = self._call_end if names else self._answer_end
+        if not end or end not in tail:
             raise RefusedError(_NO_CALLS)
+        after = tail.partition(end)[2]
         ids = self._contents.encode(end + after)
         ended = last is None or last == ids[0] or (last in self.stop_ids and not self._ends_at_next)
         return _frozen(ids[1:] if ended else ids)
-
-    def _id(self, text: str) -> int:
-        return int(self._tokenizer.convert_tokens_to_ids(text))
-
-
-def _dummy_turn(results: Messages) -> dict[str, Any]:
-    """An assistant turn with the calls that `results` answer; the mark is its last word."""
-    if not results:
-        return answer(MARK)
-    arguments = [*([{}] * (len(results) - 1)), {"mark": MARK}]
-    return calling(arguments, [result["name"] for result in results])
 
 
 def _frozen(ids: list[int]) -> NDArray[np.int32]:

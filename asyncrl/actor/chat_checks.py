@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from operator import eq
 from typing import Any
 
 import numpy as np
@@ -100,42 +101,30 @@ def check_tasks(chat: Chat, path: str, rows: Mapping[int, Task], functions: Mapp
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Rewriting:
-    """A conversation of `CONVERSATIONS` that the template rewrites: its name, and what is recorded and rendered around
-    the point where both begin to differ."""
-
-    name: str
-    recorded: str
-    rendered: str
-
-
-def rewritings(chat: Chat) -> list[Rewriting]:
-    """What the template rewrites. Conversations that it refuses are left out."""
-    found = []
+def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
+    """What the template rewrites: the names of conversations in `CONVERSATIONS`, by what is recorded and what is
+    rendered around the point where both begin to differ. Conversations that the template refuses are left out."""
+    found = defaultdict(list)
     for name, (messages, tools) in CONVERSATIONS.items():
-        try:
+        with suppress(RefusedError):
             tokens = _recorded(chat, messages, tools)
             if not chat.renders(tokens, messages, tools):
-                both = chat.text(tokens), chat.text(chat.rendered(messages, tools))
-                found.append(Rewriting(name, *_first_difference(*both)))
-        except RefusedError:
-            continue
+                recorded, rendered = chat.text(tokens), chat.text(chat.rendered(messages, tools))
+                first = [*map(eq, recorded, rendered), False].index(False)
+                around = slice(max(0, first - 30), first + 30)
+                found[recorded[around], rendered[around]].append(name)
     return found
 
 
 def report_rewritings(chat: Chat, history: str) -> None:
     """Log once what the template rewrites, and what `actor.history` makes of it."""
-    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for each in rewritings(chat):
-        alike[each.recorded, each.rendered].append(each.name)
-    if alike:
+    if found := rewritings(chat):
         log.warning(
             "the model's chat template rewrites the history (docs/agents.md): %s. It rewrites %s",
             _CONSEQUENCES[history],
             "; ".join(
                 f"{', '.join(names)}: recorded {recorded!r}, rendered {rendered!r}"
-                for (recorded, rendered), names in alike.items()
+                for (recorded, rendered), names in found.items()
             ),
         )
 
@@ -158,11 +147,3 @@ def _recorded(chat: Chat, messages: Messages, tools: Messages) -> NDArray[np.int
         if turn + 1 < len(messages):
             tokens.append(chat.suffix(messages[turn + 1 : following], tools, int(sampled[-1])))
     return np.concatenate(tokens)
-
-
-def _first_difference(recorded: str, rendered: str) -> tuple[str, str]:
-    """Both texts around the first character in which they differ."""
-    shorter = min(len(recorded), len(rendered))
-    first = next((index for index in range(shorter) if recorded[index] != rendered[index]), shorter)
-    start = max(0, first - 30)
-    return recorded[start : first + 30], rendered[start : first + 30]

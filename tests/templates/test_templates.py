@@ -176,7 +176,7 @@ def test_what_is_recorded_is_the_templates_own_rendering_or_listed(name: str, wh
 
 @NAMES
 def test_what_a_template_rewrites_is_found_at_the_start(name: str):
-    found_out = {each.name for each in rewritings(chat_of(name))}
+    found_out = {each for names in rewritings(chat_of(name)).values() for each in names}
     assert found_out == REWRITTEN.get(name, set())
 
 
