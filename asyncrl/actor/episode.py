@@ -30,22 +30,6 @@ ReadCalls = Callable[[str, bool], Calls]
 """Reads the tool calls in a turn's text. The second argument is true if the policy ended the turn itself."""
 
 
-class Stopwatch:
-    """Seconds by phase."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        started = self._clock()
-        try:
-            yield
-        finally:
-            self.seconds[phase] += self._clock() - started
-
-
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One turn of the policy: `message` as templates take it, which is all text if one of the `calls` is malformed.
@@ -59,17 +43,27 @@ class Completion:
 
 
 class Episode:
-    """The running episode of `ticket`."""
+    """The running episode of `ticket`; `seconds` are those of its phases so far."""
 
     def __init__(self, ticket: Ticket, runner: EpisodeRunner) -> None:
         self.ticket = ticket
-        self.watch = Stopwatch(runner.clock)
+        self.chat = runner.chat
         self.recorder = Recorder(ticket.id, runner.limits)
+        self.seconds: dict[str, float] = defaultdict(float)
         self.is_over = False
         self._engine = runner.engine
-        self.chat = runner.chat
+        self._clock = runner.clock
         self._conversation = Conversation(self.recorder, runner.chat, runner.as_rendered)
         self._room_changed = asyncio.Event()
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds of the body to those of `phase`."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += self._clock() - started
 
     async def complete(self, request: CompletionRequest, read_calls: ReadCalls) -> Completion:
         """Sample the policy's next turn and record it. If this raises or is cancelled, nothing is recorded.
@@ -107,7 +101,7 @@ class Episode:
     async def _sample(self, request: CompletionRequest, reservation: Reservation, read_calls: ReadCalls) -> Completion:
         branch, chat = reservation.branch, self.chat
         seen = len(branch)
-        with self.watch("generate"):
+        with self.timed("generate"):
             sampling = Sampling(self.ticket.temperature, branch.reserved)
             sampled = await self._engine.generate(branch.tokens, sampling, chat.stop_ids, branch.session)
         if self.is_over:
@@ -153,11 +147,11 @@ class EpisodeRunner:
         """
         episode = Episode(ticket, self)
         try:
-            with episode.watch("wait"):
+            with episode.timed("wait"):
                 await self.engine.wait_for_version(ticket.min_version, pin=ticket.pin)
             begin()
             rewards = await self.player(episode)
-            seconds = dict(episode.watch.seconds)
+            seconds = dict(episode.seconds)
             return episode.recorder.trajectory(ticket, rewards, seconds, self.step_split, self.chat.piece)
         finally:
             episode.end()
@@ -194,7 +188,7 @@ class ToolPlayer:
             if not recorder.turns_left:
                 recorder.truncated = True
                 return
-            with episode.watch("tools"):
+            with episode.timed("tools"):
                 results = await tools.answer(completion.calls)
             answers = (
                 {"role": "tool", "name": call.name, "content": result}

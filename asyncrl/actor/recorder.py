@@ -67,37 +67,24 @@ class Branch:
         """The tokens so far, int32[T]: a view."""
         return self._tokens[: len(self)]
 
-    def arrays(self, length: int) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+    def columns(self, length: int) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
         """Tokens, log-probs and versions of the first `length` tokens, as a Trajectory has them: views."""
         return self._tokens[:length], self._logprobs[:length], self._versions[:length]
-
-    def add_context(self, tokens: NDArray[np.int32], role: Role, calls: Sequence[ToolCall] = ()) -> None:
-        """Add tokens that were not sampled here; `calls` are tool calls in them that the policy made earlier."""
-        self._add(tokens, 0.0, NO_VERSION, role, "", calls)
-
-    def add_completion(self, sampled: Generation, calls: Sequence[ToolCall]) -> None:
-        """Add what the policy sampled, with the tool calls in it. Nothing is in flight any more."""
-        self._add(sampled.tokens, sampled.logprobs, sampled.versions, Role.ASSISTANT, sampled.finish_reason, calls)
-        self.reserved = 0
-
-    def cut(self, length: int) -> None:
-        """Remove the tokens behind the first `length`, and the reservation."""
-        self.turns = self.turns_within(length)
-        self.reserved = 0
 
     def turns_within(self, length: int) -> list[Turn]:
         """The turns of the first `length` tokens."""
         return [turn for turn in self.turns if turn.end <= length]
 
-    def _add(
+    def add(
         self,
         tokens: NDArray[np.int32],
-        logprobs: NDArray[np.float32] | float,
-        versions: NDArray[np.int32] | int,
         role: Role,
-        finish_reason: str,
-        calls: Sequence[ToolCall],
+        calls: Sequence[ToolCall] = (),
+        logprobs: NDArray[np.float32] | float = 0.0,
+        versions: NDArray[np.int32] | int = NO_VERSION,
+        finish_reason: str = "",
     ) -> None:
+        """Add a turn with the tool calls in it. Tokens that were not sampled here have no log-probs and no version."""
         start = len(self)
         end = start + len(tokens)
         self._tokens[start:end], self._logprobs[start:end], self._versions[start:end] = tokens, logprobs, versions
@@ -111,17 +98,13 @@ class Prefix(NamedTuple):
     turn: Turn
 
     @property
-    def length(self) -> int:
-        return self.turn.end
-
-    @property
     def tokens(self) -> NDArray[np.int32]:
         return self.branch.tokens[: self.turn.end]
 
     @property
     def is_continued(self) -> bool:
         """Whether more tokens follow in the branch, or will."""
-        return len(self.branch) > self.length or self.branch.reserved > 0
+        return len(self.branch) > self.turn.end or self.branch.reserved > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +145,7 @@ class Recorder:
         Raises LimitError: there is no room. Raises BusyError: completions in flight may leave room when they end.
         """
         extends = prefix is not None and not prefix.is_continued
-        seen = len(added) + (prefix.length if prefix else 0)
+        seen = len(added) + (prefix.turn.end if prefix else 0)
         new = len(added) if extends else seen
         in_flight = [branch for branch in self.branches if branch.reserved]
         room = self._room(seen, new, in_flight)
@@ -173,7 +156,7 @@ class Recorder:
             raise self._refusal(seen, new)
         branch = prefix.branch if prefix and extends else self._begin(prefix)
         start = len(branch) if extends else 0
-        branch.add_context(added, Role.TOOL if prefix else Role.PROMPT)
+        branch.add(added, Role.TOOL if prefix else Role.PROMPT)
         branch.reserved = min(room, max_tokens or room)
         return Reservation(branch, start, self.truncated)
 
@@ -189,18 +172,20 @@ class Recorder:
             raise EngineError(
                 f"the engine gave {tokens} tokens of at most {branch.reserved}, finish {sampled.finish_reason!r}"
             )
-        branch.add_completion(sampled, calls)
+        branch.add(sampled.tokens, Role.ASSISTANT, calls, sampled.logprobs, sampled.versions, sampled.finish_reason)
+        branch.reserved = 0
         self.truncated = self.truncated and not reservation.after_refusal
         self.completions.append(Prefix(branch, branch.turns[-1]))
         return self.completions[-1]
 
     def cancel(self, reservation: Reservation) -> str | None:
         """There will be no completion: all is as before the request. Returns the session that ends with it, if any."""
+        branch = reservation.branch
         if reservation.start:
-            reservation.branch.cut(reservation.start)
+            branch.turns, branch.reserved = branch.turns_within(reservation.start), 0
             return None
-        self.branches.remove(reservation.branch)
-        return reservation.branch.session
+        self.branches.remove(branch)
+        return branch.session
 
     def last_completions(self) -> list[Prefix]:
         """The last completion of each branch that has one, oldest first."""
@@ -223,16 +208,13 @@ class Recorder:
         ends = self.last_completions()
         if not ends:
             raise InvariantError(f"{ticket.id}: the episode ended before any request for a completion")
-        parts = [branch.arrays(turn.end) for branch, turn in ends]
-        tokens, logprobs, versions = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        columns = (branch.columns(last.end) for branch, last in ends)
+        tokens, logprobs, versions = map(np.concatenate, zip(*columns, strict=True))
         turns: list[Turn] = []
-        start = 0
         for branch, last in ends:
-            shifted = (
-                turn._replace(start=start + turn.start, end=start + turn.end) for turn in branch.turns_within(last.end)
-            )
-            turns += shifted
-            start += last.end
+            start = turns[-1].end if turns else 0
+            within = branch.turns_within(last.end)
+            turns += [turn._replace(start=start + turn.start, end=start + turn.end) for turn in within]
         completed = turns[-1].finish_reason == "stop" and not self.truncated
         return Trajectory(
             id=ticket.id,
@@ -276,6 +258,6 @@ class Recorder:
         branch = Branch(next(self._sessions), self._limits.max_tokens)
         self.branches.append(branch)
         if prefix:
-            calls = [call for turn in prefix.branch.turns_within(prefix.length) for call in turn.tool_calls]
-            branch.add_context(prefix.tokens, Role.PROMPT, calls)
+            turns = prefix.branch.turns_within(prefix.turn.end)
+            branch.add(prefix.tokens, Role.PROMPT, [call for turn in turns for call in turn.tool_calls])
         return branch

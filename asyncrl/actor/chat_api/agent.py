@@ -39,15 +39,14 @@ class AgentPlayer:
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
         """Raises AgentError. If the engine failed a request, raises the engine's error, even if the agent hides it."""
-        seconds = episode.watch.seconds
-        with episode.watch("agent"), self.server.open(episode) as endpoint:
+        with episode.timed("agent"), self.server.open(episode) as endpoint:
             try:
                 rewards = await self.agent(episode.ticket.task, endpoint.base_url, endpoint.api_key)
             except Exception as error:
                 raise endpoint.fault or AgentError(f"the agent failed: {reason_of(error)}") from error
         if endpoint.fault is not None:
             raise endpoint.fault
-        seconds["agent"] = max(0.0, seconds["agent"] - seconds["generate"])
+        episode.seconds["agent"] = max(0.0, episode.seconds["agent"] - episode.seconds["generate"])
         return {name: float(reward) for name, reward in (rewards or {}).items()}
 
     def counters(self) -> Mapping[str, float]:
