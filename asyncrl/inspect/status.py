@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from asyncrl.ids import opening_order
 from asyncrl.inspect.run import LiveReplay
@@ -19,8 +19,6 @@ from asyncrl.replay.records import ENDS, LIVE, GroupRecord, ReadyGroup, TicketRe
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun, shard_paths, sum_counters
 
-K = TypeVar("K")
-
 RECENT_PLANS = 10
 FLOW = ("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead", "refused", "tokens_thrown_away")
 DEPTHS = ("pending", "tickets", "groups", "ready", "again")
@@ -28,35 +26,43 @@ DEPTHS = ("pending", "tickets", "groups", "ready", "again")
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:
-    """A store at one moment: counters; the number of recorded plans; trajectories by state; lags of ready groups and of
-    the trajectories in the newest plans; how many tickets each actor holds, and how many trajectories each scorer; the
-    open ticket whose group was opened first, and its actor; bytes of the store's pages in use."""
+    """A store at one moment. `counters` include `live_bytes`, the bytes of its pages in use. `counts` has by name:
+    `states`, trajectories by state; `ready_groups` by lag; `planned_trajectories`, those of the newest plans, by lag;
+    `actors`, tickets by their actor; `scorers`, trajectories by their scorer. `steps` is the number of recorded plans,
+    and `oldest_ticket` the open ticket whose group was opened first, with its actor."""
 
     counters: dict[str, int]
+    counts: dict[str, Counter[Any]]
     steps: int
-    states: dict[str, int]
-    ready_lags: dict[int, int]
-    planned_lags: dict[int, int]
-    held: dict[str, int]
-    leased: dict[str, int]
     oldest_ticket: tuple[str, str] | None
-    live_bytes: int
 
 
 def summarise(tx: Transaction) -> StoreSummary:
     """One shard's store."""
-    version = tx.counter("version")
-    return StoreSummary(
-        counters=counters(tx),
-        steps=tx.count("plans"),
-        states={**_live_states(tx), **{state.value: tx.counter(state) for state in ENDS}},
-        ready_lags=Counter(version - ready.oldest for _, ready in tx.ordered("ready", ReadyGroup)),
-        planned_lags=_planned_lags(tx),
-        held=tx.holders("held"),
-        leased=tx.holders("leased"),
-        oldest_ticket=_oldest_ticket(tx),
-        live_bytes=tx.live_bytes(),
-    )
+    version, steps = tx.counter("version"), tx.count("plans")
+    at_work = [(name, ticket.worker) for name, ticket in TicketRecord.all(tx) if ticket.worker]
+    counts: dict[str, Counter[Any]] = {
+        "states": Counter({**_live_states(tx), **{state.value: tx.counter(state) for state in ENDS}}),
+        "ready_groups": Counter(version - ready.oldest for _, ready in tx.ordered("ready", ReadyGroup)),
+        "planned_trajectories": _planned_lags(tx),
+        "actors": Counter(tx.holders("held")),
+        "scorers": Counter(tx.holders("leased")),
+    }
+    return StoreSummary({**counters(tx), "live_bytes": tx.live_bytes()}, counts, steps, _oldest(at_work))
+
+
+def join(shards: Sequence[StoreSummary]) -> StoreSummary:
+    """All shards as one."""
+    counts: dict[str, Counter[Any]] = {name: Counter() for name in shards[0].counts}
+    for shard in shards:
+        for name, found in shard.counts.items():
+            counts[name].update(found)
+    oldest = _oldest([each.oldest_ticket for each in shards if each.oldest_ticket])
+    return StoreSummary(sum_counters([each.counters for each in shards]), counts, min(s.steps for s in shards), oldest)
+
+
+def _oldest(tickets: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    return min(tickets, key=lambda ticket: opening_order(ticket[0]), default=None)
 
 
 def _live_states(tx: Transaction) -> dict[str, int]:
@@ -77,39 +83,6 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
         facts = [TrajectoryRecord.load(tx, name) for name in plan.ids]
         lags.update(plan.version - each.oldest for each in facts if each is not None)
     return lags
-
-
-def _oldest_ticket(tx: Transaction) -> tuple[str, str] | None:
-    at_work = ((name, ticket.worker) for name, ticket in TicketRecord.all(tx) if ticket.worker)
-    return min(at_work, key=_opening_order, default=None)
-
-
-def _opening_order(ticket: tuple[str, str]) -> tuple[bool, str]:
-    return opening_order(ticket[0])
-
-
-def join(shards: Sequence[StoreSummary]) -> StoreSummary:
-    """All shards as one."""
-    return StoreSummary(
-        counters=sum_counters([each.counters for each in shards]),
-        steps=min(each.steps for each in shards),
-        states=_sum([each.states for each in shards]),
-        ready_lags=_sum([each.ready_lags for each in shards]),
-        planned_lags=_sum([each.planned_lags for each in shards]),
-        held=_sum([each.held for each in shards]),
-        leased=_sum([each.leased for each in shards]),
-        oldest_ticket=min(
-            (each.oldest_ticket for each in shards if each.oldest_ticket), key=_opening_order, default=None
-        ),
-        live_bytes=sum(each.live_bytes for each in shards),
-    )
-
-
-def _sum(parts: Sequence[dict[K, int]]) -> dict[K, int]:
-    total: Counter[K] = Counter()
-    for part in parts:
-        total.update(part)
-    return dict(total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,58 +111,50 @@ def describe(
     (None without `before`), states, depths, admission and failed_handshakes (None unless it runs), lags, leases,
     oldest_ticket, disk, readers (processes that have read one snapshot for too long), failing (why tickets are few).
     """
-    counters, high_water = now.store.counters, sum(each["high_water_bytes"] for each in now.live)
+    store, live = now.store, now.live
+
+    def running(name: str) -> int:
+        return sum(each[name] for each in live)
+
     return {
         "store": str(folder),
-        "running": bool(now.live),
+        "running": bool(live),
         "problem": now.problem or None,
-        "version": counters["version"],
-        "steps": now.store.steps,
-        "totals": {name: counters[name] for name in FLOW},
-        "rates": None if before is None else rates(before, now),
-        "states": now.store.states,
-        "depths": {name: counters[f"depth_{name}"] for name in DEPTHS},
-        "admission": _admission(now.live),
-        "failed_handshakes": sum(each["failed_handshakes"] for each in now.live) if now.live else None,
-        "lags": {
-            "ready_groups": dict(sorted(now.store.ready_lags.items())),
-            "planned_trajectories": dict(sorted(now.store.planned_lags.items())),
-        },
-        "leases": _leases(now),
-        "oldest_ticket": _ticket_at_work(now),
+        "version": store.counters["version"],
+        "steps": store.steps,
+        "totals": {name: store.counters[name] for name in FLOW},
+        "rates": None if before is None else _rates(before, now),
+        "states": store.counts["states"],
+        "depths": {name: store.counters[f"depth_{name}"] for name in DEPTHS},
+        "admission": {name: running(name) for name in ("committed", "capacity")} if live else None,
+        "failed_handshakes": running("failed_handshakes") if live else None,
+        "lags": {name: dict(sorted(store.counts[name].items())) for name in ("ready_groups", "planned_trajectories")},
+        "leases": [lease for kind in ("actors", "scorers") for lease in _leases(now, kind)],
+        "oldest_ticket": store.oldest_ticket and _ticket(*store.oldest_ticket, _silence(live, "actors")),
         "disk": {
             "file_bytes": sum((path / "data.mdb").stat().st_size for path in shard_paths(folder)),
-            "live_bytes": now.store.live_bytes,
-            "high_water_bytes": high_water_bytes if now.problem else high_water,
+            "live_bytes": store.counters["live_bytes"],
+            "high_water_bytes": high_water_bytes if now.problem else running("high_water_bytes"),
         },
-        "readers": [reader for each in now.live for reader in each["readers"]],
-        "failing": [each["failing"] for each in now.live if each["failing"]],
+        "readers": [reader for each in live for reader in each["readers"]],
+        "failing": [each["failing"] for each in live if each["failing"]],
     }
 
 
-def rates(before: StatusSample, now: StatusSample) -> dict[str, float]:
+def _rates(before: StatusSample, now: StatusSample) -> dict[str, float]:
     """Changes a second of the totals and of the steps."""
     seconds = max(now.at - before.at, 1e-9)
     totals = {name: (now.store.counters[name] - before.store.counters[name]) / seconds for name in FLOW}
     return {**totals, "steps": (now.store.steps - before.store.steps) / seconds}
 
 
-def _admission(live: list[dict[str, Any]]) -> dict[str, int] | None:
-    if not live:
-        return None
-    return {name: sum(each[name] for each in live) for name in ("committed", "capacity")}
-
-
-def _leases(now: StatusSample) -> list[dict[str, Any]]:
+def _leases(now: StatusSample, kind: str) -> list[dict[str, Any]]:
     """The leases of every worker, and the seconds since its last request where the replay runs."""
-    found = []
-    for kind, holds in (("actors", now.store.held), ("scorers", now.store.leased)):
-        silence = _silence(now.live, kind)
-        found += [
-            {"kind": kind, "worker": worker, "holds": holds.get(worker, 0), "silence_s": silence.get(worker)}
-            for worker in sorted(holds.keys() | silence.keys())
-        ]
-    return found
+    holds, silence = now.store.counts[kind], _silence(now.live, kind)
+    return [
+        {"kind": kind, "worker": worker, "holds": holds[worker], "silence_s": silence.get(worker)}
+        for worker in sorted(holds.keys() | silence.keys())
+    ]
 
 
 def _silence(live: list[dict[str, Any]], kind: str) -> Mapping[str, float]:
@@ -201,8 +166,5 @@ def _silence(live: list[dict[str, Any]], kind: str) -> Mapping[str, float]:
     return found
 
 
-def _ticket_at_work(now: StatusSample) -> dict[str, Any] | None:
-    if now.store.oldest_ticket is None:
-        return None
-    ticket, actor = now.store.oldest_ticket
-    return {"id": ticket, "actor": actor, "silence_s": _silence(now.live, "actors").get(actor)}
+def _ticket(name: str, actor: str, silence: Mapping[str, float]) -> dict[str, Any]:
+    return {"id": name, "actor": actor, "silence_s": silence.get(actor)}

@@ -31,11 +31,8 @@ def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dic
 
 def dead_letter_table(letters: Sequence[tuple[str, DeadLetter]]) -> Table:
     """Dead letters for a terminal."""
-    table = Table(
-        box=None, pad_edge=False, header_style="dim", title=f"{len(letters)} dead letters", title_justify="left"
-    )
-    for column in ("id", "failed in", "attempts", "reason"):
-        table.add_column(column, justify="right" if column == "attempts" else "left", no_wrap=column == "id")
+    table = _table(f"{len(letters)} dead letters", "id", "failed in", "attempts", "reason", numbers=False)
+    table.columns[0].no_wrap = True
     for name, letter in letters:
         failed_in = "scoring" if letter.scoring else "episode"
         table.add_row(name, failed_in, str(letter.attempt + 1), escape(printable(letter.reason)))
@@ -44,10 +41,9 @@ def dead_letter_table(letters: Sequence[tuple[str, DeadLetter]]) -> Table:
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
     """The values of `status.describe`, readable."""
-    blocks = [_flow(status), _states(status["states"]), _depths(status)]
     return Group(
         _title(status),
-        Columns(blocks, padding=(1, 4)),
+        Columns([_flow(status), _rows("by state", status["states"]), _queues(status)], padding=(1, 4)),
         _lags(status["lags"]),
         "",
         _leases(status["leases"]),
@@ -69,10 +65,10 @@ def _title(status: Mapping[str, Any]) -> Text:
     return title.append(f"   {status['problem']}", "dim")
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, *columns: str, numbers: bool = True) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", header_style="dim")
+        table.add_column(column, justify="right" if index and numbers else "left", header_style="dim")
     return table
 
 
@@ -84,29 +80,23 @@ def _flow(status: Mapping[str, Any]) -> Table:
     return table
 
 
-def _states(states: Mapping[str, int]) -> Table:
-    return _rows("by state", states.items())
-
-
-def _depths(status: Mapping[str, Any]) -> Table:
-    rows: list[tuple[str, object]] = [*status["depths"].items()]
+def _queues(status: Mapping[str, Any]) -> Table:
+    rows = dict(status["depths"])
     if status["running"]:
-        rows.append(("admitted", f"{status['admission']['committed']}/{status['admission']['capacity']}"))
-        rows.append(("rejected", status["failed_handshakes"]))
+        rows["admitted"] = f"{status['admission']['committed']}/{status['admission']['capacity']}"
+        rows["rejected"] = status["failed_handshakes"]
     return _rows("queues", rows)
 
 
-def _rows(title: str, rows: Iterable[tuple[str, object]]) -> Table:
+def _rows(title: str, rows: Mapping[str, object]) -> Table:
     table = _table(title, "", "")
-    for name, value in rows:
+    for name, value in rows.items():
         table.add_row(name, str(value))
     return table
 
 
 def _lags(lags: Mapping[str, Mapping[int, int]]) -> Table:
-    table = Table(title="lag", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in ("versions", "groups that are ready", "trajectories of the newest plans"):
-        table.add_column(column, header_style="dim")
+    table = _table("lag", "versions", "groups that are ready", "trajectories of the newest plans", numbers=False)
     ready, planned = lags["ready_groups"], lags["planned_trajectories"]
     for lag in sorted(ready.keys() | planned.keys()):
         table.add_row(str(lag), _bar(ready, lag, "cyan"), _bar(planned, lag, "magenta"))

@@ -29,7 +29,7 @@ def test_states_are_those_of_all_facts_at_every_point_of_a_run(tmp_path: Path) -
     planned = 0
 
     def check() -> None:
-        counted = {state: count for state, count in summary(core).states.items() if count}
+        counted = {state: count for state, count in summary(core).counts["states"].items() if count}
         assert counted == states_by_reading_everything(core)
         seen.update(counted)
 
@@ -57,11 +57,11 @@ def test_lags_are_versions_behind_the_newest_publish_and_behind_the_plan(tmp_pat
     run_episodes(core, 8)
     core.publish(1)
     run_episodes(core, 4, version=1)
-    assert summary(core).ready_lags == {1: 4, 0: 2}
+    assert summary(core).counts["ready_groups"] == {1: 4, 0: 2}
     core.plan(0)
     core.plan(1)
-    assert summary(core).ready_lags == {0: 2}
-    assert summary(core).planned_lags == {0: 4, 1: 4}
+    assert summary(core).counts["ready_groups"] == {0: 2}
+    assert summary(core).counts["planned_trajectories"] == {0: 4, 1: 4}
     assert summary(core).steps == 2
 
 
@@ -72,7 +72,7 @@ def test_leases_are_counted_by_worker_and_the_oldest_ticket_is_that_of_the_first
     core.put(make_trajectory(first[0]))
     core.lease(worker="s")
     seen = summary(core)
-    assert (seen.held, seen.leased) == ({"a": 2, "b": 2}, {"s": 1})
+    assert (seen.counts["actors"], seen.counts["scorers"]) == ({"a": 2, "b": 2}, {"s": 1})
     assert seen.oldest_ticket == (first[1].id, "a")
     assert summary(make_run(tmp_path / "empty")).oldest_ticket is None
 
@@ -88,5 +88,4 @@ def test_shards_are_summed(tmp_path: Path) -> None:
     assert both.counters["accepted"] == 12
     assert both.counters["version"] == 1
     assert both.steps == 0
-    assert both.states["labelled"] == 8
-    assert both.states["planned"] == 4
+    assert (both.counts["states"]["labelled"], both.counts["states"]["planned"]) == (8, 4)
