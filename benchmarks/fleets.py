@@ -19,18 +19,15 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.actor.engine.fleet.discovery import listed
-from asyncrl.actor.engine.fleet.endpoint import Endpoint, FleetSettings
+from asyncrl.actor.engine.fleet.endpoint import FleetSettings
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.sglang.ways import WaySettings
 from asyncrl.types import RunIdentity
-
-DRAIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -85,14 +82,32 @@ class OpenFleet:
 
 
 class TimedServer(SglangServer):
-    """Notes in `loads` how long it took to load weights."""
+    """Notes in `loads` how long it took to load weights, and in `switches` the whole updates around that."""
 
     loads: list[float]
+    switches: list[float]
+    _own: int | None = None
+
+    async def prepare(self, update: Update) -> None:
+        await super().prepare(update)
+        self._prepared = time.perf_counter()
 
     async def load(self, update: Update) -> None:
         begun = time.perf_counter()
         await super().load(update)
         self.loads.append(time.perf_counter() - begun)
+        self._own = len(self.switches)
+        self.switches.append(time.perf_counter() - self._prepared)
+
+    async def flush(self) -> None:
+        await super().flush()
+        self.switches[self._own] = time.perf_counter() - self._prepared
+
+    async def resume(self) -> None:
+        """The end of an update with a pause, and part of every join."""
+        await super().resume()
+        if self._own is not None:
+            self.switches[self._own] = time.perf_counter() - self._prepared
 
 
 @asynccontextmanager
@@ -107,24 +122,16 @@ async def fleet_over(
 
     def open_server(url: str) -> SglangServer:
         server = TimedServer(url, context=context, settings=settings)
-        server.loads = opened.loads
+        server.loads, server.switches = opened.loads, opened.switches
         opened.servers.append(server)
         return server
-
-    switcher = Switcher(push.mode, DRAIN_S)
-
-    async def switch(endpoint: Endpoint, update: Update) -> None:
-        begun = time.perf_counter()
-        await switcher(endpoint, update)
-        opened.switches.append(time.perf_counter() - begun)
 
     fleet = Fleet(
         listed(urls),
         open_server,
-        switch,
         expected={name: tuple(each.shape) for name, each in policy.tensors.items()},
         vocabulary=policy.vocabulary,
-        settings=FleetSettings(salted=salted(push.mode)),
+        settings=FleetSettings(mode=push.mode),
         folders=Folders(folder, policy.write_config, RunIdentity("benchmark")),
     )
     opened = OpenFleet(fleet)

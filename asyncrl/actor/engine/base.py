@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.errors import EngineError
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import Weights
 
@@ -59,6 +60,14 @@ class IdleClock:
     def busy(self) -> None:
         """There is a request from now on."""
         self._state = (self.read()[1], None)
+
+
+def check_ids(tokens: NDArray[np.int32], vocabulary: int) -> None:
+    """Raises EngineError: there are no `tokens` to continue, or some are not among the policy's."""
+    if not len(tokens):
+        raise EngineError("there is nothing to continue: at least 1 token must be given")
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise EngineError(f"token ids must be from 0 to {vocabulary - 1}; got {tokens.min()} to {tokens.max()}")
 
 
 class Engine(Protocol):

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock
+from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, check_ids
 from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
 from asyncrl.actor.engine.sampling import request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
@@ -169,14 +169,11 @@ class EmbeddedEngine:
         await asyncio.wrap_future(done)
 
     def _check(self, tokens: NDArray[np.int32]) -> None:
-        if not 0 < len(tokens) < self._max_length:
+        check_ids(tokens, int(self._model.config.get_text_config().vocab_size))
+        if len(tokens) >= self._max_length:
             raise EngineError(
-                f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, give at least 1 and leave "
-                "1 to sample"
+                f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, leave 1 to sample"
             )
-        vocabulary = int(self._model.config.get_text_config().vocab_size)
-        if tokens.min() < 0 or tokens.max() >= vocabulary:
-            raise EngineError(f"token ids must be from 0 to {vocabulary - 1}; got {tokens.min()} to {tokens.max()}")
 
     # All methods below run in the engine's own thread.
 

@@ -16,7 +16,6 @@ from asyncrl.actor.engine.fleet.endpoint import FleetSettings
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import InferenceServer
-from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.actor.engine.fleet.update import CPU
 from asyncrl.actor.engine.sglang.launch import STOP_S as SERVER_STOP_S
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
@@ -73,12 +72,17 @@ def _open_fleet(config: TrainConfig) -> OpenedEngine:
     agree_with_servers(config)
     folders = _folders(config)
     settings = FleetSettings(
-        engine.attempts, engine.wait_s, engine.check_s, salted(weights.mode), engine.segment_tokens, close_s=CLOSE_S
+        engine.attempts,
+        engine.wait_s,
+        engine.check_s,
+        weights.mode,
+        weights.drain_s,
+        engine.segment_tokens,
+        close_s=CLOSE_S,
     )
     fleet = Fleet(
         listed([server.url for server in launched]) if launched else _discovery(config),
         partial(SERVERS[engine.kind], config),
-        Switcher(weights.mode, weights.drain_s),
         expected=policy.tensors,
         vocabulary=policy.vocabulary,
         settings=settings,

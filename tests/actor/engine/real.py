@@ -24,7 +24,6 @@ from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.server import InferenceServer
-from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.errors import EngineError
 from asyncrl.machine.child import kill_group, last_lines, start_guarded
 from asyncrl.machine.ports import free_ports
@@ -129,10 +128,9 @@ async def fleet_over(
     fleet = Fleet(
         servers if callable(servers) else listed(servers),
         open_server,
-        Switcher(mode, 60.0),
         expected={name: tuple(tensor.shape) for name, tensor in parameters(model).items()},
         vocabulary=model.config.vocab_size,
-        settings=FleetSettings(check_s=0.5, wait_s=600, salted=salted(mode), segment_tokens=segment_tokens),
+        settings=FleetSettings(check_s=0.5, wait_s=600, mode=mode, segment_tokens=segment_tokens),
         folders=Folders(Path(space.name), model.config.save_pretrained, OWN_RUN),
         **options,
     )

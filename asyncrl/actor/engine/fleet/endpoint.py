@@ -16,7 +16,7 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.fleet.server import InferenceServer, Segment, ServerFaultError
+from asyncrl.actor.engine.fleet.server import InferenceServer, Segment, ServerFaultError, check_segment
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
@@ -33,6 +33,9 @@ from asyncrl.types import NO_VERSION, Sampling
 logger = logging.getLogger(__name__)
 
 RETRY_DOUBLINGS = 5
+ABORT_S = 60.0
+ABORT_RETRY_S = 0.1
+"""An abort that overtakes a request does not end it: aborts are repeated until none is in flight."""
 
 T = TypeVar("T")
 
@@ -71,21 +74,27 @@ class FleetSettings:
 
     `attempts` server faults in a row without a new token fail a turn, as do `wait_s` without a server. The fleet looks
     for servers, and checks each, every `check_s`. A lost one is joined again after `retry_s`; the pause doubles with
-    every update that fails. `salted` keeps the prefixes of versions apart in the servers' caches. A request asks for
+    every update that fails. Updates are of `mode` (see above); a drain lasts `drain_s` at most. A request asks for
     `segment_tokens` at most, or for its whole turn where that is 0. `Fleet.close` takes `close_s` at most.
     """
 
     attempts: int = 4
     wait_s: float = 600.0
     check_s: float = 5.0
-    salted: bool = False
+    mode: str = "abort"
+    drain_s: float = 60.0
     segment_tokens: int = 0
     retry_s: float = 1.0
     close_s: float = 8.0
 
+    @property
+    def salted(self) -> bool:
+        """Whether the requests of each version have a prefix cache of their own; otherwise every update flushes it."""
+        return self.mode == "in_place"
+
 
 class Endpoint:
-    """`target` gives the update that the server should have, `switch` brings the server to it.
+    """`target` gives the update that the server should have; the policy's ids are less than `vocabulary`.
 
     `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
     `server_faults` and `server_updates`.
@@ -95,8 +104,8 @@ class Endpoint:
         self,
         server: InferenceServer,
         target: Callable[[Endpoint], Update | None],
-        switch: Switch,
         changed: Callable[[], None],
+        vocabulary: int,
         counts: Counter[str],
         settings: FleetSettings,
     ) -> None:
@@ -104,8 +113,8 @@ class Endpoint:
         self.state = EndpointState.LOST
         self.version = NO_VERSION
         self._target = target
-        self._switch = switch
         self._changed = changed
+        self._vocabulary = vocabulary
         self._counts = counts
         self._settings = settings
         self._failed_updates = 0
@@ -128,14 +137,11 @@ class Endpoint:
     def notify(self) -> None:
         self._condition.notify_all()
 
-    async def idle(self, seconds: float) -> bool:
-        """Whether no request was in flight at some moment of the next `seconds`."""
-        return await self._condition.wait_for(lambda: not self._in_flight, seconds)
-
     async def generate(self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int]) -> Segment:
         """As the server does. Cancelling the call aborts the request.
 
-        Raises ServerFaultError also where the server was lost meanwhile, or answers with weights of another owner.
+        Raises ServerFaultError also where the server was lost meanwhile, or answers with weights of another owner, with
+        ids outside the vocabulary or with impossible log-probs.
         """
         rid, label, scope = uuid.uuid4().hex, self._label, asyncio.timeout(None)
         try:
@@ -144,6 +150,7 @@ class Endpoint:
                 segment = await self.server.generate(
                     rid, tokens, sampling, stop, label if self._settings.salted else None
                 )
+            check_segment(segment, self._vocabulary)
             self._check_labels(segment, label)
         except TimeoutError as error:
             raise ServerFaultError(f"{self.server.url} was lost") from error
@@ -173,7 +180,7 @@ class Endpoint:
         self._keeper.cancel()
         try:
             await asyncio.gather(self._keeper, return_exceptions=True)
-            await self.idle(grace_s)
+            await self._idle(grace_s)
             self.lose()
             await asyncio.gather(*self._aborts)
             with suppress(EngineError):
@@ -243,11 +250,38 @@ class Endpoint:
                 self._failed_updates = 0
                 return
             self._enter(EndpointState.STALE)
-            await self._switch(self, update)
+            await self._switch(update)
         self._failed_updates = 0
         self.version, self._label = update.version, update.label
         self._counts["server_updates"] += 1
         self._enter(EndpointState.READY)
+
+    async def _switch(self, update: Update) -> None:
+        """Bring the server to `update`. After an error its weights are unknown."""
+        server, settings = self.server, self._settings
+        pauses = settings.mode in ("in_place", "retract") and server.spans
+        if pauses:
+            await server.pause(settings.mode)
+        elif not (settings.mode == "drain" and await self._idle(settings.drain_s)):
+            await self._abort_all()
+        await server.load(update)
+        if not settings.salted:
+            await server.flush()
+        if pauses:
+            await server.resume()
+
+    async def _abort_all(self) -> None:
+        for _ in range(int(ABORT_S / ABORT_RETRY_S)):
+            if not self._in_flight:
+                return
+            await self.server.abort()
+            if await self._idle(ABORT_RETRY_S):
+                return
+        raise ServerFaultError(f"requests did not end within {ABORT_S:g} s of being aborted")
+
+    async def _idle(self, seconds: float) -> bool:
+        """Whether no request was in flight at some moment of the next `seconds`."""
+        return await self._condition.wait_for(lambda: not self._in_flight, seconds)
 
     def _log(self, error: Exception) -> None:
         if self.state is not EndpointState.LOST:
@@ -261,10 +295,6 @@ class Endpoint:
         self.state = state
         self.notify()
         self._changed()
-
-
-Switch = Callable[[Endpoint, Update], Awaitable[None]]
-"""Brings an endpoint's server to an update; the endpoint gets no new requests meanwhile."""
 
 
 def interrupt(scope: asyncio.Timeout) -> None:

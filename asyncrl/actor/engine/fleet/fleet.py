@@ -16,18 +16,19 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock
+from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, check_ids
 from asyncrl.actor.engine.fleet.discovery import Discovery
-from asyncrl.actor.engine.fleet.endpoint import Condition, Endpoint, FleetSettings, Switch, interrupt
+from asyncrl.actor.engine.fleet.endpoint import Condition, Endpoint, FleetSettings, interrupt
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.routing import EvaluationLease, Routes
-from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
-from asyncrl.actor.engine.fleet.turn import PartialTurn
+from asyncrl.actor.engine.fleet.server import InferenceServer, Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
@@ -37,9 +38,11 @@ from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
 
+_NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
+
 
 class Fleet:
-    """An engine over the servers that `discover` names, each opened by `open_server` and updated by `switch`.
+    """An engine over the servers that `discover` names, each opened by `open_server`.
 
     `expected` has names and shapes of the policy's tensors, `vocabulary` its size. `folders` hold the learner's
     folders, and the versions that are written for servers that load folders.
@@ -49,7 +52,6 @@ class Fleet:
         self,
         discover: Discovery,
         open_server: Callable[[str], InferenceServer],
-        switch: Switch,
         *,
         expected: Mapping[str, tuple[int, ...]],
         vocabulary: int,
@@ -59,7 +61,6 @@ class Fleet:
     ) -> None:
         self._discover = discover
         self._open_server = open_server
-        self._switch = switch
         self.expected = expected
         self._vocabulary = vocabulary
         self._settings = settings or FleetSettings()
@@ -94,7 +95,7 @@ class Fleet:
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
     ) -> Generation:
         """As in the protocol. Raises EngineError also where servers fail again and again, or there is none."""
-        self._check(tokens)
+        check_ids(tokens, self._vocabulary)
         if session in self._turns:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
         turn = PartialTurn(tokens, sampling, self._settings.segment_tokens)
@@ -184,14 +185,6 @@ class Fleet:
             if not (await asyncio.wait([removal], timeout=left_s))[0]:
                 logger.warning("the folders of weights are not removed yet; they go before the process ends")
 
-    def _check(self, tokens: NDArray[np.int32]) -> None:
-        if not len(tokens):
-            raise EngineError("there is nothing to continue: at least 1 token must be given")
-        if tokens.min() < 0 or tokens.max() >= self._vocabulary:
-            raise EngineError(
-                f"token ids must be from 0 to {self._vocabulary - 1}; got {tokens.min()} to {tokens.max()}"
-            )
-
     async def _complete(self, turn: PartialTurn, stop: Sequence[int], session: str) -> None:
         failures, wait_s = 0, self._settings.wait_s
         while True:
@@ -228,9 +221,13 @@ class Fleet:
             logger.info("%s leaves the fleet", url)
             self._leave(url, self._settings.wait_s)
         for url in urls.keys() - self._endpoints.keys():
-            server = self._open_server(url)
             self._endpoints[url] = Endpoint(
-                server, self._target_of, self._switch, self._on_change, self._counts, self._settings
+                self._open_server(url),
+                self._target_of,
+                self._on_change,
+                self._vocabulary,
+                self._counts,
+                self._settings,
             )
 
     def _leave(self, url: str, grace_s: float) -> None:
@@ -250,3 +247,62 @@ class Fleet:
         self._changed.notify_all()
         for endpoint in endpoints:
             endpoint.notify()
+
+
+class PartialTurn:
+    """A turn that continues `prompt`, as the segments that its requests gave.
+
+    One request asks for `segment_tokens` at most; 0 asks for the whole turn.
+    """
+
+    def __init__(self, prompt: NDArray[np.int32], sampling: Sampling, segment_tokens: int = 0) -> None:
+        self._prompt = prompt
+        self._sampling = sampling
+        self._segment_tokens = segment_tokens
+        self._segments: list[Segment] = []
+        self._left = sampling.max_new_tokens
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """The tokens that the next request continues."""
+        return _joined([self._prompt, *(segment.tokens for segment in self._segments)])
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the next request is sampled: with the tokens that are left, or those of one segment."""
+        whole = self._limit == self._sampling.max_new_tokens
+        return self._sampling if whole else replace(self._sampling, max_new_tokens=self._limit)
+
+    @property
+    def _limit(self) -> int:
+        return min(self._left, self._segment_tokens or self._left)
+
+    def add(self, segment: Segment) -> bool:
+        """Add the answer to the next request. Whether the turn is over."""
+        # Fewer tokens than the request's limit are the server's own limit, behind which nothing goes on.
+        own_limit = len(segment.tokens) < self._limit
+        self._segments.append(segment)
+        self._left -= len(segment.tokens)
+        return segment.finish == "stop" or (segment.finish == "length" and (own_limit or self._left <= 0))
+
+    def generation(self, finish: str = "") -> Generation:
+        """The tokens so far; the last segment says how they end, unless `finish` does."""
+        segments = self._segments or [_NO_TOKENS]
+        return Generation(
+            _joined([segment.tokens for segment in segments]),
+            _joined([segment.logprobs for segment in segments]),
+            _joined([_versions(segment) for segment in segments]),
+            finish or segments[-1].finish,
+        )
+
+
+def _versions(segment: Segment) -> NDArray[np.int32]:
+    """From labels VERSION-OWNER."""
+    versions = np.empty(len(segment.tokens), np.int32)
+    for span in segment.spans:
+        versions[span.start : span.end] = int(span.label.partition("-")[0])
+    return versions
+
+
+def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

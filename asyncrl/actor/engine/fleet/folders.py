@@ -96,14 +96,15 @@ class Folders:
         return self.directory / folder_name(version)
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Path:
-        """The folder of `version`, written now. Raises WeightsError."""
+        """The folder of `version`, written now unless it is there. Raises WeightsError."""
         with self._adding():
             try:
-                folder = write_folder(self.directory, version, tensors, self._write_config, self._run)
-                self._prune()
+                if not self.path(version).exists():
+                    write_folder(self.directory, version, tensors, self._write_config, self._run)
+                    self._prune()
             except OSError as error:
                 raise WeightsError(f"version {version} could not be written to disk: {error}") from error
-        return folder
+        return self.path(version)
 
     def hold(self, folder: Folder) -> Folder:
         """The learner's folder under a second name, which stays when the learner removes the first.

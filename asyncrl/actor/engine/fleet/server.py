@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError
-from asyncrl.types import Sampling
+from asyncrl.types import MAX_LOGPROB, Sampling
 
 
 class ServerFaultError(EngineError):
@@ -36,7 +36,8 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """The answer to one request: tokens int32[G], logprobs float32[G], spans that cover them in order.
+    """The answer to one request, as the server gave it: tokens int32[G], logprobs float32[G], spans that should cover
+    them in order (see `check_segment`).
 
     `finish` is stop (the last token is one of the request's stop ids), length (the request's limit, or the server's
     own), or cut (the request was interrupted and can be continued).
@@ -61,20 +62,26 @@ def as_segment(
     The last token counts more than the reason. Servers also stop at end tokens that the model's own files name: if such
     a token is not in `stop`, the segment is cut, and the turn continues after it. An abort may arrive in the very step
     in which a request ends by itself.
-
-    Raises ServerFaultError: the numbers of tokens, log-probs and spans differ, or a log-prob is not finite.
     """
-    count = len(tokens)
+    finish = "length" if len(tokens) >= limit or reason == "length" else "cut"
+    if tokens and tokens[-1] in stop:
+        finish = "stop"
+    return Segment(np.array(tokens, np.int32), np.array(logprobs, np.float32), spans, finish)
+
+
+def check_segment(segment: Segment, vocabulary: int) -> None:
+    """Raises ServerFaultError unless tokens, log-probs and spans fit together, and each token may have been sampled."""
+    count, logprobs, spans = len(segment.tokens), segment.logprobs, segment.spans
     bounds = [0, *(span.end for span in spans)]
     if len(logprobs) != count or [span.start for span in spans] != bounds[:-1] or bounds[-1] != count:
         raise ServerFaultError(f"{count} tokens have {len(logprobs)} log-probs and the versions {spans}")
-    scores = np.fromiter(logprobs, np.float32, count)
-    if not np.isfinite(scores).all():
-        raise ServerFaultError("some log-probs are not finite")
-    finish = "length" if count >= limit or reason == "length" else "cut"
-    if count and tokens[-1] in stop:
-        finish = "stop"
-    return Segment(np.fromiter(tokens, np.int32, count), scores, spans, finish)
+    if not count:
+        return
+    # A comparison with nan is false.
+    if not (logprobs.min() > -np.inf and logprobs.max() <= MAX_LOGPROB):
+        raise ServerFaultError("some log-probs are not finite, or above 0")
+    if (largest := segment.tokens.max()) >= vocabulary:
+        raise ServerFaultError(f"the server sampled token {largest}; the policy has ids up to {vocabulary - 1}")
 
 
 class InferenceServer(Protocol):

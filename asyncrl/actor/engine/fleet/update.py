@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -42,7 +42,6 @@ class Update:
         self._weights = weights
         self._folders = folders
         self._copies: dict[torch.device, _Once[Tensors]] = {}
-        self._written: _Once[Path] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -59,30 +58,16 @@ class Update:
         except UnavailableError as error:
             raise WeightsError(f"version {self.version} cannot be read: {error}") from error
 
-    @asynccontextmanager
-    async def folder(self) -> AsyncIterator[Path]:
-        """The folder that holds this version; it stays meanwhile. Raises WeightsError: it could not be written."""
-        with self.kept():
-            if isinstance(self._weights, Folder):
-                yield self._weights.path
-                return
-            assert self._folders is not None
-            write = partial(self._folders.write, self.version, self._weights)
-            self._written = self._written or _Once(write)
-            path = await self._written.get()
-            if not path.exists():
-                self._written = _Once(write)
-                await self._written.get()
-            yield path
+    async def folder(self) -> Path:
+        """The folder that holds this version; it stays while it is `kept`. Raises WeightsError."""
+        if isinstance(self._weights, Folder):
+            return self._weights.path
+        assert self._folders is not None
+        return await in_own_thread(partial(self._folders.write, self.version, self._weights))
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self) -> AbstractContextManager[None]:
         """The folder of this version stays meanwhile, if there is one, however many newer ones follow."""
-        if self._folders is None:
-            yield
-            return
-        with self._folders.reading(self._folders.path(self.version)):
-            yield
+        return nullcontext() if self._folders is None else self._folders.reading(self._folders.path(self.version))
 
 
 class _Once(Generic[T]):

@@ -132,17 +132,15 @@ class VllmServer:
         await self._post("/resume")
 
     async def prepare(self, update: Update) -> None:
-        async with update.folder():
-            pass
+        await update.folder()
 
     async def load(self, update: Update) -> None:
         """As in the protocol. The first load after a join also finds out whether the server tells versions.
 
         That takes a request, which would kill a server in the middle of an update; so `join` cannot do it.
         """
-        async with update.folder() as folder:
-            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            await self._http.post("/collective_rpc", body, self._load_s)
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(await update.folder())}}
+        await self._http.post("/collective_rpc", body, self._load_s)
         if not self._tried_spans:
             self.spans, self._tried_spans = await self._tells_versions(), True
         if self.spans:

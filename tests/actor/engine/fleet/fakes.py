@@ -24,7 +24,6 @@ from asyncrl.actor.engine.fleet.discovery import Discovery, listed
 from asyncrl.actor.engine.fleet.endpoint import FleetSettings
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
-from asyncrl.actor.engine.fleet.switch import Switcher, salted
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.sglang.ways import ServerFacts, WaySettings
 from asyncrl.types import Sampling
@@ -276,11 +275,10 @@ async def fleet_over(
         return kind(url, context=64, settings=ways, look=lambda *_: ServerFacts(here), **limits)
 
     space = tempfile.TemporaryDirectory()
-    usual = {"wait_s": 60.0, "check_s": 0.02, "retry_s": 0.02, "salted": salted(mode)}
+    usual = {"wait_s": 60.0, "check_s": 0.02, "retry_s": 0.02, "mode": mode}
     fleet = Fleet(
         discover or listed([server.url for server in servers]),
         open_server,
-        Switcher(mode, 60.0),
         expected=EXPECTED,
         vocabulary=VOCABULARY,
         settings=FleetSettings(**{**usual, **(settings or {})}),

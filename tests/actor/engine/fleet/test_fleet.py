@@ -16,6 +16,7 @@ from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import (
+    VOCABULARY,
     FakeSglang,
     assert_true,
     counter,
@@ -282,16 +283,43 @@ async def test_a_server_that_passes_every_check_and_fails_every_request_fails_no
         assert "generate" in sick.calls
 
 
-async def test_a_turn_fails_after_a_bounded_number_of_faults() -> None:
+SPAN = {"start": 0, "end": 1}
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"output_ids": None}, "not as expected"),
+        ({"output_ids": [1, 1]}, "2 tokens have 1 log-probs"),
+        ({"output_token_logprobs": []}, "1 tokens have 0 log-probs"),
+        ({"weight_versions": []}, "1 tokens have 1 log-probs and the versions"),
+        ({"weight_versions": [{"start": 1, "end": 1}]}, "1 tokens have 1 log-probs and the versions"),
+        ({"weight_versions": [SPAN, SPAN]}, "1 tokens have 1 log-probs and the versions"),
+        ({"output_token_logprobs": [[0.5]]}, "log-probs are not finite, or above 0"),
+        ({"output_token_logprobs": [[-1e39]]}, "log-probs are not finite, or above 0"),
+        ({"output_ids": [VOCABULARY]}, f"sampled token {VOCABULARY}; the policy has ids up to {VOCABULARY - 1}"),
+        ({"weight_versions": [{**SPAN, "version": "0-another"}]}, "which are not ours"),
+    ],
+)
+async def test_an_answer_that_cannot_be_true_is_a_fault_of_the_server_and_a_turn_fails_after_so_many(
+    wrong: dict[str, Any], reason: str
+) -> None:
     server = FakeSglang()
 
     async def broken(body: Any) -> Any:
-        return {"output_ids": [1], "meta_info": {}}
+        changed = {"output_ids": [1], "output_token_logprobs": [[-0.5]], "weight_versions": [SPAN], **wrong}
+        spans = [{"version": server.label, **span} for span in changed.pop("weight_versions")]
+        meta = {"finish_reason": {"type": "length"}, "weight_version": server.label, "weight_versions": spans}
+        return {"output_ids": changed.pop("output_ids"), "meta_info": meta | changed}
 
     async with fleet_with(0, server, settings={"attempts": 2}) as fleet:
         server.answers["generate"] = broken
-        with pytest.raises(EngineError, match=r"2 requests in a row failed.*not as expected"):
-            await sample(fleet)
+        with pytest.raises(EngineError, match="2 requests in a row failed.*" + reason):
+            await sample(fleet, 1)
+        assert counter(fleet, "lost_segments") == 2
+        del server.answers["generate"]
+        assert_true(await sample(fleet, 1))
 
 
 async def test_a_server_whose_context_is_too_short_never_joins_and_turns_wait_for_a_bounded_time(

@@ -40,10 +40,10 @@ def names(directory: Path) -> list[str]:
 async def test_what_a_server_reads_is_kept_however_many_versions_follow(tmp_path: Path):
     folders = Folders(tmp_path / "held", nothing, OWN_RUN)
     slow = Update(0, "0-me", some_tensors(0), folders)
-    async with slow.folder() as path:
+    with slow.kept():
+        path = await slow.folder()
         for version in range(1, 5):
-            async with Update(version, f"{version}-me", some_tensors(version), folders).folder():
-                pass
+            await Update(version, f"{version}-me", some_tensors(version), folders).folder()
         assert names(path.parent) == ["v00000000", "v00000003", "v00000004"]
         assert same_bits(read_folder(path, 0).read(), some_tensors(0))
     folders.write(5, some_tensors(5))
@@ -56,14 +56,13 @@ async def test_a_version_that_a_server_comes_to_late_is_there_though_newer_ones_
     folders = Folders(tmp_path / "held", nothing, OWN_RUN)
     written = Update(0, "0-me", some_tensors(0), folders)
     held = Update(9, "9-me", folders.hold(pushed(tmp_path / "pushed", 9, some_tensors(9))), folders)
-    async with written.folder():
-        pass
+    await written.folder()
     with held.kept():
         for version in range(10, 14):
             folders.write(version, some_tensors(version))
         for late in (written, held):
-            async with late.folder() as path:
-                assert same_bits(read_folder(path, late.version).read(), some_tensors(late.version))
+            with late.kept():
+                assert same_bits(read_folder(await late.folder(), late.version).read(), some_tensors(late.version))
     folders.write(14, some_tensors(14))
     assert names(folders.directory) == ["v00000013", "v00000014"]
 
@@ -75,8 +74,7 @@ async def test_a_folder_is_read_and_tensors_are_written_once_for_all_servers(tmp
     first, second = await asyncio.gather(update.tensors(), update.tensors())
     assert first is second
     assert same_bits(first, some_tensors(2))
-    async with update.folder() as path:
-        assert path.parent == folders.directory
+    assert (await update.folder()).parent == folders.directory
     assert await update.tensors() is first
 
 

@@ -65,14 +65,10 @@ def test_how_a_segment_ends(tokens: list[int], finish: dict[str, Any], limit: in
         b"just text",
         b'{"output_ids": [1]}',
         b'{"more": ' + b"[" * 10**5,
-        answer([1], {"type": "length"}, output_token_logprobs=[]),
         answer([1], {"type": "length"}, output_token_logprobs=[[None, 1, None]]),
-        answer([1], {"type": "length"}, output_token_logprobs=[[float("nan"), 1, None]]),
         answer([1], {"type": "stop", "matched": "NaN happened"}),
         answer([-1], {"type": "length"}),
         answer([1 << 31], {"type": "length"}),
-        answer([1, 2], {"type": "length"}, weight_versions=[{"version": "3", "start": 0, "end": 1}]),
-        answer([1, 2], {"type": "length"}, weight_versions=[{"version": "3", "start": 1, "end": 2}]),
     ],
 )
 def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: bytes) -> None:

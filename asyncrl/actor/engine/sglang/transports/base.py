@@ -90,13 +90,11 @@ class DiskTransport(Transport):
     """Names a Hugging Face folder to `/update_weights_from_disk`, which needs no begin and end."""
 
     async def prepare(self, update: Update) -> None:
-        async with update.folder():
-            pass
+        await update.folder()
 
     async def send(self, update: Update) -> None:
-        async with update.folder() as folder:
-            body = {"model_path": str(folder), "weight_version": update.label, "flush_cache": False}
-            await self.end.post("/update_weights_from_disk", body)
+        body = {"model_path": str(await update.folder()), "weight_version": update.label, "flush_cache": False}
+        await self.end.post("/update_weights_from_disk", body)
 
 
 async def bucketed(
