@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.conversation import CompletionRequest, Conversation, Message
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.parsing import CALL_MARK, MalformedCall, parse_tool_calls
-from asyncrl.actor.recorder import EpisodeLimits, LimitError, Recorder, Reservation
+from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Message, Recorder, Reservation
 from asyncrl.actor.steps import Split
 from asyncrl.actor.template import answer, calling
 from asyncrl.actor.toolbox import OpenTools, Toolbox
@@ -48,12 +47,11 @@ class Episode:
     def __init__(self, ticket: Ticket, runner: EpisodeRunner) -> None:
         self.ticket = ticket
         self.chat = runner.chat
-        self.recorder = Recorder(ticket.id, runner.limits)
+        self.recorder = Recorder(ticket, runner.limits, runner.chat, runner.as_rendered)
         self.seconds: dict[str, float] = defaultdict(float)
         self.is_over = False
         self._engine = runner.engine
         self._clock = runner.clock
-        self._conversation = Conversation(self.recorder, runner.chat, runner.as_rendered)
         self._room_changed = asyncio.Event()
 
     @contextmanager
@@ -73,7 +71,7 @@ class Episode:
         """
         reservation = await self._reserve(request)
         try:
-            return await self._sample(request, reservation, read_calls)
+            return await self._sample(reservation, read_calls)
         except BaseException:
             if session := self.recorder.cancel(reservation):
                 self._engine.release(session)
@@ -93,12 +91,12 @@ class Episode:
     async def _reserve(self, request: CompletionRequest) -> Reservation:
         while not self.is_over:
             with suppress(BusyError):
-                return self._conversation.reserve(request)
+                return self.recorder.reserve(request)
             self._room_changed.clear()
             await self._room_changed.wait()
         raise StoppedError("the episode is over")
 
-    async def _sample(self, request: CompletionRequest, reservation: Reservation, read_calls: ReadCalls) -> Completion:
+    async def _sample(self, reservation: Reservation, read_calls: ReadCalls) -> Completion:
         branch, chat = reservation.branch, self.chat
         seen = len(branch)
         with self.timed("generate"):
@@ -111,7 +109,7 @@ class Episode:
         calls = read_calls(text, ended)
         made = [call for call in calls if isinstance(call, ToolCall)]
         message = _message(text, made if len(made) == len(calls) else [])
-        self._conversation.record(request, reservation, sampled, message, made)
+        self.recorder.record(reservation, sampled, message, made)
         return Completion(message, calls, sampled.finish_reason, seen, len(sampled.tokens))
 
 
@@ -129,7 +127,7 @@ class Player(Protocol):
 
 @dataclass(frozen=True)
 class EpisodeRunner:
-    """Runs episodes of `player` over `engine`. `as_rendered` as for Conversation, `step_split` as for `split_steps`."""
+    """Runs episodes of `player` over `engine`. `as_rendered` as for Recorder, `step_split` as for `split_steps`."""
 
     engine: Engine
     chat: Chat
@@ -151,8 +149,7 @@ class EpisodeRunner:
                 await self.engine.wait_for_version(ticket.min_version, pin=ticket.pin)
             begin()
             rewards = await self.player(episode)
-            seconds = dict(episode.seconds)
-            return episode.recorder.trajectory(ticket, rewards, seconds, self.step_split, self.chat.piece)
+            return episode.recorder.trajectory(rewards, dict(episode.seconds), self.step_split)
         finally:
             episode.end()
 

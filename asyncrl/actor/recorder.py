@@ -2,9 +2,17 @@
 
 Every episode is recorded here, whether our own tools or an agent plays it. Nothing here waits or does I/O.
 
-An episode is one token sequence, or several, which are called branches. A request for a completion continues a branch
-behind its last completion. Otherwise it begins a new branch, which may copy the tokens of an earlier one up to the end
-of a completion. Requests may be reserved, recorded and cancelled in any order. These invariants hold:
+An episode is one token sequence, or several, which are called branches. A request for a completion repeats the whole
+conversation. If it only adds messages behind a completion that was recorded, its tokens continue that completion's
+branch, by the exact suffix of the chat template. Otherwise a new branch begins with the whole conversation as its
+prompt, in which earlier completions are context. If more tokens follow the completion already, a new branch begins with
+a copy of the tokens up to it.
+
+A completion that was cut at a limit has no end of its turn. If the template renders the conversation as the tokens have
+it, but for that end, the end is added as context; otherwise a new branch begins. With `as_rendered` the template's
+rendering decides behind every completion.
+
+Requests may be reserved, recorded and cancelled in any order. These invariants hold:
 
 * Each completion is in the loss mask of exactly one branch, the one in which it was sampled, with its log-probs and
   versions. Copies of it are context.
@@ -14,18 +22,21 @@ of a completion. Requests may be reserved, recorded and cancelled in any order. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
 from asyncrl.types import NO_VERSION, Finish, Role, Ticket, ToolCall, Trajectory, Turn, runs_of
+
+Message = Mapping[str, Any]
 
 
 class LimitError(RefusedError):
@@ -45,6 +56,15 @@ class EpisodeLimits:
     max_turn_tokens: int
     max_tokens: int
     max_total_tokens: int
+
+
+class CompletionRequest(NamedTuple):
+    """A request for a completion: all messages so far and the tools, both in the form that templates take.
+    `max_tokens` is the caller's own limit of the completion, if any."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...]
+    max_tokens: int | None = None
 
 
 class Branch:
@@ -92,10 +112,13 @@ class Branch:
 
 
 class Prefix(NamedTuple):
-    """The tokens of `branch` up to the end of one of its completions, which is `turn`."""
+    """The tokens of `branch` up to the end of one of its completions, which is `turn`. They are the conversation of
+    `messages`, the completion among them, with `tools`."""
 
     branch: Branch
     turn: Turn
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...]
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -109,41 +132,43 @@ class Prefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """Room for a completion at the end of `branch`, which had `start` tokens before the request: 0 if it is new.
-    `after_refusal` is true if a limit had refused an earlier request."""
+    """Room for the completion of `request` at the end of `branch`, which had `start` tokens before the request: 0 if it
+    is new. `after_refusal` is true if a limit had refused an earlier request."""
 
+    request: CompletionRequest
     branch: Branch
     start: int
     after_refusal: bool
 
 
 class Recorder:
-    """The branches of one episode; `name` begins the names of their sessions.
+    """The branches of the episode of `ticket`, whose id begins the names of their sessions.
 
     `truncated` is true from a request that a limit refused until a later request is completed: an agent may make room
     by shortening its history.
     """
 
-    def __init__(self, name: str, limits: EpisodeLimits) -> None:
+    def __init__(self, ticket: Ticket, limits: EpisodeLimits, chat: Chat, as_rendered: bool = False) -> None:
         self.branches: list[Branch] = []
         self.completions: list[Prefix] = []
         self.truncated = False
+        self._ticket = ticket
         self._limits = limits
-        self._sessions = (f"{name}/{number}" for number in count(1))
+        self._chat = chat
+        self._as_rendered = as_rendered
+        self._sessions = (f"{ticket.id}/{number}" for number in count(1))
 
     @property
     def turns_left(self) -> int:
         return self._limits.max_turns - len(self.completions)
 
-    def reserve(
-        self, added: NDArray[np.int32], prefix: Prefix | None = None, max_tokens: int | None = None
-    ) -> Reservation:
-        """Room for a completion behind `prefix`, if any, and the tokens `added`. Give it to `record` or to `cancel`.
+    def reserve(self, request: CompletionRequest) -> Reservation:
+        """Room for the completion that `request` asks for: give it to `record` or to `cancel`.
 
-        A prefix that is continued already is copied into a new branch. `max_tokens` limits the completion further.
-
-        Raises LimitError: there is no room. Raises BusyError: completions in flight may leave room when they end.
+        Raises RefusedError: the chat template does not take the request. Raises LimitError: there is no room. Raises
+        BusyError: completions in flight may leave room when they end.
         """
+        prefix, added = self._continuation(request)
         extends = prefix is not None and not prefix.is_continued
         seen = len(added) + (prefix.turn.end if prefix else 0)
         new = len(added) if extends else seen
@@ -157,15 +182,15 @@ class Recorder:
         branch = prefix.branch if prefix and extends else self._begin(prefix)
         start = len(branch) if extends else 0
         branch.add(added, Role.TOOL if prefix else Role.PROMPT)
-        branch.reserved = min(room, max_tokens or room)
-        return Reservation(branch, start, self.truncated)
+        branch.reserved = min(room, request.max_tokens or room)
+        return Reservation(request, branch, start, self.truncated)
 
-    def record(self, reservation: Reservation, sampled: Generation, calls: Sequence[ToolCall]) -> Prefix:
-        """Add a completion with the tool calls in it. Returns the branch up to its end.
+    def record(self, reservation: Reservation, sampled: Generation, answer: Message, calls: Sequence[ToolCall]) -> None:
+        """Record a completion, in which the policy made `calls`. Later requests repeat it as the message `answer`.
 
         Raises EngineError, and records nothing: the engine aborted the completion, or gave more tokens than reserved.
         """
-        branch, tokens = reservation.branch, len(sampled.tokens)
+        request, branch, tokens = reservation.request, reservation.branch, len(sampled.tokens)
         if sampled.finish_reason == "abort" or tokens == 0:
             raise EngineError("the engine aborted the generation")
         if tokens > branch.reserved or sampled.finish_reason not in ("stop", "length"):
@@ -175,8 +200,7 @@ class Recorder:
         branch.add(sampled.tokens, Role.ASSISTANT, calls, sampled.logprobs, sampled.versions, sampled.finish_reason)
         branch.reserved = 0
         self.truncated = self.truncated and not reservation.after_refusal
-        self.completions.append(Prefix(branch, branch.turns[-1]))
-        return self.completions[-1]
+        self.completions.append(Prefix(branch, branch.turns[-1], (*request.messages, answer), request.tools))
 
     def cancel(self, reservation: Reservation) -> str | None:
         """There will be no completion: all is as before the request. Returns the session that ends with it, if any."""
@@ -192,30 +216,24 @@ class Recorder:
         last = {completion.branch: completion for completion in self.completions}
         return [completion for completion in self.completions if completion is last[completion.branch]]
 
-    def trajectory(
-        self,
-        ticket: Ticket,
-        rewards: Mapping[str, float],
-        timings: Mapping[str, float],
-        split: Split,
-        piece: Callable[[int], str],
-    ) -> Trajectory:
+    def trajectory(self, rewards: Mapping[str, float], timings: Mapping[str, float], split: Split) -> Trajectory:
         """The branches one behind the other, each up to its last completion, in the order of these completions. `split`
-        and `piece` as for `split_steps`.
+        as for `split_steps`.
 
         Raises InvariantError: there is no completion, or the engine's log-probs or versions are bad.
         """
         ends = self.last_completions()
         if not ends:
-            raise InvariantError(f"{ticket.id}: the episode ended before any request for a completion")
-        columns = (branch.columns(last.end) for branch, last in ends)
+            raise InvariantError(f"{self._ticket.id}: the episode ended before any request for a completion")
+        columns = (each.branch.columns(each.turn.end) for each in ends)
         tokens, logprobs, versions = map(np.concatenate, zip(*columns, strict=True))
         turns: list[Turn] = []
-        for branch, last in ends:
+        for each in ends:
             start = turns[-1].end if turns else 0
-            within = branch.turns_within(last.end)
+            within = each.branch.turns_within(each.turn.end)
             turns += [turn._replace(start=start + turn.start, end=start + turn.end) for turn in within]
         completed = turns[-1].finish_reason == "stop" and not self.truncated
+        ticket = self._ticket
         return Trajectory(
             id=ticket.id,
             task_id=ticket.task.id,
@@ -225,11 +243,32 @@ class Recorder:
             logprobs=logprobs,
             version_runs=runs_of(versions),
             turns=tuple(turns),
-            steps=split_steps(split, tokens, turns, piece),
+            steps=split_steps(split, tokens, turns, self._chat.piece),
             finish=Finish.COMPLETED if completed else Finish.TRUNCATED,
             rewards=rewards,
             timings=timings,
         )
+
+    def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, NDArray[np.int32]]:
+        """The prefix that the request continues, if any, and the tokens that it adds."""
+        for prefix in reversed(self.completions):
+            known, following = request.messages[: len(prefix.messages)], request.messages[len(prefix.messages) :]
+            if known == prefix.messages and request.tools == prefix.tools and _is_context(following):
+                added = self._chat.suffix(following, request.tools, int(prefix.tokens[-1]))
+                if self._keeps(prefix, added, request):
+                    return prefix, added
+                break
+        return None, self._chat.prompt(request.messages, request.tools)
+
+    def _keeps(self, prefix: Prefix, added: NDArray[np.int32], request: CompletionRequest) -> bool:
+        """Whether the request may continue the tokens of `prefix` with `added`."""
+        ended = prefix.turn.finish_reason == "stop"
+        if ended and not self._as_rendered:
+            return True
+        try:
+            return self._chat.renders(np.concatenate([prefix.tokens, added]), request.messages, request.tools)
+        except RefusedError:
+            return ended
 
     def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
         """Tokens that a completion behind `seen` tokens may have, `new` of which the episode does not have yet, while
@@ -261,3 +300,8 @@ class Recorder:
             turns = prefix.branch.turns_within(prefix.turn.end)
             branch.add(prefix.tokens, Role.PROMPT, [call for turn in turns for call in turn.tool_calls])
         return branch
+
+
+def _is_context(messages: Sequence[Message]) -> bool:
+    """Whether the policy is to write behind these messages, and wrote none of them."""
+    return bool(messages) and all(message["role"] != "assistant" for message in messages)

@@ -14,11 +14,11 @@ from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_api.messages import read_request
 from asyncrl.actor.chat_checks import CONVERSATIONS, rewritings
 from asyncrl.actor.contents import OWN_MARKS
-from asyncrl.actor.conversation import Conversation
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.recorder import EpisodeLimits, Recorder
 from asyncrl.errors import RefusedError
 from asyncrl.types import Role
+from tests.actor.fakes import make_ticket
 from tests.templates.families import FAMILIES, tokenizer
 
 NAMES = pytest.mark.parametrize("name", FAMILIES)
@@ -122,8 +122,7 @@ def chat_of(name: str) -> Chat:
 
 def recorded(chat: Chat, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
     """What an agent's conversation leaves, the policy writing each assistant turn as the template would."""
-    recorder = Recorder("t", LIMITS)
-    conversation = Conversation(recorder, chat)
+    recorder = Recorder(make_ticket(), LIMITS, chat)
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -131,7 +130,7 @@ def recorded(chat: Chat, messages: Sequence[dict[str, Any]], tools: Sequence[dic
         [turn] = read_request({"messages": [message]})[0].messages
         said = chat.encode(chat.written([*request.messages, turn], request.tools))
         none = np.zeros(len(said), np.float32), np.zeros(len(said), np.int32)
-        conversation.record(request, conversation.reserve(request), Generation(said, *none, "stop"), turn, [])
+        recorder.record(recorder.reserve(request), Generation(said, *none, "stop"), turn, [])
     [branch] = recorder.branches
     assert branch.turns[-1].role is Role.ASSISTANT
     return branch.tokens.tolist()

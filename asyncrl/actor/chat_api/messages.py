@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncrl.actor.conversation import CompletionRequest, Message
 from asyncrl.actor.episode import Completion
+from asyncrl.actor.recorder import CompletionRequest, Message
 from asyncrl.actor.template import call_id
 from asyncrl.errors import RefusedError
 

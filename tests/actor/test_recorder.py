@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.conversation import CompletionRequest, Conversation
 from asyncrl.actor.engine.base import Generation
-from asyncrl.actor.recorder import EpisodeLimits, LimitError, Recorder, Reservation
-from asyncrl.actor.template import QUESTION
-from asyncrl.actor.template import answer as answer_message
+from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Recorder, Reservation
+from asyncrl.actor.template import QUESTION, answer
 from asyncrl.errors import BusyError, EngineError, InvariantError
 from asyncrl.types import Finish, Role, Trajectory
 from tests.actor.fakes import CHATML, END, ids, make_ticket, make_tokenizer
@@ -26,33 +24,30 @@ LIMITS = EpisodeLimits(max_turns=6, max_turn_tokens=100, max_tokens=150, max_tot
 ACTS = st.lists(st.tuples(st.sampled_from(["ask", "rewrite", "answer", "cancel"]), st.integers(0, 20)), max_size=30)
 
 
-class Recorded:
-    """A conversation and its recorder."""
+def new_recorder() -> Recorder:
+    return Recorder(make_ticket("t"), LIMITS, CHAT)
 
-    def __init__(self) -> None:
-        self.recorder = Recorder("t", LIMITS)
-        self.conversation = Conversation(self.recorder, CHAT)
 
-    def reserve(self, messages: list[Any], max_tokens: int | None = None) -> tuple[CompletionRequest, Reservation]:
-        request = CompletionRequest(tuple(messages), (), max_tokens)
-        return request, self.conversation.reserve(request)
+def reserve(recorder: Recorder, messages: list[Any], max_tokens: int | None = None) -> Reservation:
+    return recorder.reserve(CompletionRequest(tuple(messages), (), max_tokens))
 
-    def answer(self, request: CompletionRequest, reservation: Reservation, text: str) -> tuple[list[int], list[int]]:
-        """Record an answer; returns what stood before it, and the answer."""
-        before = reservation.branch.tokens.tolist()
-        sampled = ids(TOKENIZER, text + END)[: reservation.branch.reserved]
-        finish = "stop" if text + END == CHAT.text(sampled) else "length"
-        self.conversation.record(request, reservation, generation(sampled, finish), answer_message(text), [])
-        return before, sampled.tolist()
 
-    def trajectory(self) -> Trajectory:
-        return self.recorder.trajectory(make_ticket("t"), {}, {}, "turn", CHAT.piece)
+def record(recorder: Recorder, reservation: Reservation, text: str) -> tuple[list[int], list[int]]:
+    """Record an answer; returns what stood before it, and the answer."""
+    before = reservation.branch.tokens.tolist()
+    sampled = ids(TOKENIZER, text + END)[: reservation.branch.reserved]
+    finish = "stop" if text + END == CHAT.text(sampled) else "length"
+    recorder.record(reservation, generation(sampled, finish), answer(text), [])
+    return before, sampled.tolist()
 
-    def state(self) -> Any:
-        branches = [
-            (each.session, each.tokens.tolist(), list(each.turns), each.reserved) for each in self.recorder.branches
-        ]
-        return branches, list(self.recorder.completions), self.recorder.truncated
+
+def finished(recorder: Recorder) -> Trajectory:
+    return recorder.trajectory({}, {}, "turn")
+
+
+def state(recorder: Recorder) -> Any:
+    branches = [(each.session, each.tokens.tolist(), list(each.turns), each.reserved) for each in recorder.branches]
+    return branches, list(recorder.completions), recorder.truncated
 
 
 def generation(tokens: Any, finish: str = "stop") -> Generation:
@@ -67,44 +62,43 @@ def user(text: str) -> dict[str, Any]:
 @settings(max_examples=200)
 @given(ACTS)
 def test_limits_hold_and_every_answer_stands_once_behind_what_was_asked(acts: list[tuple[str, int]]) -> None:
-    recorded = Recorded()
-    recorder = recorded.recorder
+    recorder = new_recorder()
     histories: list[list[Any]] = [[]]
-    in_flight: list[tuple[CompletionRequest, Reservation]] = []
+    in_flight: list[Reservation] = []
     answered: list[tuple[list[int], list[int]]] = []
     sessions: list[str] = []
     for number, (act, pick) in enumerate(acts):
         if act in ("ask", "rewrite"):
             history = histories[pick % len(histories)]
             if act == "rewrite" and history:
-                history = [*history[:-1], answer_message("rewritten")]
+                history = [*history[:-1], answer("rewritten")]
             known = {branch.session for branch in recorder.branches}
             try:
-                in_flight.append(recorded.reserve([*history, user(f"question {pick % 3}")]))
+                in_flight.append(reserve(recorder, [*history, user(f"question {pick % 3}")]))
             except BusyError:
                 assert in_flight
             except LimitError:
                 assert recorder.truncated
             sessions += [branch.session for branch in recorder.branches if branch.session not in known]
         elif in_flight:
-            request, reservation = in_flight.pop(pick % len(in_flight))
+            reservation = in_flight.pop(pick % len(in_flight))
             if act == "answer":
                 text = f"answer {number}"
-                answered.append(recorded.answer(request, reservation, text))
-                histories.append([*request.messages, answer_message(text)])
+                answered.append(record(recorder, reservation, text))
+                histories.append([*reservation.request.messages, answer(text)])
             else:
                 recorder.cancel(reservation)
         taken = [len(branch) + branch.reserved for branch in recorder.branches]
         assert sum(taken) <= LIMITS.max_total_tokens
         assert max(taken, default=0) <= LIMITS.max_tokens
         assert len(recorder.completions) + len(in_flight) <= LIMITS.max_turns
-        assert {each for each in recorder.branches if each.reserved} == {each.branch for _, each in in_flight}
+        assert {each for each in recorder.branches if each.reserved} == {each.branch for each in in_flight}
     assert len(set(sessions)) == len(sessions)
     if not answered:
         with pytest.raises(InvariantError, match="before any request"):
-            recorded.trajectory()
+            finished(recorder)
         return
-    trajectory = recorded.trajectory()
+    trajectory = finished(recorder)
     found = [
         (trajectory.tokens[start : turn.start].tolist(), trajectory.tokens[turn.start : turn.end].tolist())
         for start, end in trajectory.branches
@@ -118,32 +112,32 @@ def test_limits_hold_and_every_answer_stands_once_behind_what_was_asked(acts: li
 
 @given(st.integers(0, 3))
 def test_a_request_that_is_cancelled_changes_nothing(rounds: int) -> None:
-    recorded = Recorded()
+    recorder = new_recorder()
     messages: list[Any] = []
     for number in range(rounds):
         messages.append(user("go on"))
-        recorded.answer(*recorded.reserve(messages), f"{number}")
-        messages.append(answer_message(f"{number}"))
-    before = recorded.state()
+        record(recorder, reserve(recorder, messages), f"{number}")
+        messages.append(answer(f"{number}"))
+    before = state(recorder)
     again = [*messages, user("once more")]
     for wanted in (again, again, [user("new")]):
-        _, reservation = recorded.reserve(wanted)
-        ended = recorded.recorder.cancel(reservation)
-        assert (ended is None) == (reservation.branch in recorded.recorder.branches)
-        assert recorded.state() == before
+        reservation = reserve(recorder, wanted)
+        ended = recorder.cancel(reservation)
+        assert (ended is None) == (reservation.branch in recorder.branches)
+        assert state(recorder) == before
     if rounds:
-        assert recorded.reserve(again)[1].branch.session == "t/1"
+        assert reserve(recorder, again).branch.session == "t/1"
 
 
 def test_a_refusal_is_forgiven_by_an_answer_to_a_later_request_only() -> None:
-    recorded = Recorded()
-    early = recorded.reserve([user("one")], max_tokens=5)
+    recorder = new_recorder()
+    early = reserve(recorder, [user("one")], max_tokens=5)
     with pytest.raises(LimitError, match=r"actor\.max_tokens"):
-        recorded.reserve([user("word " * 60)])
-    recorded.answer(*early, "a")
-    assert recorded.trajectory().finish is Finish.TRUNCATED
-    recorded.answer(*recorded.reserve([user("two")]), "b")
-    assert recorded.trajectory().finish is Finish.COMPLETED
+        reserve(recorder, [user("word " * 60)])
+    record(recorder, early, "a")
+    assert finished(recorder).finish is Finish.TRUNCATED
+    record(recorder, reserve(recorder, [user("two")]), "b")
+    assert finished(recorder).finish is Finish.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -156,9 +150,9 @@ def test_a_refusal_is_forgiven_by_an_answer_to_a_later_request_only() -> None:
     ],
 )
 def test_a_completion_that_the_engine_did_not_finish_as_promised_is_not_recorded(sampled: Generation, reason: str):
-    recorded = Recorded()
-    request, reservation = recorded.reserve([QUESTION], max_tokens=5)
-    before = recorded.state()
+    recorder = new_recorder()
+    reservation = reserve(recorder, [QUESTION], max_tokens=5)
+    before = state(recorder)
     with pytest.raises(EngineError, match=reason):
-        recorded.conversation.record(request, reservation, sampled, answer_message(""), [])
-    assert recorded.state() == before
+        recorder.record(reservation, sampled, answer(""), [])
+    assert state(recorder) == before
