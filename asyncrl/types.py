@@ -335,10 +335,8 @@ class Labels:
         owner, count = self.trajectory_id, self.step_scores.size
         _check_array(owner, "step_scores", self.step_scores, FLOAT32, (count,))
         _check_array(owner, "step_ends", self.step_ends, INT32, (count,))
-        values, ends = (
-            [self.reward, self.outcome, *self.extra.values(), *self.step_scores.tolist()],
-            self.step_ends.tolist(),
-        )
+        values = [self.reward, self.outcome, *self.extra.values(), *self.step_scores.tolist()]
+        ends = self.step_ends.tolist()
         finite = all(abs(value) <= _LARGEST for value in values)
         _require(finite, owner, f"a label is not finite as a float32: {values!r:.200}")
         _require(all(map(lt, [0, *ends], ends)), owner, f"step ends must be 1 or more and increase: {ends!r:.200}")

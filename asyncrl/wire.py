@@ -308,9 +308,12 @@ _TRAJECTORY = _Codec("trajectory", Trajectory, task_id="task", group_id="group",
 _LABELS = _Codec("labels", Labels, trajectory_id="id")
 
 
-def trajectory_message(trajectory: Trajectory, sequence: int = 0) -> Message:
-    """A trajectory as a message of kind `trajectory`."""
-    return _TRAJECTORY.message(trajectory, sequence)
+trajectory_message = _TRAJECTORY.message
+"""A trajectory as a message of kind `trajectory`."""
+labels_message = _LABELS.message
+"""Labels as a message of kind `labels`."""
+read_labels = _LABELS.read
+"""The labels in a message. Raises WireError where they are malformed or not finite."""
 
 
 def read_trajectory(message: Message) -> Trajectory:
@@ -320,16 +323,6 @@ def read_trajectory(message: Message) -> Trajectory:
         for call in turn.tool_calls:
             check_plain(call.arguments, MAX_DEPTH - LEVELS_OF_ARGUMENTS, _JSON)
     return trajectory
-
-
-def labels_message(labels: Labels, sequence: int = 0) -> Message:
-    """Labels as a message of kind `labels`."""
-    return _LABELS.message(labels, sequence)
-
-
-def read_labels(message: Message) -> Labels:
-    """The labels in a message. Raises WireError where they are malformed or not finite."""
-    return _LABELS.read(message)
 
 
 def task_body(task: Task) -> dict[str, Any]:

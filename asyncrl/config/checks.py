@@ -1,25 +1,26 @@
 """What a configuration must satisfy beyond its types: each option's constraint, and the combinations of options.
 
-Every refusal names the keys with their values, and the fix.
+One function a section finds the combinations that begin with its keys. Every refusal names the keys with their values,
+and the fix.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator
 from operator import attrgetter
+from pathlib import Path
+from urllib.parse import urlsplit
 
-from asyncrl.config.combinations import conflicts
+from asyncrl.config.bind import CHAT_API_FIX, GROUP_FIX, KEYS_FIX, SERVER_GROUP_FIX, is_loopback
 from asyncrl.config.keys import sections
+from asyncrl.config.needs import configured
 from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError
 
-
-def check(config: TrainConfig) -> None:
-    """Refuse a configuration that cannot work, before anything starts. Raises ConfigError with one line a refusal."""
-    if lines := refusals(config):
-        raise ConfigError("\n".join(lines))
+VLLM_COLDEST = 0.01
+"""vLLM replaces lower temperatures above 0 by this one, without an error."""
 
 
 def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
@@ -42,3 +43,203 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
         if bad.isdisjoint(keys.split()):
             lines.append(f"{' with '.join(f'{key}={as_yaml(attrgetter(key)(config))}' for key in keys.split())}: {fix}")
     return lines
+
+
+def conflicts(config: TrainConfig) -> Iterator[str]:
+    """Every combination that cannot work, as `KEY [KEY ...]: FIX`, where the first key is the one to change.
+
+    Each value must meet its own constraint.
+    """
+    for section in (_data, _actor, _engine, _weights, _replay, _learner, _scoring, _network):
+        yield from section(config)
+
+
+def _data(config: TrainConfig) -> Iterator[str]:
+    data = config.data
+    if len(data.band) not in (0, 2) or sorted(data.band) != list(data.band):
+        yield "data.band: give the lowest and the highest success rate, such as [0.1,0.9]"
+    for key, path in (("data.train", data.train), ("data.eval", data.eval)):
+        if path is not None and not Path(path).is_file():
+            yield f"{key}: there is no such file; see docs/quick_start.md for data"
+
+
+def _actor(config: TrainConfig) -> Iterator[str]:
+    actor = config.actor
+    several = actor.agent is not None or actor.history == "template"
+    if several and actor.max_total_tokens < actor.max_tokens:
+        yield (
+            "actor.max_total_tokens actor.max_tokens: an episode cannot be shorter than one of its sequences; raise "
+            "the first or lower the second"
+        )
+    if actor.step_split not in ("turn", "paragraph", "line") and "." not in actor.step_split:
+        yield "actor.step_split: use turn, paragraph or line, or the dotted path of a function"
+    if not is_loopback(actor.chat_api_host) and not config.network.insecure:
+        yield f"actor.chat_api_host: other machines can reach this address: {CHAT_API_FIX}"
+
+
+def _engine(config: TrainConfig) -> Iterator[str]:
+    engine, actor = config.engine, config.actor
+    if engine.kind == "embedded":
+        if actor.max_tokens > engine.max_length:
+            yield (
+                "actor.max_tokens engine.max_length: an episode must fit into a slot of the embedded engine; lower "
+                "the first or raise the second"
+            )
+        return
+    sources = {
+        "engine.urls": bool(engine.urls),
+        "engine.urls_file": engine.urls_file is not None,
+        "engine.router": engine.router is not None,
+        "engine.launch": engine.launch,
+    }
+    if sum(sources.values()) != 1:
+        given = [key for key, is_set in sources.items() if is_set]
+        yield f"{' '.join(['engine.kind', *given])}: the engine needs servers: set exactly one of {', '.join(sources)}"
+    for key, urls in (("engine.urls", engine.urls), ("engine.router", [engine.router] if engine.router else [])):
+        if not all(url.startswith(("http://", "https://")) for url in urls):
+            yield f"{key}: the url of a server must begin with http:// or https://"
+    if engine.launch and engine.kind != "sglang":
+        yield (
+            "engine.launch engine.kind: only SGLang servers are started; start others yourself and name them in "
+            "engine.urls"
+        )
+    if config.cluster.actors > 1:
+        yield (
+            "cluster.actors engine.kind: a server belongs to one actor. Use one actor with more servers "
+            "(engine.server.count, engine.urls), or start others by hand (asyncrl actor ...), each with its own"
+        )
+    if engine.kind == "vllm" and actor.temperature < VLLM_COLDEST:
+        yield (
+            f"actor.temperature engine.kind: vLLM would sample at {VLLM_COLDEST} instead, and log-probs would differ "
+            "from those that the learner computes; set that or more"
+        )
+
+
+def _weights(config: TrainConfig) -> Iterator[str]:
+    weights, engine, network = config.weights, config.engine, config.network
+    if weights.channel == "distributed" and not is_loopback(network.host) and not network.insecure:
+        yield f"weights.channel network.host: other machines can reach this address: {GROUP_FIX}"
+    if engine.kind == "vllm" and weights.into_servers not in ("auto", "disk"):
+        yield "weights.into_servers engine.kind: vLLM takes weights from a folder only; use auto"
+    away = not all(is_loopback(urlsplit(url).hostname or "") for url in engine.urls)
+    if weights.into_servers in ("nccl", "gloo") and away and not network.insecure:
+        yield f"weights.into_servers engine.urls: other machines can reach a server's address: {SERVER_GROUP_FIX}"
+
+
+def _replay(config: TrainConfig) -> Iterator[str]:
+    replay, groups = config.replay, config.learner.batch_size // config.learner.group_size
+    if replay.shards > groups:
+        yield (
+            "replay.shards learner.batch_size learner.group_size: every shard gives some of the groups of a batch; "
+            f"there are {groups}, so use at most {groups} shards"
+        )
+    if replay.shard >= replay.shards:
+        yield f"replay.shard replay.shards: shards are numbered from 0 to {replay.shards - 1}"
+    if replay.source is not None and not Path(replay.source).is_dir():
+        yield "replay.source: name the replay folder of a finished run, such as runs/NAME/replay"
+
+
+def _learner(config: TrainConfig) -> Iterator[str]:
+    learner = config.learner
+    batch, group, publish = learner.batch_size, learner.group_size, learner.publish_every
+    if batch % group:
+        multiple = -(-batch // group) * group
+        yield f"learner.batch_size learner.group_size: groups are whole; use a multiple of {group}, such as {multiple}"
+    if batch % learner.minibatches:
+        yield "learner.minibatches learner.batch_size: the first must divide the second"
+    if learner.steps % publish:
+        yield (
+            "learner.steps learner.publish_every: the last weights must be published: make the first a multiple of "
+            "the second"
+        )
+    if learner.checkpoint_every % publish:
+        yield (
+            "learner.checkpoint_every learner.publish_every: a resumed learner publishes its version again: make the "
+            "first a multiple of the second"
+        )
+    if len(learner.betas) != 2:
+        yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
+    if learner.eval_every and config.data.eval is None:
+        yield "learner.eval_every data.eval: evaluation needs data.eval, a Parquet file of held-out tasks"
+    if config.implicit.train and config.algorithm.advantage.name != "prime":
+        yield (
+            "implicit.train algorithm.advantage.name: only the advantage prime reads the implicit model; use "
+            "algorithm=prime"
+        )
+
+
+def _scoring(config: TrainConfig) -> Iterator[str]:
+    scoring, kinds = config.scoring, configured(config.scoring)
+    if scoring.timeout_s >= scoring.stall_s:
+        yield (
+            "scoring.timeout_s scoring.stall_s: a scorer that gives nothing for stall_s counts as hung; make the "
+            "first smaller than the second"
+        )
+    for source, needed in scoring.needs.items():
+        if not needed or not set(needed) <= set(kinds):
+            yield (
+                f"scoring.needs: {source} must name some of the kinds that are configured: {', '.join(kinds)} "
+                "(scoring.prm.path and scoring.outcome_model.path configure the others)"
+            )
+        if scoring.shadow and "rules" not in needed:
+            yield f"scoring.shadow scoring.needs: nothing would be left to train {source} on: let it need rules"
+    if not set(scoring.serve) <= set(kinds):
+        yield f"scoring.serve: name some of the kinds that are configured: {', '.join(kinds)}"
+    yield from _shaping(config)
+
+
+def _shaping(config: TrainConfig) -> Iterator[str]:
+    scoring, shaping = config.scoring, config.scoring.shaping
+    if shaping.process_weight and scoring.prm.path is None:
+        yield (
+            "scoring.shaping.process_weight scoring.prm.path: step scores need scoring.prm.path, the folder or hub "
+            "name of a process reward model"
+        )
+    if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
+        yield (
+            "scoring.shadow scoring.shaping.outcome_weight: nothing else would be left to train on: give a weight to "
+            "the outcome"
+        )
+    yield from _weightless(config)
+    if shaping.use_logit_tanh and shaping.prm_aggregation == "product":
+        yield (
+            "scoring.shaping.prm_aggregation scoring.shaping.use_logit_tanh: a product of negative scores has no "
+            "meaning; use min, or the model's probabilities"
+        )
+    if shaping.prm_aggregation == "best_of_n" and all(part.name != "best_of_n" for part in config.algorithm.reward):
+        yield (
+            "scoring.shaping.prm_aggregation: the learner compares the members of a group: add {name: best_of_n} to "
+            "algorithm.reward"
+        )
+    if shaping.overlong_penalty and shaping.overlong_buffer > shaping.overlong_max_length:
+        yield (
+            "scoring.shaping.overlong_max_length scoring.shaping.overlong_buffer: with overlong_penalty set the first "
+            "must be at least the second"
+        )
+    try:
+        re.compile(shaping.answer_pattern)
+    except re.error as error:
+        yield f"scoring.shaping.answer_pattern: Python cannot read this regular expression: {error}"
+
+
+def _weightless(config: TrainConfig) -> Iterator[str]:
+    """Data sources whose reward would always be zero."""
+    scoring, shaping = config.scoring, config.scoring.shaping
+    counts = {
+        "rules": shaping.outcome_weight or shaping.prm_acc_bonus_weight,
+        "outcome_model": shaping.outcome_model_weight,
+        "prm": shaping.process_weight or shaping.prm_aggregation == "per_step",
+    }
+    for source, kinds in {"any source": configured(scoring), **scoring.needs}.items():
+        if not shaping.environment_weight and not any(counts[kind] for kind in kinds):
+            yield (
+                f"scoring.shaping.outcome_weight: nothing that {source} needs ({', '.join(kinds)}) has a weight in the "
+                "reward: give it one, or set scoring.shaping.prm_aggregation=per_step for an algorithm that reads the "
+                "steps"
+            )
+
+
+def _network(config: TrainConfig) -> Iterator[str]:
+    network = config.network
+    if not is_loopback(network.host) and network.keys is None and not network.insecure:
+        yield f"network.host: other machines can reach this address: {KEYS_FIX}"

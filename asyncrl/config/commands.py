@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, Command] = {
     "learner": Command("asyncrl.learner.__main__", "train the policy and publish its weights", True),
     "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "data": Command(
-        "asyncrl.data.command", "make task files: `asyncrl data gsm8k --source DIR --out FILE`", False, ("gsm8k",)
+        "asyncrl.data.gsm8k", "make task files: `asyncrl data gsm8k --source DIR --out FILE`", False, ("gsm8k",)
     ),
     "algorithms": Command("asyncrl.algorithms.docs", "list every advantage, loss, correction, KL and aggregation"),
     "completion": Command(

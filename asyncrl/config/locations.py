@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from contextlib import suppress
 from pathlib import Path
 
 from asyncrl.config.schema import NetworkConfig, RunConfig
 from asyncrl.errors import ConfigError
+from asyncrl.machine.files import write_whole
 from asyncrl.types import RunIdentity
 
 IDENTITY_FILE = "identity"
@@ -48,12 +48,8 @@ def run_identity(config: RunConfig, make: bool = False) -> RunIdentity:
 
 def _write_once(path: Path, text: str) -> None:
     """Write a new file in one step; do nothing where another process was faster."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}-{uuid.uuid4().hex}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_whole(partial, text)
     with suppress(FileExistsError):
         path.hardlink_to(partial)
     partial.unlink()

@@ -1,13 +1,15 @@
-"""GSM8K's published JSON lines to tasks: grade-school problems, with a calculator to work them out."""
+"""`asyncrl data gsm8k`: GSM8K's published JSON lines to tasks, grade-school problems with a calculator."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.errors import DataError
+from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.ids import task_id
 from asyncrl.types import Task
 
@@ -40,3 +42,20 @@ def _tasks(file: Path, split: str) -> Iterator[Task]:
             data_source=DATA_SOURCE,
             extra_info={"split": split, "index": index},
         )
+
+
+def main() -> None:
+    """The entry of the command line."""
+    parser = argparse.ArgumentParser(prog="asyncrl data", description="Make task files from published data sets.")
+    sets = parser.add_subparsers(dest="set", metavar="SET", required=True)
+    gsm8k = sets.add_parser("gsm8k", help="GSM8K's published JSON lines to Parquet")
+    gsm8k.add_argument("--source", type=Path, required=True, help="folder with train.jsonl and test.jsonl")
+    gsm8k.add_argument("--out", type=Path, required=True, help="Parquet file to write")
+    gsm8k.add_argument("--split", default="train", help="which of the files: train (default) or test")
+    arguments = parser.parse_args()
+    try:
+        rows = convert(arguments.source, arguments.out, arguments.split)
+    except AsyncrlError as error:
+        sys.stderr.write(f"asyncrl data: {error}\n")
+        sys.exit(2)
+    sys.stdout.write(f"wrote {rows} tasks to {arguments.out}\n")

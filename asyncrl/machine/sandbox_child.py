@@ -60,9 +60,7 @@ class Options:
         self.namespaces = bool(namespaces)
         self.proc = "/jail/proc" if namespaces else "/proc"
         self.visible = arguments[8:]
-        self.user = spare_user()
-        if not self.namespaces and self.user is not None and not readable_by(self.user):
-            self.user = None
+        self.user = spare_user(self.namespaces)
         # In namespaces of an ordinary user, processes are counted on their own since Linux 5.14.
         fresh = self.namespaces and tuple(map(int, os.uname().release.split(".")[:2])) >= (5, 14)
         self.kernel_counts = self.user is not None or fresh
@@ -79,7 +77,8 @@ def main() -> None:
                 os._exit(0)
             build_root(options)
         else:
-            become_subreaper()
+            with suppress(AttributeError):
+                libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         program = watch(options)
     except Exception as error:  # noqa: BLE001 - the caller raises it
         os.write(options.control, f"failed {type(error).__name__}: {error}".encode())
@@ -90,38 +89,28 @@ def main() -> None:
 # Who the program is
 
 
-def spare_user() -> "int | None":
+def spare_user(namespaces: bool) -> "int | None":
     """A user id that nobody has, where this process is root and may take it. Each call takes another id, so that the
-    kernel counts its processes apart."""
+    kernel counts its processes apart. Without namespaces the user must be able to read this Python."""
     if os.geteuid() != 0:
         return None
     for first in (FIRST_SPARE_ID, FEW_IDS):
         user = first + os.getpid() % SPARE_IDS
-        if all(is_mapped(user, kind) for kind in ("uid", "gid")):
-            return user
+        try:
+            os.setegid(user)
+            os.seteuid(user)
+            if namespaces or all(
+                os.access(path, mode, effective_ids=True)
+                for path, mode in ((os.__file__, os.R_OK), (sys.executable, os.X_OK))
+            ):
+                return user
+        except OSError:
+            # The namespace of this process does not map the id.
+            continue
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
     return None
-
-
-def is_mapped(number: int, kind: str) -> bool:
-    try:
-        with open(f"/proc/self/{kind}_map") as ranges:
-            return any(int(first) <= number < int(first) + int(size) for first, _, size in map(str.split, ranges))
-    except OSError:
-        return False
-
-
-def readable_by(user: int) -> bool:
-    """Whether `user` can run this Python."""
-    try:
-        os.seteuid(user)
-    except OSError:
-        return False
-    try:
-        return os.access(os.__file__, os.R_OK, effective_ids=True) and os.access(
-            sys.executable, os.X_OK, effective_ids=True
-        )
-    finally:
-        os.seteuid(0)
 
 
 # Namespaces
@@ -186,8 +175,8 @@ def bind(source: str, target: str) -> None:
 def make_read_only(mounts: str) -> None:
     """Make every mount in the jail read-only: a flag holds for one mount only. The other flags of a mount must stay."""
     with open(mounts, "rb") as lines:
-        escaped = [line.split()[4] for line in lines]
-    for target in map(unescape, escaped):
+        targets = [unescape(line.split()[4]) for line in lines]
+    for target in targets:
         if target.startswith("/jail/") and target not in SCRATCH:
             now = os.statvfs(target).f_flag
             same = now & SAME_FLAGS | (MS_RELATIME if now & ST_RELATIME else 0)
@@ -255,7 +244,10 @@ def watch(options: Options) -> str:
     status = wait(program, woken, options)
     if not options.namespaces:
         kill_descendants()
-    failed = read_all(problem)
+    failed = b""
+    os.set_blocking(problem, False)
+    with suppress(BlockingIOError):
+        failed = os.read(problem, 4096)
     # The caller may have gone.
     with suppress(OSError):
         os.write(options.control, b"failed " + failed if failed else b"status %d" % status)
@@ -309,11 +301,6 @@ def reap(program: int) -> "int | None":
     return None
 
 
-def become_subreaper() -> None:
-    with suppress(AttributeError):
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def kill_descendants() -> None:
     """Kill until none is left: some may start others meanwhile."""
     while True:
@@ -338,14 +325,6 @@ def descendants(proc: str) -> "set[int]":
         known = len(found)
         found |= {pid for pid, parent in parents.items() if parent in found}
     return found - {os.getpid()}
-
-
-def read_all(fd: int) -> bytes:
-    # The program's process has ended, and its children have this closed.
-    os.set_blocking(fd, False)
-    with suppress(BlockingIOError):
-        return os.read(fd, 4096)
-    return b""
 
 
 # The program
