@@ -7,6 +7,8 @@ MESSAGES ?= 1000000
 SEED ?= 0
 KILLS ?= 100
 SHARDS ?= 2
+# Else every process that a test or the demo starts would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install test test-quick test-long test-wheel test-sglang test-vllm fuzz chaos check demo demo-sglang docs clean
 

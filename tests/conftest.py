@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 
 import pytest
@@ -13,6 +14,11 @@ from tests.helpers import GENEROUS_S
 # A busy machine is no defect: nothing here is judged by the time that it takes.
 settings.register_profile("asyncrl", deadline=None)
 settings.load_profile("asyncrl")
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector need not look through the modules of torch and transformers again and again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

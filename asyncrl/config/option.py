@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 REQUIRED = "???"
@@ -79,12 +80,15 @@ class Option:
         return hint is Any or (isinstance(value, hint) and (not self.choices or value in self.choices))
 
 
-def options(cls: type[Any]) -> Iterator[Option]:
+def options(cls: type[Any]) -> tuple[Option, ...]:
     """The options that a dataclass declares, in order."""
+    return _options(typing.cast(Hashable, cls))
+
+
+@cache
+def _options(cls: Any) -> tuple[Option, ...]:
     hints = typing.get_type_hints(cls)
-    for declared in fields(cls):
-        if declared.metadata:
-            yield _option(declared, hints[declared.name])
+    return tuple(_option(declared, hints[declared.name]) for declared in fields(cls) if declared.metadata)
 
 
 def _option(declared: Field[Any], hint: Any) -> Option:
