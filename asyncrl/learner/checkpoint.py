@@ -85,7 +85,7 @@ class Checkpoints:
 
         Raises StoppedError on every rank: one was asked to stop while it waited for room.
         """
-        final = self._folder / f"step-{progress.step:06d}"
+        final = self._path(progress.step)
         partial = self._folder / f".tmp-{final.name}"
         content = {**asdict(progress), "fingerprint": _fingerprint(models), "ranks": self._ranks.size}
         self._write(final, lambda: _make_anew(partial), by_first=True)
@@ -117,16 +117,16 @@ class Checkpoints:
 
         Raises CheckpointError: the checkpoint is of another model or format, or all are damaged.
         """
-        complete = self.complete()
-        while complete:
-            newest = complete.pop()
-            damage = self._damage(newest)
+        # Rank 0 alone looks for checkpoints, since only it marks them: another rank may see the disk before a mark.
+        while step := self._ranks.agree(self._newest()):
+            folder = self._path(step)
+            damage = self._damage(folder)
             if damage is None:
-                return self._load(newest, models)
-            logger.error("%s is damaged: %s; trying the checkpoint before it", newest, damage)
+                return self._load(folder, models)
+            logger.error("%s is damaged: %s; trying the checkpoint before it", folder, damage)
             if self._ranks.rank == 0:
-                (newest / COMPLETE).rename(newest / DAMAGED)
-        if any((folder / DAMAGED).exists() for folder in self._folders()):
+                (folder / COMPLETE).rename(folder / DAMAGED)
+        if self._ranks.agree(any((folder / DAMAGED).exists() for folder in self._folders())):
             raise CheckpointError(
                 f"every checkpoint in {self._folder} is damaged: restore one from a copy, or remove that folder to "
                 "train from the first step again, if the replay still has its data (replay.retention=all keeps them)"
@@ -169,6 +169,13 @@ class Checkpoints:
         progress = Progress(**values)
         logger.info("resumed after step %d from %s", progress.step, folder)
         return progress
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:06d}"
+
+    def _newest(self) -> int:
+        """The step of the newest complete checkpoint; 0 where there is none."""
+        return max(map(_step, self.complete()), default=0)
 
     def _folders(self) -> list[Path]:
         """The folders with the name of a checkpoint, oldest first. Others are left alone."""

@@ -66,6 +66,10 @@ class Ranks:
         if self.sum(torch.tensor(int(stopped))).item():
             raise StoppedError("the learner was asked to stop")
 
+    def agree(self, value: int) -> int:
+        """The value that rank 0 gives."""
+        return int(self.sum(torch.tensor(value if self.rank == 0 else 0, dtype=torch.int64)))
+
     def barrier(self) -> None:
         """Return once every rank has called this."""
         self.sum(torch.zeros(()))

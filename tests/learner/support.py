@@ -17,13 +17,16 @@ from msgspec import structs
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.config.schema import AlgorithmConfig, DataConfig, ModelConfig, PartConfig, RunConfig, TrainConfig
+from asyncrl.config.schema import AlgorithmConfig, DataConfig, LearnerConfig, ModelConfig, PartConfig, RunConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.launcher import run_ranks
+from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
+from asyncrl.learner.state import Models
+from asyncrl.learner.trainer import Trainable
 from asyncrl.replay.admission import Admission
 from asyncrl.types import BatchPlan, Role, Ticket, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
@@ -42,6 +45,22 @@ def write_model(folder: Path, layers: int = 2, seed: int = 0) -> Path:
     Qwen3ForCausalLM(config).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder
+
+
+def make_models(model: Path, ranks: Ranks) -> Models:
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
+    return {"policy": Trainable(policy, 0.1, LearnerConfig())}
+
+
+def largest_file(folder: Path) -> Path:
+    return max(folder.iterdir(), key=lambda file: file.stat().st_size)
+
+
+def flip_a_bit(folder: Path) -> None:
+    file = largest_file(folder)
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.write_bytes(damaged)
 
 
 def make_config(model: Path, folder: Path, **learner: Any) -> TrainConfig:

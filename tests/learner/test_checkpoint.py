@@ -6,21 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncrl.config.schema import LearnerConfig, ModelConfig
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.checkpoint import COMPLETE, PROGRESS, Checkpoints, Progress
-from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import Models
-from asyncrl.learner.trainer import Trainable
-from tests.learner.support import write_model
+from tests.learner.support import flip_a_bit, largest_file, make_models, write_model
 
 pytestmark = pytest.mark.slow
-
-
-def make_models(model: Path, ranks: Ranks) -> Models:
-    policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
-    return {"policy": Trainable(policy, 0.1, LearnerConfig())}
 
 
 def move(models: Models) -> None:
@@ -105,17 +97,6 @@ def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do_and_stays(
     for _ in range(2):
         with pytest.raises(CheckpointError, match="earlier version of asyncrl"):
             checkpoints.restore(models)
-
-
-def largest_file(folder: Path) -> Path:
-    return max(folder.iterdir(), key=lambda file: file.stat().st_size)
-
-
-def flip_a_bit(folder: Path) -> None:
-    file = largest_file(folder)
-    damaged = bytearray(file.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    file.write_bytes(damaged)
 
 
 def truncate(folder: Path) -> None:

@@ -5,6 +5,7 @@ A rank that sends a pickle, or unpickles anything that is more than plain values
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -17,12 +18,13 @@ from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import fully_shard
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import StoppedError
+from asyncrl.errors import CheckpointError, StoppedError
+from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.buckets import Bucket, Entry, on_host
-from tests.learner.support import Run, make_config, with_critic
+from tests.learner.support import Run, flip_a_bit, make_config, make_models, with_critic
 from tests.mixtures import MIXTURES, mixture
 
 BATCHES = {
@@ -60,6 +62,25 @@ def stop_one_of_two(model: Path, folder: Path, ranks: Ranks) -> bool:
     except StoppedError:
         return True
     return False
+
+
+def check_restoring(model: Path, folder: Path, ranks: Ranks) -> None:
+    """All ranks follow the choice of rank 0. Rank 1 has a copy of the folder, in which no mark of rank 0 appears."""
+    shared, own = folder / "restored", folder / f"restored-{ranks.rank}"
+    models, checkpoints = make_models(model, ranks), Checkpoints(own, 2, ranks)
+    for step in (2, 4):
+        Checkpoints(shared, 2, ranks).save(Progress(step=step), models)
+    for step, expected in ((4, 2), (2, None)):
+        if ranks.rank == 0:
+            flip_a_bit(shared / f"step-{step:06d}")
+        ranks.barrier()
+        shutil.copytree(shared, own)
+        ranks.barrier()
+        try:
+            assert checkpoints.restore(models) == Progress(step=expected)
+        except CheckpointError:
+            assert expected is None
+        shutil.rmtree(own)
 
 
 class Odd(nn.Module):
@@ -127,6 +148,7 @@ def main(model: Path, experts: Path, folder: Path) -> None:
         results = train_all(model, experts, folder, ranks)
         stopped = stop_one_of_two(model, folder, ranks)
         check_gathering(ranks)
+        check_restoring(model, folder, ranks)
         done = {"results": results, "stopped": stopped, "size": ranks.size, "gathered": ["odd shapes", *MIXTURES]}
         if ranks.rank == 0:
             torch.save(done, folder / "results.pt")
