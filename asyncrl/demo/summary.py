@@ -81,11 +81,11 @@ def _replay(config: TrainConfig, run_dir: Path) -> tuple[dict[str, int], dict[st
 
 
 def table(summary: dict[str, Any]) -> Table:
-    """The summary for people."""
+    """The summary for people, without the figures that the run did not measure."""
     rendered = Table(title="what happened", show_header=False)
     for name, value in summary.items():
-        share = name.startswith(_SHARES) and value is not None
-        rendered.add_row(name.replace("_", " "), f"{value:.1%}" if share else str(value))
+        if value is not None:
+            rendered.add_row(name.replace("_", " "), f"{value:.1%}" if name.startswith(_SHARES) else str(value))
     return rendered
 
 

@@ -1,4 +1,4 @@
-"""Whether a run may resume in its folder: its configuration must be the same, except for some keys."""
+"""Whether a run may resume in its folder: its configuration must be the same, except for resumable options."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from typing import Any
 
 import yaml
 
+from asyncrl.config.keys import option_of
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.machine.files import write_whole
 
-FREE = {
-    *("learner.steps", "learner.micro_tokens", "learner.checkpoint_every", "learner.keep_checkpoints"),
-    *("learner.eval_every", "learner.export", "run.dir"),
-    *("replay.dead_letter_share", "replay.durability", "replay.lease_s", "replay.max_dead_letters"),
-    *("replay.max_store_gb", "replay.retention", "replay.retention_steps", "replay.shard"),
-}
-FREE_SECTIONS = {"cluster", "network", "observe", "engine", "weights"}
-"""The keys, and the sections, that may change while a run is stopped."""
+RESUMABLE_SECTIONS = {"cluster", "network", "observe", "engine", "weights"}
+"""The sections whose options all may change while a run is stopped. Options elsewhere say so themselves."""
 
 
 def claim(config: TrainConfig, run_dir: Path) -> bool:
@@ -32,7 +27,7 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
     if resumed:
         before, after = _by_key(yaml.safe_load(path.read_text())), _by_key(now)
         keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-        changed = [key for key in keys if key not in FREE and key.split(".")[0] not in FREE_SECTIONS]
+        changed = [key for key in keys if not _is_resumable(key)]
         if changed:
             lines = "\n".join(f"  {key}: {before.get(key)} then, {after.get(key)} now" for key in changed)
             raise ConfigError(
@@ -41,6 +36,11 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
             )
     write_whole(path, yaml.safe_dump(now, sort_keys=False))
     return resumed
+
+
+def _is_resumable(key: str) -> bool:
+    option = option_of(key)
+    return key.split(".")[0] in RESUMABLE_SECTIONS or (option is not None and option.resumable)
 
 
 def _by_key(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -20,10 +20,11 @@ def make_config() -> TrainConfig:
     return config
 
 
-def test_the_same_configuration_resumes_and_free_keys_may_change(tmp_path: Path) -> None:
+def test_the_same_configuration_resumes_and_resumable_options_may_change(tmp_path: Path) -> None:
     config = make_config()
     assert not claim(config, tmp_path)
     config.learner.steps += 5
+    config.replay.retention = "all"
     config.cluster.actors = 7
     assert claim(config, tmp_path)
 

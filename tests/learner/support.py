@@ -17,7 +17,15 @@ from msgspec import structs
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.config.schema import AlgorithmConfig, DataConfig, LearnerConfig, ModelConfig, PartConfig, RunConfig, TrainConfig
+from asyncrl.config.schema import (
+    AlgorithmConfig,
+    DataConfig,
+    LearnerConfig,
+    ModelConfig,
+    PartConfig,
+    RunConfig,
+    TrainConfig,
+)
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource

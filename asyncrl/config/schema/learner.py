@@ -12,21 +12,25 @@ from asyncrl.config.option import REQUIRED, option
 class LearnerConfig:
     """Training."""
 
-    steps: int = option(100, "learner steps of the whole run", "[1, inf)")
+    steps: int = option(100, "learner steps of the whole run", "[1, inf)", resumable=True)
     batch_size: int = option(64, "trajectories a step; a multiple of group_size", "[1, inf)")
     group_size: int = option(8, "trajectories of one task that share a baseline", "[1, inf)")
     minibatches: int = option(1, "optimiser updates a step; each takes an equal share of the batch", "[1, inf)")
-    micro_tokens: int = option(16384, "packed tokens of one forward and backward pass on one rank", "[1, inf)")
+    micro_tokens: int = option(
+        16384, "packed tokens of one forward and backward pass on one rank", "[1, inf)", resumable=True
+    )
     lr: float = option(1e-6, "learning rate of AdamW", "(0, inf)")
     betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
     weight_decay: float = option(0.0, "AdamW's weight decay", "[0, inf)")
     warmup_steps: int = option(0, "steps of linear warm-up", "[0, inf)")
     max_grad_norm: float = option(1.0, "gradient norm above which gradients are scaled down", "(0, inf)")
     publish_every: int = option(1, "steps between two weight publishes", "[1, inf)")
-    checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)")
-    keep_checkpoints: int = option(2, "checkpoints that are kept", "[1, inf)")
-    eval_every: int = option(0, "steps between two evaluations on data.eval, the first at step 0; 0: none", "[0, inf)")
-    export: bool = option(True, "write a Hugging Face folder at the end")
+    checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)", resumable=True)
+    keep_checkpoints: int = option(2, "checkpoints that are kept", "[1, inf)", resumable=True)
+    eval_every: int = option(
+        0, "steps between two evaluations on data.eval, the first at step 0; 0: none", "[0, inf)", resumable=True
+    )
+    export: bool = option(True, "write a Hugging Face folder at the end", resumable=True)
 
 
 @dataclass

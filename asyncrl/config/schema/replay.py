@@ -36,22 +36,32 @@ class ReplayConfig:
         "fsync",
         "what stored data survives: a power loss (fsync) or only a killed process (os)",
         choices=("fsync", "os"),
+        resumable=True,
     )
-    lease_s: float = option(30.0, "seconds after which others get the work of a silent worker", "(0, inf)")
+    lease_s: float = option(
+        30.0, "seconds after which others get the work of a silent worker", "(0, inf)", resumable=True
+    )
     max_attempts: int = option(3, "attempts at an episode, or at its scoring, before its group is dropped", "[1, inf)")
-    max_store_gb: float = option(64.0, "largest store of one shard; above 0.8 of it no tickets are issued", "(0, inf)")
-    max_dead_letters: int = option(10_000, "dead letters that one shard keeps; new ones replace the oldest", "[1, inf)")
-    dead_letter_share: float = option(0.1, "share of max_store_gb for dead letters and their episodes", "(0, 0.5]")
+    max_store_gb: float = option(
+        64.0, "largest store of one shard; above 0.8 of it no tickets are issued", "(0, inf)", resumable=True
+    )
+    max_dead_letters: int = option(
+        10_000, "dead letters that one shard keeps; new ones replace the oldest", "[1, inf)", resumable=True
+    )
+    dead_letter_share: float = option(
+        0.1, "share of max_store_gb for dead letters and their episodes", "(0, 0.5]", resumable=True
+    )
     retention: str = option(
         "none",
         "trained trajectories to keep; window: those of retention_steps",
         choices=("none", "window", "all"),
+        resumable=True,
     )
-    retention_steps: int = option(100, "learner steps that retention=window keeps", "[1, inf)")
+    retention_steps: int = option(100, "learner steps that retention=window keeps", "[1, inf)", resumable=True)
     reissue_evicted: bool = option(False, "run the task of an evicted group again")
     oversample: float = option(1.0, "episodes to start for each one to train, in case groups are refused", "[1, inf)")
     filter: FilterConfig = field(default_factory=FilterConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     shards: int = option(1, "replay processes; each has its own tasks, groups and share of a batch", "[1, inf)")
-    shard: int = option(0, "shard that `asyncrl replay` serves; `asyncrl train` sets it", "[0, inf)")
+    shard: int = option(0, "shard that `asyncrl replay` serves; `asyncrl train` sets it", "[0, inf)", resumable=True)
     source: str | None = option(None, "store of a finished run: the learner trains its plans again, without actors")

@@ -12,7 +12,7 @@ class RunConfig:
     """The run's name and folder."""
 
     name: str = option("train", "name of the run; a second run with the same name resumes it")
-    dir: str = option("runs", "folder that has a folder for each run, by its name")
+    dir: str = option("runs", "folder that has a folder for each run, by its name", resumable=True)
     seed: int = option(0, "seed of everything that is random")
 
 
