@@ -7,8 +7,6 @@ add up to the same number whatever the micro-batches and ranks.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,11 +16,10 @@ from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.view import Segments
 
 
-@dataclass(frozen=True, kw_only=True)
 class Aggregation(Part):
     """Base of the aggregations."""
 
-    kind: ClassVar[str] = "aggregation"
+    kind = "aggregation"
 
     @abstractmethod
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
@@ -33,7 +30,6 @@ class Aggregation(Part):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenMean(Aggregation):
     """Every token weighs the same.
 
@@ -42,70 +38,66 @@ class TokenMean(Aggregation):
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (token-level loss)
     """
 
-    name: ClassVar[str] = "token-mean"
+    name = "token-mean"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
         return losses.sum(dtype=torch.float64) / max(1, totals.tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenSum(Aggregation):
     """No normalisation.
 
     Formula: sum of all tokens
-    Use: when the learning rate is chosen for sums
+    Use: with a learning rate that was chosen for sums
     Source: Policy Gradient Methods for Reinforcement Learning with Function Approximation, 1999
     Caveat: the gradient grows with the batch.
     """
 
-    name: ClassVar[str] = "token-sum"
+    name = "token-sum"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
         return losses.sum(dtype=torch.float64)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeqMeanTokenSum(Aggregation):
-    """A mean over sequences of their sums.
+    """The mean over sequences of their sums.
 
     Formula: sum of all tokens / S
-    Use: the log-prob of whole sequences, as REINFORCE has it
+    Use: the log-prob of whole sequences, as in REINFORCE
     Source: Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs, 2024
     Caveat: the gradient grows with length.
     """
 
-    name: ClassVar[str] = "seq-mean-token-sum"
+    name = "seq-mean-token-sum"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
         return losses.sum(dtype=torch.float64) / max(1, totals.sequences)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeqMeanTokenMean(Aggregation):
     """Every sequence weighs the same.
 
     Formula: mean over sequences of (sum of its tokens / its length)
     Use: gspo and gmpo; the original GRPO
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024
-    Caveat: a long wrong answer is punished less a token than a short one.
+    Caveat: a token of a long wrong answer is punished less than one of a short wrong answer.
     """
 
-    name: ClassVar[str] = "seq-mean-token-mean"
+    name = "seq-mean-token-mean"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
         return (sequences.sum(losses) / lengths.clamp(min=1)).sum() / max(1, totals.sequences)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeqMeanTokenSumNorm(Aggregation):
-    """A mean over sequences of their sums, over a constant.
+    """The mean over sequences of their sums, divided by a constant.
 
     Formula: sum of all tokens / (S norm)
-    Use: dr_grpo: no length in the normalisation, and a gradient of the usual size
+    Use: with dr_grpo: no length in the normalisation, and a gradient of the usual size
     Source: Understanding R1-Zero-Like Training: A Critical Perspective, 2025
     """
 
-    name: ClassVar[str] = "seq-mean-token-sum-norm"
+    name = "seq-mean-token-sum-norm"
 
     norm: float = param(..., "the constant; commonly the longest response allowed", "(0, inf)")
 

@@ -1,11 +1,13 @@
 """Every part by kind and name: `asyncrl algorithms [KIND ...] [--json]` lists them, and
-`python -m asyncrl.algorithms.docs docs/algorithms.md` writes the page, both from the parts themselves."""
+`python -m asyncrl.algorithms.docs docs/algorithms.md` writes the tables of that page, both from the parts
+themselves."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,108 +17,8 @@ from asyncrl.algorithms import registry
 from asyncrl.algorithms.parts import Part, card
 from asyncrl.config.option import Option, options
 
-HEAD = """# Algorithms
-
-One algorithm is one part of each kind, chosen by name in the `algorithm` section; `algorithm=NAME` takes a preset of
-`configs/algorithm/`. Every part of every kind can be combined with every other, except where it makes no sense: that is
-refused when the configuration is read, with the fix in the message. `asyncrl algorithms` lists all parts with formula
-and parameters, and `asyncrl algorithms --json` gives programs all that this page has of them. This page is generated
-from the parts' own docstrings by `make docs`.
-
-Notation: pi_theta is the policy being trained, pi_prox the proximal policy (by default pi_theta at the start of the
-learner step), mu the behaviour policy that sampled the token, pi_ref the reference. r = pi_theta / pi_prox,
-w = pi_prox / mu, A is the advantage, R the reward. Policy tokens are those that the policy sampled; prompt and tool
-tokens are removed before anything is computed. N and S are the numbers of policy tokens and sequences of the global
-minibatch before any correction drops some. sg(x) is x without gradient; w never carries gradient. Log-ratios are
-clamped to +-20 before exp (to +-10 in the KL).
-
-The loss is aggregate(w loss(r, A)) + weight aggregate(KL) - entropy_weight aggregate(entropy), over the tokens that no
-correction dropped.
-"""
-
-SECTIONS = {
-    "advantage": ("Advantages", "advantage: {name: gae, params: {lam: 0.95}}"),
-    "loss": ("Policy losses", "loss: {name: ppo, params: {clip_high: 0.28}}"),
-    "correction": ("Importance corrections", "correction: [{name: truncate, params: {cap: 2.0}}, {name: veto}]"),
-    "kl": ("KL to the reference", "kl: {name: k3, params: {weight: 0.001, place: loss}}"),
-    "aggregation": ("Aggregation", "aggregation: {name: token-mean}"),
-    "reward": ("Changes of the reward", "reward: [{name: overlong, params: {max_length: 4096, buffer: 512}}]"),
-    "value": ("The critic's loss", "value: {name: clipped, params: {clip: 0.2}}"),
-}
-
-NOTES = {
-    "correction": """
-A correction sets the weight w, drops tokens or sequences, or both; the list is applied in order, and an empty list is
-w = 1. At most one correction sets weights. A level says what one ratio spans: `token`; `turn`, the product over an
-assistant turn; `sequence`, the product over the sequence; `geometric`, the sequence's mean log-ratio.
-
-`algorithm.proximal` says where pi_prox comes from. `recompute`: a forward pass at the start of the step. `interpolate`:
-log pi_prox = log mu + alpha (log pi_theta - log mu), alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1), with v the
-learner's version and v_b the token's, which saves that pass. `behaviour`: pi_prox = mu, so that r is the whole ratio
-and w = 1 (plain PPO).
-""",
-    "kl": """
-In the formulas d is log(pi_theta / pi_ref) of a token. `place: loss` adds the KL to the loss. `place: reward` subtracts
-it from the reward: token by token for gae, vtrace and reinforce_pp, otherwise as the sequence's sum. With `target` the
-coefficient adapts: each step it is multiplied by 1 + clamp(KL / target - 1, -0.2, 0.2) S / horizon.
-""",
-}
-
-METRICS = """
-## What is reported
-The same for any number of ranks and micro-batches. Shares are of all policy tokens.
-
-| metric | meaning |
-| --- | --- |
-| mismatch/ess | effective sample size (sum w)^2 / (N sum w^2) of the raw w |
-| mismatch/kl, mismatch/k3 | KL from behaviour to proximal policy, as k1 and as k3 |
-| mismatch/chi_square | mean w^2 - 1 |
-| mismatch/agree | share of tokens on which engine and learner agree: abs(log w) <= 1e-4 |
-| mismatch/perplexity_ratio | mean over sequences of exp(mean log mu - mean log pi_prox) |
-| update/kl, update/k3 | KL from proximal to trained policy |
-| weight/mean, weight/ess | mean and ess of the weights after correction; a dropped token counts as 0 in ess |
-| clip/high, clip/low, clip/... | share of tokens beyond each of the loss's bounds |
-| masked/RULE, masked/any | share of tokens dropped by each correction, and by any |
-| noop | 1 if there was nothing left to learn from |
-| token_lag/mean, token_lag/K | mean lag in versions, share of tokens with lag K (K = 16: 16 or more) |
-| advantage/mean, /std, /positive; return/mean, /std | of the policy tokens; returns only if there is a critic |
-| entropy, kl_reference, kl_reference/weight | only if they are computed |
-| loss/policy, loss/kl, loss/entropy | the terms of the loss, mean over the step's minibatches |
-| reward/..., length/..., groups/zero_variance | of the episodes (`metrics.episode_metrics`) |
-"""
-
-OWN = """
-## A part of yours
-One file with one class, named in the configuration by its dotted path:
-
-```python
-from dataclasses import dataclass
-from typing import ClassVar
-
-from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
-from asyncrl.algorithms.parts import param
-
-
-@dataclass(frozen=True, kw_only=True)
-class Squared(Loss):
-    \"\"\"A policy gradient with a quadratic penalty.
-
-    Formula: -A log pi_theta + weight log^2 r
-    \"\"\"
-
-    name: ClassVar[str] = "squared"
-
-    weight: float = param(0.1, "weight of the penalty", "[0, inf)")
-
-    def __call__(self, updates: Updates) -> TokenLosses:
-        penalty = self.weight * updates.log_ratio.square()
-        return TokenLosses(penalty - updates.advantages * updates.logprobs)
-```
-
-`algorithm.loss.name=my_package.squared.Squared algorithm.loss.params.weight=0.2` uses it. The base classes are
-`advantages.base.SequenceAdvantage` (one number a sequence) and `Advantage` (one a token), `losses.base.Loss`,
-`corrections.base.Correction`, `kl.Kl`, `aggregation.Aggregation`, `rewards.base.Reward` and `losses.value.Value`.
-"""
+TABLES = re.compile(r"(<!-- parts of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+"""The place of a kind's tables on the page."""
 
 
 def table(kinds: Sequence[str] = tuple(registry.HOMES)) -> list[dict[str, Any]]:
@@ -178,34 +80,24 @@ def _parameter_text(parameter: dict[str, Any]) -> str:
     return f"{parameter['name']}{default}: {parameter['meaning']}; {parameter['allowed']}"
 
 
-def page() -> str:
-    """The whole page."""
-    return HEAD + "".join(_section(kind) for kind in registry.HOMES) + METRICS + OWN
+def page(text: str) -> str:
+    """The page `text` with its tables written anew."""
+    return TABLES.sub(lambda place: place[1] + _tables(place[2]) + place[3], text)
 
 
-def _section(kind: str) -> str:
-    title, example = SECTIONS[kind]
+def _tables(kind: str) -> str:
     entries = table([kind])
-    rows = "".join(_row(entry) for entry in entries)
     return (
-        f"\n## {title}\n`algorithm.{kind}`, for instance `{example}`\n{NOTES.get(kind, '')}\n"
-        f"| name | formula | when to use it | source | config line |\n| --- | --- | --- | --- | --- |\n{rows}"
-        f"\n| parameter of | parameter | default | allowed | meaning |\n| --- | --- | --- | --- | --- |\n"
+        "| name | formula | when to use it | source |\n| --- | --- | --- | --- |\n"
+        f"{''.join(map(_row, entries))}\n"
+        "| parameter of | parameter | default | allowed | meaning |\n| --- | --- | --- | --- | --- |\n"
         f"{''.join(_parameters(entries))}"
     )
 
 
 def _row(entry: dict[str, Any]) -> str:
     use = entry["use"] + (f". Caveat: {entry['caveat']}" if "caveat" in entry else "")
-    return _line([f"`{entry['name']}`", entry["formula"], use, entry["source"], f"`{_config(entry)}`"])
-
-
-def _config(entry: dict[str, Any]) -> str:
-    """The line that chooses the part, with dots for required parameters."""
-    needed = ", ".join(f"{each['name']}: ..." for each in entry["parameters"] if "default" not in each)
-    choice = f"{{name: {entry['name']}" + (f", params: {{{needed}}}}}" if needed else "}")
-    is_list = entry["kind"] in ("correction", "reward")
-    return f"{entry['kind']}: [{choice}]" if is_list else f"{entry['kind']}: {choice}"
+    return _line([f"`{entry['name']}`", entry["formula"], use, entry["source"]])
 
 
 def _parameters(entries: Sequence[dict[str, Any]]) -> list[str]:
@@ -225,4 +117,5 @@ def _line(cells: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page())
+    file = Path(sys.argv[1])
+    file.write_text(page(file.read_text()))

@@ -7,8 +7,6 @@ gradient of k2, which is the unbiased one on on-policy data.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,11 +16,10 @@ from asyncrl.algorithms.parts import Part, param
 D_LIMIT = 10.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Kl(Part):
     """Base of the forms."""
 
-    kind: ClassVar[str] = "kl"
+    kind = "kl"
 
     weight: float = param(1e-3, "coefficient; where it adapts, the first one", "[0, inf)")
     place: str = param("loss", "where it is charged", choices=("loss", "reward"))
@@ -47,66 +44,62 @@ class Kl(Part):
         return weight * (1 + error * sequences / self.horizon)
 
 
-@dataclass(frozen=True, kw_only=True)
 class K1(Kl):
     """The log-ratio itself.
 
     Formula: d
     Use: in the reward, where it is unbiased
     Source: Approximating KL Divergence, 2020
-    Caveat: in the loss its gradient is zero in expectation: use k1+ or k2 there. It can be negative.
+    Caveat: in the loss its gradient has expectation 0: use k1+ or k2 there. It can be negative.
     """
 
-    name: ClassVar[str] = "k1"
+    name = "k1"
 
     def form(self, d: Tensor) -> Tensor:
         return d
 
 
-@dataclass(frozen=True, kw_only=True)
 class Abs(Kl):
-    """The size of the log-ratio.
+    """The absolute log-ratio.
 
     Formula: |d|
     Use: a robust penalty in the reward
     Source: no paper: a common option of RLHF libraries
-    Caveat: no estimate of the KL, only a distance.
+    Caveat: it is a distance, and estimates no KL.
     """
 
-    name: ClassVar[str] = "abs"
+    name = "abs"
 
     def form(self, d: Tensor) -> Tensor:
         return d.abs()
 
 
-@dataclass(frozen=True, kw_only=True)
 class K2(Kl):
     """Half the squared log-ratio.
 
     Formula: d^2 / 2
-    Use: in the loss: its gradient is that of the KL on on-policy data
+    Use: in the loss: on on-policy data its gradient is that of the KL
     Source: Approximating KL Divergence, 2020
-    Caveat: its value is biased, little where the policies are close.
+    Caveat: its value is biased, by little where the policies are close.
     """
 
-    name: ClassVar[str] = "k2"
+    name = "k2"
 
     def form(self, d: Tensor) -> Tensor:
         return d.square() / 2
 
 
-@dataclass(frozen=True, kw_only=True)
 class K3(Kl):
     """The unbiased estimate that is never negative.
 
     Formula: min(e^-d + d - 1, cap); the gradient is 0 beyond the cap
-    Use: in the loss, as GRPO has it, and as the number to watch
+    Use: in the loss, as in GRPO, and as a metric
     Source: Approximating KL Divergence, 2020
-    Caveat: its gradient is that of the KL in the other direction; k3+ has the right one. A token that the policy gave
-    up (d < -2.6 at the default cap) is not pulled back; without a cap one such token can outweigh the batch.
+    Caveat: its gradient is that of the KL in the other direction; k3+ has the right one. A token beyond the cap (d <
+    -2.6 by default) is not pulled back; without a cap one such token can outweigh the batch.
     """
 
-    name: ClassVar[str] = "k3"
+    name = "k3"
 
     cap: float = param(10.0, "largest value of a token; inf for none", "(0, inf]")
 
@@ -123,57 +116,52 @@ class _K2Gradient(Kl):
         return self.form(d).detach() + k2 - k2.detach()
 
 
-@dataclass(frozen=True, kw_only=True)
 class K1Plus(_K2Gradient, K1):
     """The log-ratio, with the gradient of k2.
 
     Formula: d; gradient of d^2 / 2
-    Use: in the loss, where the number shown should be unbiased
+    Use: in the loss, where the reported value should be unbiased
     Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
     Caveat: the value can be negative.
     """
 
-    name: ClassVar[str] = "k1+"
+    name = "k1+"
 
 
-@dataclass(frozen=True, kw_only=True)
 class AbsPlus(_K2Gradient, Abs):
-    """The size of the log-ratio, with the gradient of k2.
+    """The absolute log-ratio, with the gradient of k2.
 
     Formula: |d|; gradient of d^2 / 2
     Use: for completeness
     Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
-    Caveat: the value is no estimate of the KL.
+    Caveat: the value estimates no KL.
     """
 
-    name: ClassVar[str] = "abs+"
+    name = "abs+"
 
 
-@dataclass(frozen=True, kw_only=True)
 class K2Plus(_K2Gradient, K2):
-    """The same as k2, which has its own gradient already.
+    """The same as k2, which has the right gradient already.
 
     Formula: d^2 / 2
     Use: for completeness
     Source: Approximating KL Divergence, 2020
     """
 
-    name: ClassVar[str] = "k2+"
+    name = "k2+"
 
 
-@dataclass(frozen=True, kw_only=True)
 class K3Plus(_K2Gradient, K3):
     """The unbiased, never negative value, with the gradient of k2.
 
     Formula: min(e^-d + d - 1, cap); gradient of d^2 / 2
-    Use: the best of both in the loss
+    Use: in the loss: an unbiased value and the right gradient
     Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
     """
 
-    name: ClassVar[str] = "k3+"
+    name = "k3+"
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoKl(Kl):
     """No reference policy at all.
 
@@ -182,7 +170,7 @@ class NoKl(Kl):
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025
     """
 
-    name: ClassVar[str] = "none"
+    name = "none"
 
     def form(self, d: Tensor) -> Tensor:
         return torch.zeros_like(d)

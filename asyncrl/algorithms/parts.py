@@ -10,7 +10,7 @@ import re
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, dataclass_transform
 
 from asyncrl.config.option import option, options
 from asyncrl.errors import ConfigError
@@ -19,15 +19,18 @@ param = option
 """How a part declares a parameter."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Part(ABC):
-    """Base of all parts. Subclasses are frozen, keyword-only dataclasses whose fields are made by `param`.
+    """Base of all parts. A subclass is a frozen, keyword-only dataclass by itself; `param` makes its fields.
 
     Construction raises ConfigError: a parameter has a wrong type, lies outside its range, or conflicts with another.
     """
 
     kind: ClassVar[str]
     name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         for parameter in options(type(self)):

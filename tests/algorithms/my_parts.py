@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Squared(Loss):
     """A policy gradient with a quadratic penalty.
 
     Formula: -A log pi_theta + weight log^2 r
     """
 
-    name: ClassVar[str] = "squared"
+    name = "squared"
 
     weight: float = param(0.1, "weight of the penalty", "[0, inf)")
 

@@ -12,15 +12,13 @@ from asyncrl.algorithms.docs import main, page, table
 from asyncrl.algorithms.parts import card
 from tests.algorithms.my_parts import Squared
 
-ROOT = Path(__file__).parents[2]
+PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 
 
-def test_the_page_is_current():
-    assert (ROOT / "docs" / "algorithms.md").read_text() == page()
-
-
-def test_the_pages_example_of_a_part_is_the_one_that_is_tested():
-    assert inspect.getsource(Squared) in page()
+def test_the_page_is_current_and_has_every_kind_and_the_example_that_is_tested():
+    assert page(PAGE) == PAGE
+    assert all(f"<!-- parts of {kind} -->" in PAGE for kind in registry.HOMES)
+    assert inspect.getsource(Squared) in PAGE
 
 
 @pytest.mark.parametrize("kind", registry.HOMES)

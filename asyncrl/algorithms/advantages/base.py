@@ -153,11 +153,10 @@ class Estimate:
     returns: Tensor | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Advantage(Part):
     """Base of the estimators. The flags say what a composition must offer, and are checked when the config is read."""
 
-    kind: ClassVar[str] = "advantage"
+    kind = "advantage"
     needs_critic: ClassVar[bool] = False
     needs_steps: ClassVar[bool] = False
     needs_greedy: ClassVar[bool] = False
@@ -170,7 +169,6 @@ class Advantage(Part):
         """The advantage of every policy token."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SequenceAdvantage(Advantage):
     """An estimator that gives all tokens of a sequence the same advantage."""
 
@@ -182,7 +180,6 @@ class SequenceAdvantage(Advantage):
         return Estimate(rollouts.spread(self.scores(rollouts.episodes)))
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenAdvantage(Advantage):
     """An estimator over rewards that arrive token by token."""
 

@@ -1,9 +1,4 @@
-"""GRPO without its division by the standard deviation."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,17 +7,16 @@ from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.groups import Groups
 
 
-@dataclass(frozen=True, kw_only=True)
 class DrGrpo(SequenceAdvantage):
-    """The reward against its group's mean.
+    """GRPO without the division by the standard deviation.
 
     Formula: A = R - mean over the group; A = R in a group of one
-    Use: when hard and easy tasks should weigh the same; with aggregation seq-mean-token-sum-norm
+    Use: when easy and hard tasks should weigh the same; with aggregation seq-mean-token-sum-norm
     Source: Understanding R1-Zero-Like Training: A Critical Perspective, 2025
-    Caveat: the scale of the advantage is the scale of the reward, so the learning rate depends on it.
+    Caveat: the advantage has the scale of the reward, so the learning rate depends on it.
     """
 
-    name: ClassVar[str] = "dr_grpo"
+    name = "dr_grpo"
 
     def scores(self, episodes: Episodes) -> Tensor:
         return Groups.of(episodes.group).normalise(episodes.reward, by_std=False)

@@ -1,29 +1,23 @@
-"""Generalised advantage estimation."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from asyncrl.algorithms.advantages.base import Estimate, Rollouts, TokenAdvantage
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.view import linear_scan
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gae(TokenAdvantage):
-    """Exponentially weighted temporal differences of a critic's values.
+    """Generalised advantage estimation: exponentially weighted temporal differences of a critic's values.
 
     Formula: delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}, over policy tokens only; R_t = A_t
     + V_t
-    Use: with a critic; long episodes with rewards on the way
+    Use: with a critic, for long episodes with rewards on the way
     Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2015
-    Caveat: t + 1 is the next policy token: tool tokens neither decay nor discount. The value after the last token is
-    0, also where the episode was cut.
+    Caveat: t + 1 is the next policy token, so tool tokens neither decay nor discount. The value after the last token is
+    0, also where the episode was cut off.
     """
 
-    name: ClassVar[str] = "gae"
-    needs_critic: ClassVar[bool] = True
+    name = "gae"
+    needs_critic = True
 
     lam: float = param(0.95, "lambda: 0 is one temporal difference, 1 the whole return", "[0, 1]")
     whiten: bool = param(False, "whiten the advantages over the batch's policy tokens")

@@ -1,9 +1,4 @@
-"""Group reward-decoupled normalisation: several rewards, each normalised before they are added."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,18 +10,18 @@ from asyncrl.algorithms.parts import param
 from asyncrl.errors import InvariantError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gdpo(SequenceAdvantage):
-    """GRPO for each named reward by itself, then their weighted sum, whitened over the batch's sequences.
+    """Group reward-decoupled normalisation: GRPO for each named reward, then their weighted sum, whitened over the
+    batch's sequences.
 
     Formula: A = whiten(sum_k weight_k grpo(R_k)), R_k the named scores of the labels
-    Use: several rewards of different scales (outcome, format, length), none of which should drown another
+    Use: several rewards of different scales (outcome, format, length), none of which should dominate
     Source: GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization, 2026
-    Caveat: `reward` itself and a KL in it play no part unless `weights` names `reward`.
+    Caveat: `reward`, and a KL charged to it, have no effect unless `weights` names `reward`.
     """
 
-    name: ClassVar[str] = "gdpo"
-    needs_group: ClassVar[bool] = True
+    name = "gdpo"
+    needs_group = True
 
     weights: dict[str, float] | None = param(
         None, "weight of each named score (reward, outcome, or an extra); null weighs every extra 1"

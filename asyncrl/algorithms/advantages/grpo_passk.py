@@ -1,9 +1,4 @@
-"""GRPO for pass@k: only the best member of a group is reinforced."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,18 +9,17 @@ from asyncrl.algorithms.groups import EPSILON, Groups
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class GrpoPassk(SequenceAdvantage):
-    """The lead of the group's best member over its second.
+    """GRPO for pass@k: only the best member of a group is reinforced, by its lead over the second.
 
     Formula: A = (best - second) / (std + 1e-6) for the best member, 0 for the others
-    Use: when it counts that one of k samples is right, not their mean
+    Use: when one right answer among k samples counts, not their mean
     Source: Pass@k as a target of GRPO, after Optimizing Language Models for Inference Time Objectives, 2025
-    Caveat: a tie for the first place, or a member alone, gives 0 to all.
+    Caveat: all members get 0 if several share the first place, or if one is alone.
     """
 
-    name: ClassVar[str] = "grpo_passk"
-    needs_group: ClassVar[bool] = True
+    name = "grpo_passk"
+    needs_group = True
 
     normalise_std: bool = param(True, "divide by the group's standard deviation")
 

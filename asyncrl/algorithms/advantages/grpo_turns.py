@@ -1,9 +1,4 @@
-"""GRPO with process scores that redistribute credit inside an episode."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -12,19 +7,18 @@ from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class GrpoTurns(Advantage):
-    """The episode's advantage, moved between its steps by their scores, with nothing added in sum.
+    """GRPO whose advantage is shifted between the steps of an episode by their scores.
 
     Formula: A_t = grpo(R) + beta (c_k - mean c) for the tokens of step k, mean over the episode's own steps
     Use: turn-level credit where the policy decides when to stop
     Source: Group-in-Group Policy Optimization for LLM Agent Training, 2025, in a zero-sum form
-    Caveat: the zero sum is over steps, not tokens. A baseline by turn index would be biased, since which turns exist
-    depends on the policy; this one compares an episode only with itself.
+    Caveat: the shifts of an episode sum to 0 over its steps, not over its tokens. A baseline by turn index would be
+    biased, since the policy decides which turns exist; this one compares an episode only with itself.
     """
 
-    name: ClassVar[str] = "grpo_turns"
-    needs_steps: ClassVar[bool] = True
+    name = "grpo_turns"
+    needs_steps = True
 
     beta: float = param(0.5, "how much a step's score moves", "[0, inf)")
     normalise_std: bool = param(True, "divide the episode's advantage by the group's standard deviation")

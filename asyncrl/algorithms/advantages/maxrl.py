@@ -1,9 +1,4 @@
-"""Maximum-likelihood reinforcement learning: rewards in units of the group's mean."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,18 +8,17 @@ from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.groups import Groups
 
 
-@dataclass(frozen=True, kw_only=True)
 class MaxRl(SequenceAdvantage):
     """The reward relative to the group's mean, so that rare successes weigh more.
 
     Formula: A = (R - mean) / mean, 0 where mean <= 0
-    Use: hard tasks with 0/1 rewards; approaches maximum likelihood of success as groups grow
+    Use: hard tasks with rewards of 0 and 1; for large groups it approaches the maximum likelihood of success
     Source: Maximum Likelihood Reinforcement Learning, 2026
-    Caveat: meant for rewards of 0 or more; one success among n gives an advantage of n - 1.
+    Caveat: rewards must not be negative; one success among n gets an advantage of n - 1.
     """
 
-    name: ClassVar[str] = "maxrl"
-    needs_group: ClassVar[bool] = True
+    name = "maxrl"
+    needs_group = True
 
     def scores(self, episodes: Episodes) -> Tensor:
         groups, reward = Groups.of(episodes.group), episodes.reward.double()

@@ -1,9 +1,4 @@
-"""On-policy optimisation with the variance-optimal baseline under a length assumption."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,19 +7,17 @@ from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.groups import Groups
 
 
-@dataclass(frozen=True, kw_only=True)
 class Opo(SequenceAdvantage):
-    """The reward against the group's length-weighted mean.
+    """The reward minus the group's length-weighted mean.
 
     Formula: A = R - sum(len R) / sum(len) over the group, len in policy tokens
-    Use: when lengths differ much within a group: long members have the larger gradients, so they weigh more in the
-    baseline
+    Use: when lengths differ much within a group: long members have larger gradients, so they weigh more in the baseline
     Source: On-Policy RL with Optimal Reward Baseline, 2025
-    Caveat: the optimality assumes on-policy data and gradients whose squared norm grows with length.
+    Caveat: the baseline is optimal only on on-policy data, and if the squared norm of a gradient grows with length.
     """
 
-    name: ClassVar[str] = "opo"
-    needs_group: ClassVar[bool] = True
+    name = "opo"
+    needs_group = True
 
     def scores(self, episodes: Episodes) -> Tensor:
         groups = Groups.of(episodes.group)

@@ -1,9 +1,4 @@
-"""Process reinforcement through implicit rewards."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,22 +9,21 @@ from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.view import linear_scan
 
 
-@dataclass(frozen=True, kw_only=True)
 class Prime(Advantage):
-    """Token rewards of an implicit process model and the outcome, each against the group's other members.
+    """Token rewards of an implicit process model, and the outcome, each minus the mean of the group's other members.
 
     Formula: r_t = beta log(pi_phi / pi_ref); A = whiten(sum_{s>=t} gamma^(s-t) (r_s - others' mean r) + outcome -
     others' mean)
-    Use: dense rewards without step labels: pi_phi is trained online on outcomes (losses/implicit.py)
+    Use: dense rewards without step labels: the learner trains pi_phi on outcomes (implicit.train=true)
     Source: Process Reinforcement through Implicit Rewards, 2025
-    Caveat: reads Tokens.implicit where the learner runs pi_phi; otherwise the labels' step scores, which then are the
-    rewards r_s themselves (a scorer that labels every token is the same thing).
+    Caveat: without implicit.train the step scores of the labels are the rewards r_s. A scorer of every token then gives
+    the same.
     """
 
-    name: ClassVar[str] = "prime"
-    needs_steps: ClassVar[bool] = True
-    needs_group: ClassVar[bool] = True
-    uses_reward: ClassVar[bool] = False
+    name = "prime"
+    needs_steps = True
+    needs_group = True
+    uses_reward = False
 
     beta: float = param(0.05, "scale of the implicit reward", "(0, inf)")
     gamma: float = param(1.0, "discount a policy token", "[0, 1]")

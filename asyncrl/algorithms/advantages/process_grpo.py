@@ -1,16 +1,10 @@
-"""GRPO on process rewards: every step is compared with all steps of its group."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts
 from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProcessGrpo(Advantage):
     """Normalised step scores, summed over the steps still to come.
 
@@ -19,12 +13,12 @@ class ProcessGrpo(Advantage):
     Use: a process model that tells right steps from wrong ones
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024 (process
     supervision)
-    Caveat: a sum over steps rewards having more good steps; `pure` and `grpo_turns` do not.
+    Caveat: the sum rewards an episode for more good steps; `pure` and `grpo_turns` do not.
     """
 
-    name: ClassVar[str] = "process_grpo"
-    needs_steps: ClassVar[bool] = True
-    uses_reward: ClassVar[bool] = False
+    name = "process_grpo"
+    needs_steps = True
+    uses_reward = False
 
     normalise_std: bool = param(True, "divide by the standard deviation over the group's steps")
     outcome_weight: float = param(0.0, "weight of the normalised outcome, added to every token", "[0, inf)")

@@ -1,9 +1,4 @@
-"""Process rewards credited by their minimum instead of their sum."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,20 +9,19 @@ from asyncrl.algorithms.parts import param
 from asyncrl.errors import InvariantError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pure(Advantage):
-    """Nearly all of an episode's process reward is that of its worst step.
+    """Min-form credit: nearly all of an episode's process reward is that of its worst step.
 
     Formula: r*_k = softmax_k(-r_k / T) r_k; b = the others' sum of r* / their policy tokens; A_t = sum over the steps
     that end at or after t of r*_k - b (policy tokens of step k)
-    Use: learned step scores in [-1, 1], which a sum would let the policy farm with many harmless steps
+    Use: learned step scores in [-1, 1]: with a sum the policy could collect reward by many harmless steps
     Source: Stop Summation: Min-Form Credit Assignment Is All Process Reward Model Needs for Reasoning, 2025
-    Caveat: keep a tenth or more of verifiable outcome reward in the mix, or the policy ends in one very long step.
+    Caveat: make verifiable outcomes at least a tenth of the reward, or the policy ends in one very long step.
     """
 
-    name: ClassVar[str] = "pure"
-    needs_steps: ClassVar[bool] = True
-    uses_reward: ClassVar[bool] = False
+    name = "pure"
+    needs_steps = True
+    uses_reward = False
 
     temperature: float = param(0.1, "T: towards 0 only the worst step counts", "(0, inf)")
     outcome_weight: float = param(0.0, "weight of the leave-one-out outcome, added to every token", "[0, inf)")

@@ -1,9 +1,4 @@
-"""REINFORCE++ with the group's mean as baseline."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,18 +7,17 @@ from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.groups import Groups
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReinforcePpBaseline(SequenceAdvantage):
-    """The reward against its group's mean, whitened over the policy tokens of the batch.
+    """REINFORCE++ with the group's mean as baseline.
 
-    Formula: A = whiten(R - mean over the group)
-    Use: groups, with one scale for the whole batch instead of one for each group
+    Formula: A = whiten(R - mean over the group), over the policy tokens of the batch
+    Use: with groups, and one scale for the whole batch instead of one for each group
     Source: REINFORCE++: A Simple and Efficient Approach for Aligning Large Language Models, 2025
-    Caveat: whitening is by token, so long sequences set its mean and scale.
+    Caveat: whitening counts tokens, so long sequences determine its mean and scale.
     """
 
-    name: ClassVar[str] = "reinforce_pp_baseline"
-    needs_group: ClassVar[bool] = True
+    name = "reinforce_pp_baseline"
+    needs_group = True
 
     def scores(self, episodes: Episodes) -> Tensor:
         return Groups.of(episodes.group).centre(episodes.reward)

@@ -1,9 +1,4 @@
-"""REINFORCE against the reward of the greedy sibling."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,20 +9,19 @@ from asyncrl.algorithms.groups import Groups
 from asyncrl.errors import InvariantError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Remax(SequenceAdvantage):
-    """The reward against that of the group's greedily sampled member.
+    """REINFORCE with the reward of the group's greedily sampled member as baseline.
 
-    Formula: A = R - R(greedy sibling); the greedy member itself gets 0
+    Formula: A = R - R(greedy member); the greedy member itself gets 0
     Use: a baseline that costs one greedy sample a task; set algorithm.greedy_sibling=true
     Source: ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models,
     2023
-    Caveat: the greedy sample is as old as its siblings, and is generated but not trained on.
+    Caveat: the greedy sample is as old as the other members; it is generated, and not trained on.
     """
 
-    name: ClassVar[str] = "remax"
-    needs_greedy: ClassVar[bool] = True
-    needs_group: ClassVar[bool] = True
+    name = "remax"
+    needs_greedy = True
+    needs_group = True
 
     def scores(self, episodes: Episodes) -> Tensor:
         """Raises InvariantError: a group has no greedy member."""

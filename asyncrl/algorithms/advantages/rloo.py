@@ -1,9 +1,4 @@
-"""REINFORCE with a leave-one-out baseline."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,18 +7,17 @@ from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.groups import Groups
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rloo(SequenceAdvantage):
-    """The reward against the mean of the group's other members.
+    """REINFORCE with a leave-one-out baseline: the reward minus the mean of the group's other members.
 
     Formula: A_i = R_i - mean of the others = n / (n - 1) (R_i - mean)
-    Use: an unbiased group baseline without any scaling
+    Use: an unbiased group baseline without scaling
     Source: Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs, 2024
-    Caveat: needs groups of two or more; a member alone has no baseline and gets 0.
+    Caveat: a member alone in its group has no baseline and gets 0.
     """
 
-    name: ClassVar[str] = "rloo"
-    needs_group: ClassVar[bool] = True
+    name = "rloo"
+    needs_group = True
 
     def scores(self, episodes: Episodes) -> Tensor:
         return Groups.of(episodes.group).leave_one_out(episodes.reward)

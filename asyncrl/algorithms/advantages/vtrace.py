@@ -1,30 +1,23 @@
-"""V-trace: values and advantages corrected for the age of the data."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from asyncrl.algorithms.advantages.base import Estimate, Rollouts, TokenAdvantage
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.view import linear_scan
 
 
-@dataclass(frozen=True, kw_only=True)
 class Vtrace(TokenAdvantage):
-    """Off-policy returns whose importance ratios are cut at 1.
+    """V-trace: values and advantages corrected for the age of the data by truncated importance ratios.
 
-    Formula: rho = min(rho_bar, w), c = lam min(c_bar, w); delta_t = rho_t (r_t + gamma V_{t+1} - V_t);
-    v_t - V_t = delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t); R_t =
-    v_t
-    Use: with a critic and data of several versions; the loss is then plain (gpg), with no further correction
+    Formula: rho = min(rho_bar, w), c = lam min(c_bar, w); delta_t = rho_t (r_t + gamma V_{t+1} - V_t); v_t - V_t =
+    delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t); R_t = v_t
+    Use: with a critic and data of several versions; choose loss gpg and no correction
     Source: IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures, 2018
-    Caveat: rho_bar sets which policy the values belong to, c_bar only how fast they get there.
+    Caveat: rho_bar determines which policy the values belong to, c_bar only how fast they converge.
     """
 
-    name: ClassVar[str] = "vtrace"
-    needs_critic: ClassVar[bool] = True
-    uses_ratio: ClassVar[bool] = True
+    name = "vtrace"
+    needs_critic = True
+    uses_ratio = True
 
     lam: float = param(1.0, "lambda on the traces", "[0, 1]")
     rho_bar: float = param(1.0, "cap of the ratio on temporal differences", "(0, inf]")

@@ -58,7 +58,6 @@ class Ages:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Correction(Part):
     """Base of the corrections; a rule overrides `weigh`, `keep`, or both.
 
@@ -66,7 +65,7 @@ class Correction(Part):
     whole_batch: needs the global batch before the updates. follows_policy: is applied again in every forward pass.
     """
 
-    kind: ClassVar[str] = "correction"
+    kind = "correction"
     weighs: ClassVar[bool] = False
     whole_batch: ClassVar[bool] = False
     follows_policy: ClassVar[bool] = False
@@ -85,7 +84,6 @@ class Correction(Part):
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LevelCorrection(Correction):
     """A correction whose ratio is taken at a level: token, turn and sequence (products), geometric (the mean)."""
 

@@ -1,9 +1,4 @@
-"""Second-moment trust policy optimisation."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,18 +7,18 @@ from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.selection import order, threshold
 
 
-@dataclass(frozen=True, kw_only=True)
 class M2po(Correction):
-    """Drops the most outlying tokens until the second moment of the log-ratio is small.
+    """Second-moment trust policy optimisation: drops the most outlying tokens until the second moment of the log-ratio
+    is small.
 
     Formula: drop the largest (log w)^2 until the mean of the rest is < tau, w = pi_prox / mu, over the global batch
-    Use: very old data, where clipping would mask too much
+    Use: very old data, where clipping would drop too much
     Source: Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?, 2025
-    Caveat: equal values are dropped or kept together; the cut is found once a step, before its updates.
+    Caveat: equal values are dropped or kept together. The threshold is found once a step, before its updates.
     """
 
-    name: ClassVar[str] = "m2po"
-    whole_batch: ClassVar[bool] = True
+    name = "m2po"
+    whole_batch = True
 
     tau: float = param(0.04, "bound on the mean of (log w)^2", "(0, inf)")
 

@@ -1,9 +1,4 @@
-"""Masked importance sampling."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,18 +7,17 @@ from asyncrl.algorithms.parts import param
 from asyncrl.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mask(LevelCorrection):
-    """Importance weights inside two bounds; what lies outside is dropped (IcePop, MIS).
+    """Masked importance sampling (IcePop, MIS): importance weights within two bounds; the tokens outside are dropped.
 
     Formula: w = pi_prox / mu if low <= pi_prox / mu <= high, else dropped; the ratio taken at the level
     Use: when training and inference engines disagree on some tokens, which truncation would keep
     Source: Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model, 2025
-    Caveat: low=0 with high=inf leaves plain importance sampling.
+    Caveat: low=0 with high=inf is plain importance sampling.
     """
 
-    name: ClassVar[str] = "mask"
-    weighs: ClassVar[bool] = True
+    name = "mask"
+    weighs = True
 
     low: float = param(0.5, "smallest ratio that is kept", "[0, inf)")
     high: float = param(5.0, "largest ratio that is kept", "(0, inf]")

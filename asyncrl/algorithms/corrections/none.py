@@ -1,16 +1,10 @@
-"""No importance weight."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from asyncrl.algorithms.corrections.base import Correction
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoCorrection(Correction):
-    """Takes the data as if the proximal policy had sampled it; the same as an empty list.
+    """Treats the data as if the proximal policy had sampled them, as an empty list does.
 
     Formula: w = 1
     Use: on-policy data, or an advantage or loss that corrects by itself (vtrace, reinforce)
@@ -18,5 +12,5 @@ class NoCorrection(Correction):
     Caveat: biased as soon as behaviour and proximal policy differ.
     """
 
-    name: ClassVar[str] = "none"
-    uses_ratio: ClassVar[bool] = False
+    name = "none"
+    uses_ratio = False

@@ -1,9 +1,4 @@
-"""Off-policy sequence masking."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,19 +6,18 @@ from asyncrl.algorithms.corrections.base import Ages, Correction
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Opsm(Correction):
-    """Drops bad sequences that the policy has already left behind.
+    """Off-policy sequence masking: drops bad sequences that the policy has already moved away from.
 
     Formula: drop the tokens with A < 0 of a sequence whose mean(log pi_old - log pi_theta) > delta
-    Use: several updates a step, or old data: negative samples far from the policy only destabilise it
+    Use: several updates a step, or old data: negative samples far from the policy destabilise it
     Source: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025
-    Caveat: applied again in every forward pass, so which sequences are dropped depends on the update.
+    Caveat: it runs in every forward pass, so the update decides which sequences are dropped.
     """
 
-    name: ClassVar[str] = "opsm"
-    follows_policy: ClassVar[bool] = True
-    uses_ratio: ClassVar[bool] = False
+    name = "opsm"
+    follows_policy = True
+    uses_ratio = False
 
     delta: float = param(0.1, "largest mean log-ratio that is kept", "(0, inf)")
 

@@ -1,10 +1,6 @@
-"""Rejection by a divergence between behaviour and proximal policy."""
-
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,17 +9,17 @@ from asyncrl.algorithms.parts import param
 from asyncrl.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reject(Correction):
-    """Drops tokens, or whole sequences, whose divergence lies outside two bounds; sets no weights.
+    """Drops tokens, or whole sequences, whose divergence between behaviour and proximal policy lies outside two bounds.
+    It sets no weights.
 
     Formula: k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 - log w, with w = pi_prox / mu; keep if low <= k <= high
-    Use: trust regions on the data; by a sequence's mean for long episodes
+    Use: trust regions on the data; for long episodes over the mean of a sequence
     Source: Trust Region Masking for Long-Horizon LLM Reinforcement Learning, 2025
-    Caveat: k1 has a sign, so give it both bounds; k2 and k3 are never negative.
+    Caveat: k1 has a sign, so set both bounds; k2 and k3 are never negative.
     """
 
-    name: ClassVar[str] = "reject"
+    name = "reject"
 
     by: str = param("k3", "the divergence of a token", choices=("k1", "k2", "k3"))
     over: str = param(

@@ -1,9 +1,4 @@
-"""Truncated importance sampling."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,19 +6,18 @@ from asyncrl.algorithms.corrections.base import Ages, LevelCorrection
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Truncate(LevelCorrection):
-    """Importance weights with a cap.
+    """Truncated importance sampling: importance weights with a cap.
 
     Formula: w = min(pi_prox / mu, cap), the ratio taken at the level
     Use: the default correction; cap=inf is plain importance sampling
     Source: Truncated Importance Sampling, 2008; for LLMs, Your Efficient RL Framework Secretly Brings You Off-Policy RL
     Training, 2025
-    Caveat: biased where it cuts; at sequence level ratios of long episodes are mostly 0 or at the cap.
+    Caveat: the cap adds bias. At sequence level the ratios of long episodes are mostly 0 or at the cap.
     """
 
-    name: ClassVar[str] = "truncate"
-    weighs: ClassVar[bool] = True
+    name = "truncate"
+    weighs = True
 
     cap: float = param(2.0, "largest weight", "(0, inf]")
 

@@ -1,9 +1,4 @@
-"""Drop a sequence for one catastrophic token."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,18 +6,17 @@ from asyncrl.algorithms.corrections.base import Ages, Correction
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Veto(Correction):
     """Drops a whole sequence if the proximal policy would hardly have sampled one of its tokens.
 
     Formula: drop the sequence if min over its tokens of pi_prox / mu < threshold
-    Use: beside any weights, against corrupted or wholly foreign samples
+    Use: with any weights, against corrupted or foreign samples
     Source: When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch, 2025
-    Caveat: the longer the sequence, the likelier one such token; keep the threshold tiny. Below 2e-9, exp(-20), it
-    never fires.
+    Caveat: a longer sequence is likelier to have such a token: keep the threshold tiny. Below 2e-9, which is exp(-20),
+    it drops nothing.
     """
 
-    name: ClassVar[str] = "veto"
+    name = "veto"
 
     threshold: float = param(1e-4, "smallest ratio that a token may have", "(0, 1)")
 

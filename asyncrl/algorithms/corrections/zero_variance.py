@@ -1,9 +1,4 @@
-"""The dynamic-sampling filter, as far as the learner can do it."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,19 +7,18 @@ from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class ZeroVariance(Correction):
-    """Drops groups whose rewards are all equal: they do not show what is better.
+    """Dynamic sampling in the learner: drops groups whose rewards are all equal, since they do not show what is better.
 
     Formula: drop the group if max R - min R <= tolerance
-    Use: with a KL or entropy term, which such groups would otherwise still follow
+    Use: with a KL or entropy term, which would otherwise train on such groups
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (dynamic sampling)
-    Caveat: the batch shrinks; dropped groups are not made up for by others.
+    Caveat: the batch shrinks: no other groups replace the dropped ones.
     """
 
-    name: ClassVar[str] = "zero_variance"
-    whole_batch: ClassVar[bool] = True
-    uses_ratio: ClassVar[bool] = False
+    name = "zero_variance"
+    whole_batch = True
+    uses_ratio = False
 
     tolerance: float = param(0.0, "largest spread of rewards that counts as equal", "[0, inf)")
 

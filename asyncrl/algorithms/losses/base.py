@@ -73,7 +73,6 @@ class Candidates:
         return (logprobs - logprob_sum / total) * (advantages - advantage_sum / total), int(count)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Loss(Part):
     """Base of the policy losses.
 
@@ -81,7 +80,7 @@ class Loss(Part):
     pi_theta / mu itself, so no further weight may. selects: singles tokens out before the updates.
     """
 
-    kind: ClassVar[str] = "loss"
+    kind = "loss"
     sequence_level: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     selects: ClassVar[bool] = False
@@ -95,7 +94,6 @@ class Loss(Part):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClippedLoss(Loss):
     """A loss with a clipped ratio: 1 - clip_low to 1 + clip_high, the upper bound apart (clip-higher)."""
 

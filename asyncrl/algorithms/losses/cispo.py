@@ -1,25 +1,20 @@
-"""Clipped importance-sampling policy optimisation."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from asyncrl.algorithms.losses.base import ClippedLoss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cispo(ClippedLoss):
-    """The policy gradient with a clipped ratio as its weight, so that no token loses its gradient.
+    """Clipped importance-sampling policy optimisation: the ratio is a clipped weight, so that no token loses its
+    gradient.
 
     Formula: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi_theta
-    Use: rare, decisive tokens (however, wait) that ppo would clip away
+    Use: rare, decisive tokens (however, wait) that ppo would clip
     Source: MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention, 2025
-    Caveat: no trust region; the paper leaves the lower side open (clip_low=1).
+    Caveat: there is no trust region. The paper leaves the lower side open (clip_low=1).
     """
 
-    name: ClassVar[str] = "cispo"
+    name = "cispo"
 
     clip_low: float = param(1.0, "how far below 1 the weight may go", "[0, 1]")
     clip_high: float = param(1.0, "how far above 1 the weight may go", "[0, inf]")

@@ -1,9 +1,4 @@
-"""PPO that takes random high-covariance tokens out."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,19 +10,18 @@ from asyncrl.algorithms.selection import top
 from asyncrl.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClipCov(Ppo):
-    """PPO whose gradient is zero on a few random tokens of high covariance, to keep the entropy.
+    """PPO without the gradient of a few random tokens of high covariance, which keeps the entropy up.
 
     Formula: ppo, 0 on a random `share` of the tokens, among those with cov_low < (log pi - mean)(A - mean) < cov_high
     Use: when entropy collapses early
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
-    Caveat: tokens are chosen at the start of the step on the whole batch, not again for each minibatch; the random draw
-    depends on version, sequence and position only.
+    Caveat: tokens are chosen once a step on the whole batch, not for each minibatch. The random draw depends on
+    version, sequence and position only.
     """
 
-    name: ClassVar[str] = "clip_cov"
-    selects: ClassVar[bool] = True
+    name = "clip_cov"
+    selects = True
 
     share: float = param(2e-4, "share of all policy tokens that are taken out, at least one token", "(0, 1]")
     cov_low: float = param(1.0, "covariance above which a token may be chosen", "(-inf, inf)")

@@ -1,10 +1,6 @@
-"""Divergence proximal policy optimisation: a trust region in probabilities, not in ratios."""
-
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,9 +9,8 @@ from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dppo(Loss):
-    """Drops the tokens that would move further from the behaviour policy once they are far; base of both forms."""
+    """Base of both forms: drops the tokens that are far from the behaviour policy and would move further away."""
 
     cap: float = param(20.0, "largest ratio as a weight", "(0, inf]")
 
@@ -33,18 +28,18 @@ class Dppo(Loss):
         return TokenLosses(torch.where(high | low, 0.0, losses), {"high": high, "low": low})
 
 
-@dataclass(frozen=True, kw_only=True)
 class DppoTv(Dppo):
-    """A trust region by total variation between policy and behaviour, on the sampled token against all others.
+    """Divergence proximal policy optimisation: a trust region by the total variation between policy and behaviour, on
+    the sampled token against all others.
 
-    Formula: -sg(min(r, cap)) A log pi_theta, dropped where A > 0 and pi_theta - mu > delta, or A <= 0 and pi_theta -
-    mu < -delta
+    Formula: -sg(min(r, cap)) A log pi_theta, dropped where A > 0 and pi_theta - mu > delta, or A <= 0 and pi_theta - mu
+    < -delta
     Use: instead of ppo with large vocabularies: a ratio clips rare tokens too early and frequent ones too late
     Source: Rethinking the Trust Region in LLM Reinforcement Learning, 2026
     Caveat: the region is around the behaviour policy, so old data leave less room.
     """
 
-    name: ClassVar[str] = "dppo_tv"
+    name = "dppo_tv"
 
     delta: float = param(0.15, "largest difference of probabilities", "(0, 1]")
 
@@ -52,18 +47,17 @@ class DppoTv(Dppo):
         return (policy - behaviour).abs() > self.delta
 
 
-@dataclass(frozen=True, kw_only=True)
 class DppoKl(Dppo):
-    """A trust region by the KL from behaviour to policy, on the sampled token against all others.
+    """The trust region of dppo_tv, by the KL from behaviour to policy.
 
-    Formula: as dppo_tv, dropped where mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)) > delta, on the side A
-    pushes to
-    Use: as dppo_tv, more sensitive where a probability comes close to 0 or 1
+    Formula: as dppo_tv, dropped where mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)) > delta, on the side A pushes
+    to
+    Use: as dppo_tv, more sensitive where a probability is close to 0 or 1
     Source: Rethinking the Trust Region in LLM Reinforcement Learning, 2026
     Caveat: the region is around the behaviour policy, so old data leave less room.
     """
 
-    name: ClassVar[str] = "dppo_kl"
+    name = "dppo_kl"
 
     delta: float = param(0.05, "largest binary KL", "(0, inf)")
 

@@ -1,25 +1,19 @@
-"""Direct reward optimisation."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Dro(Loss):
-    """The policy gradient with a quadratic pull back to the proximal policy.
+    """Direct reward optimisation: the policy gradient with a quadratic pull back to the proximal policy.
 
     Formula: -(A log pi_theta - beta / 2 log^2 r)
     Use: off-policy and offline data: the pull replaces the clip
     Source: Offline Regularised Reinforcement Learning for Large Language Models Alignment, 2024
-    Caveat: with algorithm.proximal=behaviour the pull is to the policy that sampled, as the paper has it.
+    Caveat: the paper pulls to the behaviour policy: set algorithm.proximal=behaviour for that.
     """
 
-    name: ClassVar[str] = "dro"
+    name = "dro"
 
     beta: float = param(0.05, "strength of the pull", "[0, inf)")
 

@@ -1,9 +1,4 @@
-"""Geometric-mean policy optimisation."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -11,19 +6,18 @@ from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gmpo(Loss):
-    """One ratio a sequence, the geometric mean of its tokens' clipped ratios.
+    """Geometric-mean policy optimisation: one ratio a sequence, the geometric mean of its tokens' clipped ratios.
 
     Formula: -exp(mean over the sequence of l) mean A, l = min(log r, clip_high) where A > 0, max(log r, -clip_low) else
-    Use: a sequence-level loss that a few outlying tokens cannot carry away; aggregation seq-mean-token-mean
+    Use: a sequence-level loss that a few outlying tokens do not dominate; with aggregation seq-mean-token-mean
     Source: Geometric-Mean Policy Optimization, 2025
-    Caveat: the bounds are on log r. Token advantages are averaged over the sequence. Corrections must be of level
+    Caveat: the bounds are on log r. Token advantages are averaged over the sequence. Corrections must have level
     sequence or geometric.
     """
 
-    name: ClassVar[str] = "gmpo"
-    sequence_level: ClassVar[bool] = True
+    name = "gmpo"
+    sequence_level = True
 
     clip_low: float = param(0.4, "how far below 0 log r counts", "[0, inf]")
     clip_high: float = param(0.4, "how far above 0 log r counts", "[0, inf]")

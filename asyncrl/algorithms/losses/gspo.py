@@ -1,28 +1,24 @@
-"""Group sequence policy optimisation."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from asyncrl.algorithms.losses.base import ClippedLoss, TokenLosses, Updates, surrogate
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gspo(ClippedLoss):
-    """One ratio a sequence, the geometric mean of its tokens' ratios, clipped as a whole.
+    """Group sequence policy optimisation: one ratio a sequence, the geometric mean of its tokens' ratios, clipped as a
+    whole.
 
-    Formula: -min(s A, clip(s) A) on every token, s = exp(mean over the sequence of log r), its gradient through log
+    Formula: -min(s A, clip(s) A) on every token, s = exp(mean over the sequence of log r), with the gradient of log
     pi_theta of the token
-    Use: mixture-of-experts models and long sequences, where token ratios are noise; aggregation seq-mean-token-mean
+    Use: mixture-of-experts models and long sequences, where token ratios are noise; with aggregation
+    seq-mean-token-mean
     Source: Group Sequence Policy Optimization, 2025
-    Caveat: sequence ratios are close to 1, so the clip bounds are a hundred times narrower than those of ppo.
-    Corrections must be of level sequence or geometric.
+    Caveat: sequence ratios are close to 1, so the bounds are hundreds of times narrower than those of ppo. Corrections
+    must have level sequence or geometric.
     """
 
-    name: ClassVar[str] = "gspo"
-    sequence_level: ClassVar[bool] = True
+    name = "gspo"
+    sequence_level = True
 
     clip_low: float = param(3e-4, "how far below 1 the sequence's ratio counts", "[0, 1]")
     clip_high: float = param(4e-4, "how far above 1 the sequence's ratio counts", "[0, inf]")

@@ -1,9 +1,4 @@
-"""The policy gradient with a penalty on the tokens of the highest covariance."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,19 +8,17 @@ from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.selection import top
 
 
-@dataclass(frozen=True, kw_only=True)
 class KlCov(Loss):
-    """The unclipped surrogate, held to the proximal policy where covariance is highest, to keep the entropy.
+    """The unclipped surrogate with a penalty on the tokens of the highest covariance, which keeps the entropy up.
 
     Formula: -r A, plus weight |log r| on the `share` of tokens with the highest (log pi - mean)(A - mean)
     Use: when entropy collapses early; smoother than clip_cov
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
-    Caveat: tokens are chosen at the start of the step on the whole batch, not again for each minibatch. No clip
-    elsewhere.
+    Caveat: tokens are chosen once a step on the whole batch, not for each minibatch. No other token is clipped.
     """
 
-    name: ClassVar[str] = "kl_cov"
-    selects: ClassVar[bool] = True
+    name = "kl_cov"
+    selects = True
 
     share: float = param(2e-4, "share of all policy tokens that are penalised, at least one token", "(0, 1]")
     weight: float = param(1.0, "weight of the penalty", "[0, inf)")

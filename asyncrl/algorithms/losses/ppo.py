@@ -1,9 +1,4 @@
-"""The clipped surrogate of PPO, decoupled from the policy that sampled."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -11,20 +6,20 @@ from asyncrl.algorithms.losses.base import ClippedLoss, TokenLosses, Updates, su
 from asyncrl.algorithms.parts import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ppo(ClippedLoss):
-    """A trust region around the proximal policy; the correction's w accounts for the policy that sampled.
+    """The clipped surrogate of PPO, decoupled: the trust region is around the proximal policy, and the correction's w
+    accounts for the behaviour policy.
 
-    Formula: -w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = pi_theta / pi_prox; where A < 0 at most
-    -dual_clip A
+    Formula: -w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = pi_theta / pi_prox; where A < 0 at most -dual_clip
+    A
     Use: the default; clip_high above clip_low keeps exploring (clip-higher)
     Source: Proximal Policy Optimization Algorithms, 2017; Batch size-invariance for policy optimization, 2022
     (decoupled); DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (clip-higher); Mastering Complex
     Control in MOBA Games with Deep Reinforcement Learning, 2020 (dual clip)
-    Caveat: without dual_clip a token with A < 0 and a large ratio has an unbounded loss.
+    Caveat: without dual_clip the loss of a token with A < 0 and a large ratio is unbounded.
     """
 
-    name: ClassVar[str] = "ppo"
+    name = "ppo"
 
     dual_clip: float | None = param(None, "bound on r where A < 0", "(1, inf]")
 

@@ -1,28 +1,22 @@
-"""REINFORCE with truncated importance sampling."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.view import clamp_log
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reinforce(Loss):
-    """The policy gradient, weighted straight from the behaviour policy.
+    """REINFORCE with truncated importance sampling, straight from the behaviour policy.
 
     Formula: -sg(min(pi_theta / mu, cap)) A log pi_theta
-    Use: off-policy data without a proximal policy: one ratio does all of the correction
+    Use: off-policy data without a proximal policy: one ratio does the whole correction
     Source: Simple statistical gradient-following algorithms for connectionist reinforcement learning, 1992; Truncated
     Importance Sampling, 2008
-    Caveat: no trust region: nothing stops a large step but the cap and the learning rate.
+    Caveat: there is no trust region: only the cap and the learning rate limit a step.
     """
 
-    name: ClassVar[str] = "reinforce"
-    corrects: ClassVar[bool] = True
+    name = "reinforce"
+    corrects = True
 
     cap: float = param(2.0, "largest weight", "(0, inf]")
 

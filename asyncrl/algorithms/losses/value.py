@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,28 +13,26 @@ from asyncrl.algorithms.view import View
 from asyncrl.errors import InvariantError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Value(Part):
     """Base of the value losses."""
 
-    kind: ClassVar[str] = "value"
+    kind = "value"
 
     @abstractmethod
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
         """float[M] losses of values float[M], and bool[M], where the clip decides; old and returns float[M]."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClippedValue(Value):
-    """The squared error to the return, pessimistic about moves away from the old value.
+    """The squared error to the return, or the error after a clipped move from the old value if that is larger.
 
     Formula: 1/2 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)
     Use: the critic of gae and vtrace; clip=null is the plain squared error
     Source: Proximal Policy Optimization Algorithms, 2017 (its reference implementation)
-    Caveat: the clip is in units of the return: widen it where returns are large.
+    Caveat: the clip has the unit of the return: widen it where returns are large.
     """
 
-    name: ClassVar[str] = "clipped"
+    name = "clipped"
 
     clip: float | None = param(0.2, "how far from its old value a value is followed", "(0, inf]")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,11 +10,10 @@ from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.parts import Part
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reward(Part):
     """Base of the reward changes, which are applied in the order of the config."""
 
-    kind: ClassVar[str] = "reward"
+    kind = "reward"
 
     @abstractmethod
     def __call__(self, episodes: Episodes) -> Tensor:

@@ -1,9 +1,4 @@
-"""Of every group only the best member keeps a score."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,17 +10,18 @@ from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.errors import InvariantError
 
 
-@dataclass(frozen=True, kw_only=True)
 class BestOfN(Reward):
-    """Takes a named score out of the rewards of all members but the best; members that share the best score keep it.
+    """Takes a named score out of the rewards of all members of a group but the best. Members that share the best score
+    keep it.
 
     Formula: R - weight max(s, 0) where s is below the greatest s of the group, s a named score of the labels
-    Use: with scoring.shaping.prm_aggregation=best_of_n, so that only the answer a process model likes most earns
+    Use: with scoring.shaping.prm_aggregation=best_of_n, so that only the answer that a process model likes most earns
     Source: no paper; an aggregation of verl's process-reward managers
-    Caveat: a negative score stays, for a member must not gain by being worse; weight is that in the reward.
+    Caveat: a negative score stays, since a member must not gain by being worse. `weight` is the score's weight in the
+    reward.
     """
 
-    name: ClassVar[str] = "best_of_n"
+    name = "best_of_n"
 
     score: str = param("process", "the named score: process, or another of the labels' extra scores")
     weight: float = param(1.0, "what the score weighs in the reward: scoring.shaping.process_weight", "[0, inf)")

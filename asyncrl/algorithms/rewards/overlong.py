@@ -1,9 +1,4 @@
-"""The soft penalty on episodes that come close to the length limit."""
-
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,17 +8,16 @@ from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
 class Overlong(Reward):
-    """Takes from the reward as the policy's tokens near the limit.
+    """A soft penalty on episodes whose policy tokens come close to the length limit.
 
     Formula: R + weight clamp((max_length - buffer - len) / buffer, -1, 0), len in policy tokens
-    Use: where episodes are cut at a limit, so that being cut is not noise
+    Use: where episodes are cut off at a limit, so that the cut is not noise
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025
-    Caveat: tool tokens do not count; choose max_length for what the policy itself writes.
+    Caveat: tool tokens do not count: choose max_length for what the policy itself writes.
     """
 
-    name: ClassVar[str] = "overlong"
+    name = "overlong"
 
     max_length: int = param(..., "policy tokens at which the whole penalty is due", "[1, inf)")
     buffer: int = param(..., "tokens before max_length at which it begins", "[1, inf)")
