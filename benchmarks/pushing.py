@@ -18,10 +18,10 @@ import zmq.asyncio
 
 from asyncrl.types import RunIdentity
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.buckets import Bucket, Entry, GatheredBucket, plan_buckets
+from asyncrl.weights.buckets import Bucket, GatheredBucket, plan_buckets
 from asyncrl.weights.folders import FolderWriter
 from asyncrl.weights.group import BACKENDS, WeightGroup, gpu_of, open_store
-from asyncrl.weights.manifest import dtype_name, new_bytes
+from asyncrl.weights.manifest import TensorSpec, dtype_name, new_bytes
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.receiver import Channel
 from asyncrl.weights.server import WeightServer
@@ -77,7 +77,7 @@ def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes:
     model = make_model(shape, torch.bfloat16, device)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     shapes = {name: tuple(each.shape) for name, each in weights.items()}
-    entries = [Entry(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in weights.items()]
+    entries = [TensorSpec(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in weights.items()]
     plan = plan_buckets(entries, bucket_bytes)
     broadcasts = Broadcasts(BACKENDS[torch.device(device).type], gpu_of(torch.device(device)))
     server = WeightServer(

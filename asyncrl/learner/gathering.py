@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.learner.ranks import Ranks, shard_of
 from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat, model_tensors
-from asyncrl.weights.buckets import Bucket, Entry, GatheredBucket, on_host
-from asyncrl.weights.manifest import DTYPES, dtype_name, new_bytes
+from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
+from asyncrl.weights.manifest import DTYPES, TensorSpec, dtype_name, new_bytes
 
 BUCKET_BYTES = 256 << 20
 
@@ -42,7 +42,7 @@ def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = B
     room = 0
     for part in weights.parts:
         own = weights.buffer_dtypes.get(next(iter(part.model)), dtype)
-        entries = tuple(Entry(name, dtype_name(own), shape) for name, shape in part.published.items())
+        entries = tuple(TensorSpec(name, dtype_name(own), shape) for name, shape in part.published.items())
         size = Bucket(entries).nbytes
         if steps and size <= room and steps[-1].dtype == own:
             last = steps.pop()

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError
 from asyncrl.weights.buckets import Bucket, GatheredBucket
-from asyncrl.weights.group import AT_ONCE, BACKENDS, WeightGroup, open_store, sum_of
+from asyncrl.weights.group import AT_ONCE, BACKENDS, Call, WeightGroup, open_store, sum_of
+from asyncrl.weights.manifest import MAX_CHUNK_BYTES, Manifest
 from asyncrl.weights.server import WeightServer
 
 PATIENCE_S = 1.0
@@ -53,51 +54,49 @@ class Broadcaster:
         self._members: Sequence[bytes] = ()
         self._name = ""
         self._group: WeightGroup | None = None
-        self._sums: list[torch.Tensor] = []
         self._works: list[dist.Work] = []
         self._hung: Future[dist.Work] | None = None
         self.broadcasts = 0
         self.failures = 0
 
-    def begin(self, version: int, plan: Sequence[Bucket]) -> None:
-        """Call the engines that are there to the buckets of `version`. Without any, the other calls do nothing."""
-        if self._hung is not None and not self._hung.done():
-            logger.warning("no broadcast: an earlier one still hangs, engines take the version by zmq")
-            return
-        backend = BACKENDS[self._device.type]
-        members = self._server.call(backend, lambda members: self._call(version, plan, members), PATIENCE_S)
-        self._sums = []
-        if not members:
-            self._drop()
-        elif self._group is None:
-            try:
-                size = len(members) + 1
-                own = (self._name, 0, size, self._device, self._host, self._timeout_s)
-                self._group = self._make_group(self._store, *own)
-            except UnavailableError as error:
-                self._fail(str(error))
-
-    def start(self, filled: GatheredBucket) -> None:
-        """Begin to send a bucket, which must stay as it is until `wait` or `commit`. Waits for the last but one."""
-        self._start(filled.flat)
+    def through(
+        self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket]
+    ) -> Iterator[GatheredBucket]:
+        """Give on the `buckets` of `version`, and broadcast them meanwhile to the engines that are there now."""
+        self._call_engines(version, plan)
+        sums = []
+        for gathered in buckets:
+            self._begin(gathered.flat)
+            if self._group is not None:
+                sums.append(sum_of(gathered.flat))
+            yield gathered
+            if gathered.flat.is_cuda:
+                self._finish_all_but(0)
         if self._group is not None:
-            self._sums.append(sum_of(filled.flat))
-
-    def wait(self) -> None:
-        """Return once all buckets so far are sent, or one has failed."""
-        self._finish_all_but(0)
-
-    def commit(self) -> None:
-        """After the last bucket: let the engines have the version."""
-        if self._group is not None:
-            self._start(torch.stack(self._sums))
-            self.wait()
+            self._begin(torch.stack(sums))
+            self._finish_all_but(0)
             self.broadcasts += self._group is not None
 
     def close(self) -> None:
         self._drop()
 
-    def _start(self, tensor: torch.Tensor) -> None:
+    def _call_engines(self, version: int, plan: Sequence[Bucket]) -> None:
+        if self._hung is not None and not self._hung.done():
+            logger.warning("no broadcast: an earlier one still hangs, engines take the version by zmq")
+            return
+        backend = BACKENDS[self._device.type]
+        members = self._server.call(backend, lambda members: self._call(version, plan, members), PATIENCE_S)
+        if not members:
+            self._drop()
+        elif self._group is None:
+            try:
+                own = (self._name, 0, len(members) + 1, self._device, self._host, self._timeout_s)
+                self._group = self._make_group(self._store, *own)
+            except UnavailableError as error:
+                self._fail(str(error))
+
+    def _begin(self, tensor: torch.Tensor) -> None:
+        """Begin to send `tensor`, once the last but one is sent."""
         self._finish_all_but(AT_ONCE - 1)
         if self._group is not None:
             try:
@@ -112,13 +111,14 @@ class Broadcaster:
             except UnavailableError as error:
                 self._fail(str(error))
 
-    def _call(self, version: int, plan: Sequence[Bucket], members: Sequence[bytes]) -> dict[str, Any]:
-        """The call to the engines, made in the server's thread while `begin` waits for it."""
+    def _call(self, version: int, plan: Sequence[Bucket], members: Sequence[bytes]) -> Call:
+        """The call to the engines, made in the server's thread while `_call_engines` waits for it."""
         if members != self._members or self._group is None:
             self._drop()
             self._members, self._name = members, uuid.uuid4().hex
-        buckets = [[[entry.name, entry.dtype, list(entry.shape)] for entry in bucket.entries] for bucket in plan]
-        return {"version": version, "buckets": buckets, "host": self._host, "port": self._port, "group": self._name}
+        manifest = Manifest(version, MAX_CHUNK_BYTES, tuple(chain(*(bucket.entries for bucket in plan))))
+        counts = tuple(len(bucket.entries) for bucket in plan)
+        return Call(manifest, counts, self._host, self._port, self._name)
 
     def _fail(self, reason: str) -> None:
         self.failures += 1

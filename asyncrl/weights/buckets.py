@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from asyncrl.weights.manifest import DTYPES, as_tensor, dtype_name, new_bytes
+from asyncrl.weights.manifest import TensorSpec, as_tensor, dtype_name, new_bytes
 
 ALIGNMENT = 64
 TIGHT = 1
@@ -16,23 +15,10 @@ TIGHT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor without its contents; `dtype` is a key of manifest.DTYPES."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
-
-
-@dataclass(frozen=True, slots=True)
 class Bucket:
     """Tensors one after the other in one buffer of `nbytes`, each at a multiple of `alignment`."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorSpec, ...]
     alignment: int = ALIGNMENT
 
     @property
@@ -46,7 +32,7 @@ class Bucket:
             for entry, start in self.placed()
         }
 
-    def placed(self) -> Iterator[tuple[Entry, int]]:
+    def placed(self) -> Iterator[tuple[TensorSpec, int]]:
         """Every tensor and the byte at which it begins."""
         start = 0
         for entry in self.entries:
@@ -62,9 +48,9 @@ class GatheredBucket:
     flat: torch.Tensor
 
 
-def plan_buckets(entries: Sequence[Entry], bucket_bytes: int, alignment: int = ALIGNMENT) -> list[Bucket]:
+def plan_buckets(entries: Sequence[TensorSpec], bucket_bytes: int, alignment: int = ALIGNMENT) -> list[Bucket]:
     """`entries` in their order, in buckets of at most `bucket_bytes`; a larger tensor has one for itself."""
-    buckets: list[list[Entry]] = []
+    buckets: list[list[TensorSpec]] = []
     room = 0
     for entry in entries:
         size = _padded(entry.nbytes, alignment)
@@ -79,7 +65,7 @@ def plan_buckets(entries: Sequence[Entry], bucket_bytes: int, alignment: int = A
 def tight_buckets(tensors: Mapping[str, torch.Tensor], bucket_bytes: int) -> list[Bucket]:
     """Buckets for `tensors` without gaps, the widest dtypes first."""
     widest_first = sorted(tensors.items(), key=lambda named: -named[1].element_size())
-    entries = [Entry(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in widest_first]
+    entries = [TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in widest_first]
     return plan_buckets(entries, bucket_bytes, TIGHT)
 
 

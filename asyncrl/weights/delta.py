@@ -24,8 +24,11 @@ from numpy.typing import NDArray
 from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights.manifest import (
     DTYPES,
+    WHOLE,
+    DeltaHeader,
     Manifest,
     Map,
+    Patch,
     TensorSpec,
     WeightSnapshot,
     as_tensor,
@@ -43,47 +46,11 @@ SHARED_BYTES = 1 << 20
 GAPS = (1, 2, 4)
 """Widths of a gap in bytes."""
 
-WHOLE = 0
 _BLOCK = 1 << 18
 _CODEC = "zstd"
 
 Bytes = NDArray[np.uint8]
 Elements = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """`count` elements of the tensor with that index change. `gap` is the width of a gap in bytes, or WHOLE; `nbytes`
-    is the patch's share of the payload."""
-
-    tensor: int
-    count: int
-    gap: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaHeader:
-    """What leads from the version with digest `base` to the one with digest `result`: patches in the payload's order,
-    at most one a tensor. Digests are those of manifests."""
-
-    base: str
-    result: str
-    patches: tuple[Patch, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(patch.nbytes for patch in self.patches)
-
-    @property
-    def changed(self) -> int:
-        """Elements that change."""
-        return sum(patch.count for patch in self.patches)
-
-    def body(self) -> dict[str, Any]:
-        """As plain values for a message."""
-        rows = [[patch.tensor, patch.count, patch.gap, patch.nbytes] for patch in self.patches]
-        return {"base": self.base, "result": self.result, "patches": rows}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,21 +59,6 @@ class Delta:
 
     header: DeltaHeader
     payload: Bytes
-
-
-def read_header(body: Any) -> DeltaHeader:
-    """The header in `body`. Raises WireError where it is malformed."""
-    match body:
-        case {"base": str(base), "result": str(result), "patches": list(rows)}:
-            return DeltaHeader(base, result, tuple(_read_patch(row) for row in rows))
-    raise WireError("a delta must hold base, result and patches")
-
-
-def _read_patch(row: Any) -> Patch:
-    match row:
-        case [int(tensor), int(count), int(gap), int(nbytes)] if min(row) >= 0 and gap in (WHOLE, *GAPS):
-            return Patch(tensor, count, gap, nbytes)
-    raise WireError(f"a patch must be [tensor, count, gap, nbytes], not {row!r:.100}")
 
 
 def same_layout(old: Manifest, new: Manifest) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -24,7 +25,7 @@ from safetensors.torch import load_file
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.machine.files import save_tensors
 from asyncrl.types import RunIdentity
-from asyncrl.weights.manifest import Manifest, bytes_of, checksum, read_manifest, take_snapshot
+from asyncrl.weights.manifest import Manifest, bytes_of, checksum, take_snapshot
 
 TENSORS = "model.safetensors"
 MANIFEST = "weights.json"
@@ -84,7 +85,7 @@ def tensors_of(weights: Weights) -> Mapping[str, torch.Tensor]:
 def read_folder(path: Path, version: int) -> Folder:
     """The folder that should hold `version`. Raises UnavailableError and WeightsError."""
     try:
-        manifest = read_manifest(json.loads((path / MANIFEST).read_bytes()))
+        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
     except OSError as error:
         raise UnavailableError(f"the folder of version {version} cannot be read: {error}") from error
     except ValueError as error:
@@ -143,7 +144,7 @@ def write_folder(
         partial.mkdir()
         write_config(partial)
         save_tensors(whole, partial / TENSORS, {"format": "pt"})
-        (partial / MANIFEST).write_text(json.dumps(manifest.body()))
+        (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
     return _make(directory, version, run, write)
 

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from asyncrl.config.bind import is_loopback
 from asyncrl.errors import UnavailableError
+from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
 
 if TYPE_CHECKING:
@@ -78,6 +80,19 @@ def torch_group(store: dist.Store, rank: int, size: int, device: torch.device, a
     gloo._timeout = wait
     gloo._devices = [backend.create_device(hostname=address)]
     return backend(store, rank, size, gloo)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What an engine needs to take part in a broadcast: the tensors, without checksums; how many of them each bucket
+    has; where the store is; and its rank in the group."""
+
+    manifest: Manifest
+    counts: tuple[Size, ...]
+    host: str
+    port: int
+    group: str
+    rank: Annotated[int, msgspec.Meta(ge=1)] = 1
+    size: Annotated[int, msgspec.Meta(ge=2)] = 2
 
 
 class WeightGroup:

@@ -1,29 +1,31 @@
 """What one version of the weights consists of, and the checks that make an update all or nothing.
 
-Tensors travel as raw bytes under the name of their dtype; a tensor is cut into chunks of at most `chunk_bytes`. The
-checksum of a tensor is the XXH3-64 of its bytes: it guards against damage, not against an adversary.
+Tensors travel as raw bytes under the name of their dtype, in chunks of at most `chunk_bytes`. The checksum of a tensor
+is the XXH3-64 of its bytes: it guards against damage, not against an adversary.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
 
-from asyncrl.errors import WeightsError, WireError
+from asyncrl.errors import WeightsError
 
 MAX_CHUNK_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 64 << 20
 """Of a manifest with its deltas: 90 bytes a tensor, and a mixture of experts has up to a hundred thousand tensors."""
 
-MAX_TOGETHER = 64
+WHOLE = 0
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -39,36 +41,71 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of a version: `dtype` is a key of DTYPES, `checksum` that of its bytes."""
+Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One tensor without its contents: `dtype` is a key of DTYPES; `checksum` that of its bytes, if it is known."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    checksum: int
+    shape: tuple[Size, ...]
+    checksum: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{self.name:.50} has the unknown dtype {self.dtype:.50}")
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The bytes [start, stop) of the part with that index: of a tensor, or of a delta's payload."""
+class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`count` elements of the tensor with that index change. `gap` is the width of a gap in bytes, or WHOLE; `nbytes`
+    is the patch's share of the payload."""
 
-    part: int
-    start: int
-    stop: int
+    tensor: Size
+    count: Size
+    gap: Literal[0, 1, 2, 4]
+    nbytes: Size
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The tensors of `version`, in the order in which they travel."""
+class DeltaHeader(msgspec.Struct, frozen=True):
+    """What leads from the version with digest `base` to the one with digest `result`: patches in the payload's order,
+    at most one a tensor. Digests are those of manifests."""
+
+    base: str
+    result: str
+    patches: tuple[Patch, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(patch.nbytes for patch in self.patches)
+
+    @property
+    def changed(self) -> int:
+        """Elements that change."""
+        return sum(patch.count for patch in self.patches)
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tensors of `version`, in the order in which they travel; or `deltas`, one after the other, that make them
+    from what a receiver has.
+
+    Raises ValueError: two tensors have one name, or the deltas are larger than the tensors.
+    """
 
     version: int
-    chunk_bytes: int
+    chunk_bytes: Annotated[int, msgspec.Meta(gt=0, le=MAX_CHUNK_BYTES)]
     tensors: tuple[TensorSpec, ...]
+    deltas: tuple[DeltaHeader, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({spec.name for spec in self.tensors}) != len(self.tensors):
+            raise ValueError(f"the manifest of version {self.version} names a tensor twice")
+        if self.deltas and sum(header.nbytes for header in self.deltas) > self.nbytes:
+            raise ValueError("the deltas are larger than the weights")
 
     @property
     def nbytes(self) -> int:
@@ -77,17 +114,11 @@ class Manifest:
     @property
     def digest(self) -> str:
         """A name for the contents: names, dtypes, shapes and checksums, whatever the version."""
-        rows = repr([(spec.name, spec.dtype, spec.shape, spec.checksum) for spec in self.tensors])
-        return hashlib.blake2b(rows.encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(msgspec.msgpack.encode(self.tensors), digest_size=16).hexdigest()
 
     def check_covers(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Raises WeightsError unless names and shapes are exactly those in `expected`."""
         check_covers(self.version, {spec.name: spec.shape for spec in self.tensors}, expected)
-
-    def body(self) -> dict[str, Any]:
-        """As plain values for a message."""
-        tensors = [[spec.name, spec.dtype, list(spec.shape), spec.checksum] for spec in self.tensors]
-        return {"version": self.version, "chunk_bytes": self.chunk_bytes, "tensors": tensors}
 
 
 def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -105,46 +136,17 @@ def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected:
         )
 
 
-def chunks(sizes: Iterable[int], chunk_bytes: int) -> Iterator[Chunk]:
-    """Every chunk of parts of `sizes` bytes, part after part and in the order of their bytes."""
-    for index, size in enumerate(sizes):
-        for start in range(0, size, chunk_bytes):
-            yield Chunk(index, start, min(start + chunk_bytes, size))
+def places(edges: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
+    """Where the bytes [start, stop) of arrays one behind the other are: in which array, and where in it.
 
-
-def together(pieces: Iterable[Chunk], nbytes: int) -> Iterator[list[Chunk]]:
-    """The chunks in their order, as many at once as have at most `nbytes`, and are at most MAX_TOGETHER."""
-    group: list[Chunk] = []
-    left = nbytes
-    for piece in pieces:
-        size = piece.stop - piece.start
-        if group and (size > left or len(group) == MAX_TOGETHER):
-            yield group
-            group, left = [], nbytes
-        group.append(piece)
-        left -= size
-    if group:
-        yield group
-
-
-def read_manifest(body: Mapping[str, Any]) -> Manifest:
-    """The manifest in `body`. Raises WireError where it is malformed."""
-    match body:
-        case {"version": int(version), "chunk_bytes": int(size), "tensors": list(rows)} if 0 < size <= MAX_CHUNK_BYTES:
-            tensors = tuple(_read_spec(row) for row in rows)
-        case _:
-            raise WireError("a manifest must hold a version, chunk_bytes and tensors")
-    if len({spec.name for spec in tensors}) != len(tensors):
-        raise WireError(f"the manifest of version {version} names a tensor twice")
-    return Manifest(version, size, tensors)
-
-
-def _read_spec(row: Any) -> TensorSpec:
-    match row:
-        case [str(name), str(dtype), list(shape), int(checksum)] if dtype in DTYPES:
-            if all(isinstance(size, int) and size >= 0 for size in shape):
-                return TensorSpec(name, dtype, tuple(shape), checksum)
-    raise WireError(f"a tensor must be [name, dtype, shape, checksum] with a known dtype, not {row!r:.100}")
+    Array i has the bytes [edges[i], edges[i + 1]) of the whole.
+    """
+    index = bisect_right(edges, start) - 1
+    while start < stop:
+        end = min(stop, edges[index + 1])
+        if end > start:
+            yield index, slice(start - edges[index], end - edges[index])
+        start, index = end, index + 1
 
 
 def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:

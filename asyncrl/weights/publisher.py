@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import torch
-
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from asyncrl.weights.folders import FolderWriter
@@ -50,7 +48,9 @@ class Publisher:
         """
         shapes = {entry.name: entry.shape for bucket in plan for entry in bucket.entries}
         check_covers(version, shapes, self._expected)
-        tensors = self._take(version, plan, buckets)
+        if self._broadcaster is not None:
+            buckets = self._broadcaster.through(version, plan, buckets)
+        tensors = {name: tensor for gathered in buckets for name, tensor in on_host(gathered).items()}
         self._server.publish(version, tensors)
         if self._folders is not None:
             self._folders.write(version, tensors)
@@ -59,18 +59,3 @@ class Publisher:
         for part in (self._broadcaster, self._folders, self._server):
             if part is not None:
                 part.close()
-
-    def _take(self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket]) -> dict[str, torch.Tensor]:
-        tensors: dict[str, torch.Tensor] = {}
-        broadcaster = self._broadcaster
-        if broadcaster is not None:
-            broadcaster.begin(version, plan)
-        for filled in buckets:
-            if broadcaster is not None:
-                broadcaster.start(filled)
-            tensors |= on_host(filled)
-            if broadcaster is not None and filled.flat.is_cuda:
-                broadcaster.wait()
-        if broadcaster is not None:
-            broadcaster.commit()
-        return tensors

@@ -22,7 +22,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 import zmq
@@ -34,6 +33,7 @@ from asyncrl.network.sockets import listen
 from asyncrl.network.throttle import Throttled
 from asyncrl.types import RunIdentity
 from asyncrl.weights.delta import Delta, diff, same_layout
+from asyncrl.weights.group import Call
 from asyncrl.weights.manifest import (
     DTYPES,
     MAX_CHUNK_BYTES,
@@ -51,7 +51,7 @@ TICK_MS = 200
 
 CALL_POLL_S = 0.01
 
-Describe = Callable[[Sequence[bytes]], Mapping[str, Any]]
+Describe = Callable[[Sequence[bytes]], Call]
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """Which receivers wait for weights or are in transfer: the weight server's protocol without a socket or a clock.
 
 A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
-(empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`. Then it asks for
-`chunks` of the version by part and byte range. The parts are the payloads of the deltas that came with the manifest, or
-the tensors if no delta came. A request may name several small chunks, because a request costs as much time as 200 kB.
+(empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`. Then it asks for one
+`chunk` after the other: a range of the bytes of the version. These are the payloads of the deltas that came with the
+manifest, or the tensors if no delta came, one behind the other.
 
 To take part in a broadcast, a receiver asks to `join` with the version it `holds`, its `backend` and its `gpu`. The
 answer is `broadcast` when one begins, `missed` if a newer version is on offer already, `nothing` after `POLL_S`, or
@@ -22,34 +22,75 @@ What holds:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from operator import itemgetter
+from typing import Annotated
+
+import msgspec
+import numpy as np
 
 from asyncrl.errors import WireError
 from asyncrl.weights.delta import Bytes, Delta
-from asyncrl.weights.manifest import MAX_TOGETHER, WeightSnapshot
+from asyncrl.weights.group import Call
+from asyncrl.weights.manifest import Size, WeightSnapshot, places
 from asyncrl.wire import Message
 
+FEW_PARTS = 8
+"""To send a chunk as so many arrays costs less than to copy it into one."""
 POLL_S = 1.0
 JOINED_S = 2 * POLL_S
+
+
+class _Follow(msgspec.Struct, frozen=True):
+    holds: int
+    base: str
+
+
+class _Join(msgspec.Struct, frozen=True):
+    holds: int
+    backend: Annotated[str, msgspec.Meta(min_length=1)]
+    gpu: str
+
+
+class _Fetch(msgspec.Struct, frozen=True):
+    version: int
+    start: Size
+    stop: Size
+
+
+_FOLLOW = msgspec.msgpack.Decoder(_Follow)
+_JOIN = msgspec.msgpack.Decoder(_Join)
+_FETCH = msgspec.msgpack.Decoder(_Fetch)
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     sequence: int
-    holds: int
-    base: str
+    request: _Follow | _Join
     deadline: float
-    backend: str = ""
-    gpu: str = ""
 
 
-@dataclass(slots=True)
 class _Transfer:
-    snapshot: WeightSnapshot
-    parts: Sequence[Bytes]
-    heard: float
+    """The bytes of `parts` on their way to a receiver that was last `heard` of then."""
+
+    def __init__(self, snapshot: WeightSnapshot, parts: Sequence[Bytes], heard: float) -> None:
+        self.snapshot = snapshot
+        self.heard = heard
+        self._parts = parts
+        self._edges = list(accumulate(map(len, parts), initial=0))
+
+    def chunk(self, start: int, stop: int) -> list[Bytes]:
+        """The bytes [start, stop), as a copy where they lie in many parts. Raises WireError."""
+        manifest = self.snapshot.manifest
+        if not start < stop <= self._edges[-1] or stop - start > manifest.chunk_bytes:
+            raise WireError(
+                f"version {manifest.version} has {self._edges[-1]} bytes, of which at most {manifest.chunk_bytes} are "
+                f"given out at once, and not those from {start} to {stop}"
+            )
+        found = [self._parts[part][where] for part, where in places(self._edges, start, stop)]
+        return found if len(found) <= FEW_PARTS else [np.concatenate(found)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +145,28 @@ class Transfers:
 
     def handle(self, receiver: bytes, request: Message, now: float) -> Message | None:
         """The reply to a request, or None where it comes later from `due`. Raises WireError."""
-        match request.kind, request.body:
-            case "manifest", {"holds": int(holds), "base": str(base)}:
+        match request.kind:
+            case "manifest":
+                self._waiting[receiver] = _Waiting(request.sequence, request.read(_FOLLOW), now + POLL_S)
                 self._transfers.pop(receiver, None)
-                self._waiting[receiver] = _Waiting(request.sequence, holds, base, now + POLL_S)
                 return None
-            case "join", {"holds": int(holds), "backend": str(backend), "gpu": str(gpu)} if backend:
-                if reason := self._obstacle(backend, gpu):
+            case "join":
+                join = request.read(_JOIN)
+                if reason := self._obstacle(join.backend, join.gpu):
                     return Message("excluded", request.sequence, {"reason": reason})
-                self._waiting[receiver] = _Waiting(request.sequence, holds, "", now + POLL_S, backend, gpu)
-                self._joined[receiver] = (backend, now)
+                self._waiting[receiver] = _Waiting(request.sequence, join, now + POLL_S)
+                self._joined[receiver] = (join.backend, now)
                 return None
-            case "chunks", {"version": int(version), "chunks": list(rows)} if 0 < len(rows) <= MAX_TOGETHER:
-                transfer = self._transfers.get(receiver)
-                if transfer is None or transfer.snapshot.manifest.version != version:
-                    raise WireError(f"version {version} is not in transfer to this receiver; ask for the manifest")
+            case "chunk":
+                fetch, transfer = request.read(_FETCH), self._transfers.get(receiver)
+                if transfer is None or transfer.snapshot.manifest.version != fetch.version:
+                    raise WireError(
+                        f"version {fetch.version} is not in transfer to this receiver; ask for the manifest"
+                    )
                 transfer.heard = now
-                return _chunks(transfer, rows, request.sequence)
-        raise WireError(
-            f"a receiver may ask for `manifest`, `chunks` or `join`, not {request.kind!r:.50} with that body"
-        )
+                found = transfer.chunk(fetch.start, fetch.stop)
+                return Message("chunk", request.sequence, {}, {str(index): data for index, data in enumerate(found)})
+        raise WireError(f"a receiver may ask for `manifest`, `chunk` or `join`, not {request.kind!r:.50}")
 
     def due(self, now: float) -> Iterator[tuple[bytes, Message]]:
         """The replies for which waiting is over; also forgets the receivers that fell silent."""
@@ -131,9 +174,8 @@ class Transfers:
         for receiver in silent:
             del self._transfers[receiver]
         for receiver, waiting in list(self._waiting.items()):
-            if self._newest and self.newest > waiting.holds:
-                missed = Message("missed", waiting.sequence)
-                reply = missed if waiting.backend else self._begin(receiver, self._newest, waiting, now)
+            if self._newest and self.newest > waiting.request.holds:
+                reply = self._begin(receiver, self._newest, waiting, now)
             elif now >= waiting.deadline:
                 reply = Message("nothing", waiting.sequence)
             else:
@@ -143,8 +185,10 @@ class Transfers:
 
     def joining(self, backend: str) -> tuple[bytes, ...]:
         """The receivers that wait for a broadcast over `backend`, in a fixed order, and no two of one GPU."""
-        waiting = sorted((receiver, each) for receiver, each in self._waiting.items() if each.backend == backend)
-        first = {each.gpu or receiver: receiver for receiver, each in reversed(waiting)}
+        first: dict[str | bytes, bytes] = {}
+        for receiver, waiting in sorted(self._waiting.items(), key=itemgetter(0)):
+            if isinstance(waiting.request, _Join) and waiting.request.backend == backend:
+                first.setdefault(waiting.request.gpu or receiver, receiver)
         return tuple(sorted(first.values()))
 
     def absent(self, backend: str, now: float) -> bool:
@@ -153,39 +197,26 @@ class Transfers:
         lately = {receiver for receiver, (own, _) in self._joined.items() if own == backend}
         return bool(lately - set(self.joining(backend)))
 
-    def call(self, receivers: Sequence[bytes], body: Mapping[str, Any]) -> Iterator[tuple[bytes, Message]]:
-        """The calls of joining `receivers` to a broadcast; each gets `body` with its rank and their number."""
-        for index, receiver in enumerate(receivers):
-            place = {"rank": index + 1, "size": len(receivers) + 1}
-            yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, {**body, **place})
+    def call(self, receivers: Sequence[bytes], call: Call) -> Iterator[tuple[bytes, Message]]:
+        """`call` for each of the joining `receivers`, with its rank and their number."""
+        for rank, receiver in enumerate(receivers, 1):
+            own = msgspec.structs.replace(call, rank=rank, size=len(receivers) + 1)
+            yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, own)
 
     def _obstacle(self, backend: str, gpu: str) -> str:
         return self._broadcasts.obstacle(backend, gpu) if self._broadcasts else "the learner broadcasts nothing"
 
     def _begin(self, receiver: bytes, newest: WeightSnapshot, waiting: _Waiting, now: float) -> Message:
-        chain = self._chain(waiting.base)
+        if isinstance(waiting.request, _Join):
+            return Message("missed", waiting.sequence)
+        chain = self._chain(waiting.request.base)
         if sum(len(delta.payload) for delta in chain) >= newest.manifest.nbytes:
             chain = []
-        parts = [delta.payload for delta in chain] or newest.buffers
-        self._transfers[receiver] = _Transfer(newest, parts, now)
-        headers = [delta.header.body() for delta in chain]
-        return Message("manifest", waiting.sequence, {**newest.manifest.body(), "deltas": headers})
+        self._transfers[receiver] = _Transfer(newest, [delta.payload for delta in chain] or newest.buffers, now)
+        deltas = tuple(delta.header for delta in chain)
+        return Message("manifest", waiting.sequence, msgspec.structs.replace(newest.manifest, deltas=deltas))
 
     def _chain(self, base: str) -> list[Delta]:
         """The deltas from `base` to the newest version, or none."""
         bases = [delta.header.base for delta in self._deltas]
         return list(self._deltas)[bases.index(base) :] if base in bases else []
-
-
-def _chunks(transfer: _Transfer, rows: Sequence[Any], sequence: int) -> Message:
-    manifest, found = transfer.snapshot.manifest, []
-    for row in rows:
-        match row:
-            case [int(part), int(start), int(stop)] if 0 <= part < len(transfer.parts):
-                if 0 <= start < stop <= len(transfer.parts[part]):
-                    found.append(transfer.parts[part][start:stop])
-                    continue
-        raise WireError(f"version {manifest.version} has no chunk {row!r:.100}")
-    if sum(map(len, found)) > manifest.chunk_bytes:
-        raise WireError(f"version {manifest.version} is given out in at most {manifest.chunk_bytes} bytes at once")
-    return Message("chunks", sequence, {}, {str(index): data for index, data in enumerate(found)})

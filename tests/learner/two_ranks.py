@@ -23,7 +23,8 @@ from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.weight_format import WeightFormat
-from asyncrl.weights.buckets import Bucket, Entry, on_host
+from asyncrl.weights.buckets import Bucket, on_host
+from asyncrl.weights.manifest import TensorSpec
 from tests.learner.support import Run, flip_a_bit, make_config, make_models, with_critic
 from tests.mixtures import MIXTURES, mixture
 
@@ -98,7 +99,7 @@ def check_gathered(model: Any, expected: dict[str, Tensor], bucket_bytes: int, r
     """What is gathered of the sharded `model`, bucket by bucket, are the tensors `expected`, on rank 0 alone."""
     weights, got = WeightFormat(model), {}
     largest = max(
-        Bucket(tuple(Entry(name, "float32", shape) for name, shape in part.published.items())).nbytes
+        Bucket(tuple(TensorSpec(name, "float32", shape) for name, shape in part.published.items())).nbytes
         for part in weights.parts
     )
     for layer in model.model.layers if hasattr(model, "model") else []:

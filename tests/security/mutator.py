@@ -69,7 +69,7 @@ WEIGHT_REQUESTS: Sequence[Frames] = [
     for kind, body in (
         ("manifest", {"holds": 5, "base": ""}),
         ("join", {"holds": 5, "backend": "gloo"}),
-        ("chunks", {"version": 1, "chunks": [[0, 0, 2048], [0, 2048, 4096]]}),
+        ("chunk", {"version": 1, "start": 0, "stop": 4096}),
     )
 ]
 DEEP: Any = []

@@ -2,12 +2,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.weights.buckets import Entry, flatten, plan_buckets, tight_buckets
-from asyncrl.weights.manifest import DTYPES
+from asyncrl.weights.buckets import flatten, plan_buckets, tight_buckets
+from asyncrl.weights.manifest import DTYPES, TensorSpec
 
 ENTRIES = st.lists(
     st.builds(
-        Entry,
+        TensorSpec,
         name=st.text(max_size=3),
         dtype=st.sampled_from(sorted(DTYPES)),
         shape=st.lists(st.integers(0, 7), max_size=3).map(tuple),

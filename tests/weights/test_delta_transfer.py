@@ -102,7 +102,7 @@ def test_deltas_that_together_are_larger_than_the_version_are_not_offered():
         offers.offer(new, diff(old, new))
     offers.handle(b"r", Message("manifest", 1, {"holds": 0, "base": snapshots[0].manifest.digest}), 0.0)
     ((_, reply),) = offers.due(0.0)
-    assert reply.body["deltas"] == []
+    assert reply.content.deltas == ()
 
 
 def test_a_delta_that_is_no_smaller_than_its_version_is_let_go_of():

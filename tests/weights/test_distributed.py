@@ -13,12 +13,12 @@ import zmq.asyncio
 
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.buckets import Entry, GatheredBucket, flatten, plan_buckets
+from asyncrl.weights.buckets import GatheredBucket, flatten, plan_buckets
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.group import WeightGroup
-from asyncrl.weights.manifest import dtype_name
+from asyncrl.weights.manifest import TensorSpec, dtype_name
 from asyncrl.weights.publisher import Publisher
 from asyncrl.weights.receiver import Receiver
 from asyncrl.weights.server import WeightServer
@@ -34,7 +34,7 @@ EXPECTED = shapes(some_tensors())
 
 
 def plan_of(tensors, bucket_bytes=512):
-    entries = [Entry(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in tensors.items()]
+    entries = [TensorSpec(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in tensors.items()]
     return plan_buckets(entries, bucket_bytes)
 
 

@@ -13,8 +13,9 @@ import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError
 from asyncrl.weights.broadcast import Broadcaster
-from asyncrl.weights.buckets import Bucket, Entry, GatheredBucket
+from asyncrl.weights.buckets import Bucket, GatheredBucket
 from asyncrl.weights.group import WeightGroup
+from asyncrl.weights.manifest import TensorSpec
 from asyncrl.weights.server import WeightServer
 from tests.helpers import until
 
@@ -74,17 +75,16 @@ def test_while_a_broadcast_hangs_pushes_go_on_without_any(hangs: threading.Event
     server = OneEngine()
     make_group = partial(WeightGroup, backend=lambda *_: Backend(hangs))
     broadcaster = Broadcaster(cast(WeightServer, server), "127.0.0.1", torch.device("cpu"), 0.05, make_group)
-    bucket = Bucket((Entry("a", "float32", (4,)),))
+    bucket = Bucket((TensorSpec("a", "float32", (4,)),))
+    gathered = GatheredBucket(bucket, torch.zeros(bucket.nbytes, dtype=torch.uint8))
     threads = threading.active_count()
     for version in range(4):
-        broadcaster.begin(version, [bucket])
-        broadcaster.start(GatheredBucket(bucket, torch.zeros(bucket.nbytes, dtype=torch.uint8)))
-        broadcaster.commit()
+        assert list(broadcaster.through(version, [bucket], [gathered])) == [gathered]
     assert (server.calls, broadcaster.failures) == (1, 1)
     assert threading.active_count() == threads + 1
     hangs.set()
     until(lambda: threading.active_count() == threads)
-    broadcaster.begin(4, [bucket])
+    list(broadcaster.through(4, [bucket], [gathered]))
     assert server.calls == 2
     broadcaster.close()
 

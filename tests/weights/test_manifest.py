@@ -1,3 +1,6 @@
+import itertools
+
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -6,14 +9,13 @@ from hypothesis import strategies as st
 from asyncrl.errors import WeightsError, WireError
 from asyncrl.weights.manifest import (
     DTYPES,
-    MAX_TOGETHER,
+    MAX_CHUNK_BYTES,
     Manifest,
     TensorSpec,
-    chunks,
-    read_manifest,
+    places,
     take_snapshot,
-    together,
 )
+from asyncrl.wire import Message, decode, encode
 from tests.weights.fakes import shapes, some_tensors
 
 SPECS = st.builds(
@@ -31,29 +33,25 @@ MANIFESTS = st.builds(
 )
 
 
-@given(MANIFESTS)
-def test_chunks_cover_every_byte_once_in_order_and_none_is_too_large(manifest):
-    found = list(chunks((spec.nbytes for spec in manifest.tensors), manifest.chunk_bytes))
-    covered = [(c.part, byte) for c in found for byte in range(c.start, c.stop)]
-    assert covered == [(i, byte) for i, spec in enumerate(manifest.tensors) for byte in range(spec.nbytes)]
-    assert all(0 < c.stop - c.start <= manifest.chunk_bytes for c in found)
+@given(st.lists(st.integers(0, 9), max_size=6), st.integers(1, 20))
+def test_ranges_of_bytes_cover_every_byte_of_the_arrays_once_in_order(sizes, chunk_bytes):
+    edges, covered = list(itertools.accumulate(sizes, initial=0)), []
+    for start in range(0, edges[-1], chunk_bytes):
+        found = list(places(edges, start, min(start + chunk_bytes, edges[-1])))
+        assert all(0 <= where.start < where.stop <= sizes[index] for index, where in found)
+        covered += [(index, byte) for index, where in found for byte in range(where.start, where.stop)]
+    assert covered == [(index, byte) for index, size in enumerate(sizes) for byte in range(size)]
 
 
-@given(MANIFESTS, st.lists(st.integers(0, 3), max_size=200))
-def test_chunks_are_asked_for_together_in_order_and_as_many_as_may(manifest, sizes):
-    limit = manifest.chunk_bytes
-    pieces = list(chunks([*sizes, *(spec.nbytes for spec in manifest.tensors)], limit))
-    groups = list(together(pieces, limit))
-    assert [piece for group in groups for piece in group] == pieces
-    size = [sum(piece.stop - piece.start for piece in group) for group in groups]
-    assert all(each <= limit and 0 < len(group) <= MAX_TOGETHER for each, group in zip(size, groups, strict=True))
-    for (each, group), after in zip(zip(size, groups, strict=True), groups[1:], strict=False):
-        assert len(group) == MAX_TOGETHER or each + after[0].stop - after[0].start > limit
+def received(body):
+    """A manifest as a receiver reads it."""
+    return decode(encode(Message("manifest", 1, body))).read(msgspec.msgpack.Decoder(Manifest))
 
 
 @given(MANIFESTS)
 def test_a_manifest_survives_its_message(manifest):
-    assert read_manifest(manifest.body()) == manifest
+    assert received(manifest) == manifest
+    assert msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest) == manifest
 
 
 JUNK = st.recursive(
@@ -63,22 +61,37 @@ JUNK = st.recursive(
 )
 
 
-@given(
-    st.fixed_dictionaries({"version": JUNK, "chunk_bytes": JUNK, "tensors": st.lists(JUNK, min_size=1) | JUNK}) | JUNK
-)
+@given(st.fixed_dictionaries({"version": JUNK, "chunk_bytes": JUNK, "tensors": st.lists(JUNK, min_size=1)}) | JUNK)
 def test_a_malformed_manifest_is_a_wire_error_and_nothing_else(body):
-    try:
-        read_manifest(body)
-    except WireError:
-        pass
-    else:
-        assert body["tensors"] == []
+    with pytest.raises(WireError):
+        received(body)
 
 
-def test_a_manifest_that_names_a_tensor_twice_is_refused():
-    spec = TensorSpec("a", "float32", (2,), 0)
-    with pytest.raises(WireError, match="twice"):
-        read_manifest(Manifest(1, 10, (spec, spec)).body())
+SPEC, PATCH = ["a", "float32", [2], 0], [0, 1, 1, 5]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tensors": [SPEC, SPEC]},
+        {"tensors": [["a", "float33", [2], 0]]},
+        {"tensors": [["a", "float32", [-1], 0]]},
+        {"chunk_bytes": 0},
+        {"chunk_bytes": MAX_CHUNK_BYTES + 1},
+        {"deltas": [{"base": "a", "result": "b"}]},
+        {"deltas": [{"base": 1, "result": "b", "patches": []}]},
+        *(
+            {"deltas": [{"base": "a", "result": "b", "patches": [patch]}]}
+            for patch in ([0, 1, 3, 5], [0, -1, 1, 5], ["0", 1, 1, 5], [0, 1, 1, 9])
+        ),
+    ],
+)
+def test_what_no_publisher_of_ours_offers_is_a_wire_error(wrong):
+    right = {"version": 1, "chunk_bytes": 8, "tensors": [SPEC]}
+    right["deltas"] = [{"base": "a", "result": "b", "patches": [PATCH]}]
+    assert received(right).nbytes == 8
+    with pytest.raises(WireError):
+        received(right | wrong)
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "misshapen"])

@@ -230,7 +230,7 @@ async def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobod
         [b"\x00" * 1000],
         encode(Message("launch-missiles")),
         encode(Message("manifest", 1, {"holds": "everything", "base": ""})),
-        encode(Message("chunks", 1, {"version": 0, "chunks": [[0, 0, 1 << 60]]})),
+        encode(Message("chunk", 1, {"version": 0, "start": 0, "stop": 1 << 60})),
     ]
 
     engine = HoldingEngine()
@@ -257,7 +257,6 @@ async def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobod
         encode(Message("manifest", 99, {"version": 3, "chunk_bytes": 8, "tensors": [], "deltas": []})),
         encode(Message("manifest", 1, {"version": -5, "chunk_bytes": 8, "tensors": [], "deltas": []})),
         encode(Message("refused", 0, {"reason": "no"})),
-        encode(Message("manifest", 1, {"version": 3, "chunk_bytes": 8, "tensors": []})),
         encode(Message("manifest", 1, {"version": 3, "chunk_bytes": 8, "tensors": [], "deltas": [{"base": "a"}]})),
     ],
 )

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncrl.errors import WireError
-from asyncrl.weights.manifest import MAX_TOGETHER, read_manifest, take_snapshot
+from asyncrl.weights.manifest import take_snapshot
 from asyncrl.weights.transfers import POLL_S, Broadcasts, Transfers
 from asyncrl.wire import Message
 
@@ -28,7 +28,7 @@ class OffersMachine(RuleBasedStateMachine):
         for receiver, reply in self.offers.due(self.now):
             holds, asked = self.waiting.pop(receiver)
             if reply.kind == "manifest":
-                version = read_manifest(reply.body).version
+                version = reply.content.version
                 assert version == self.newest > holds
                 self.transfers[receiver] = (version, self.now)
             else:
@@ -54,12 +54,10 @@ class OffersMachine(RuleBasedStateMachine):
     def fetch(self, data):
         receiver = data.draw(st.sampled_from(sorted(self.transfers)))
         version, _ = self.transfers[receiver]
-        body = {"version": version, "chunks": [[0, 16, 24], [0, 24, 32]]}
-        reply = self.offers.handle(receiver, Message("chunks", 7, body), self.now)
+        body = {"version": version, "start": 16, "stop": 32}
+        reply = self.offers.handle(receiver, Message("chunk", 7, body), self.now)
         assert reply.sequence == 7
-        assert list(reply.arrays) == ["0", "1"]
-        found = b"".join(array.tobytes() for array in reply.arrays.values())
-        assert found == torch.full((4,), float(version)).numpy().tobytes()
+        assert reply.arrays["0"].tobytes() == torch.full((4,), float(version)).numpy().tobytes()
         self.transfers[receiver] = (version, self.now)
 
     @rule(seconds=st.floats(0.1, FORGET_S + 1))
@@ -88,30 +86,24 @@ TestOffers = OffersMachine.TestCase
     "change",
     [
         {"version": 0},
-        {"chunks": [[1, 0, 16]]},
-        {"chunks": [[-1, 0, 16]]},
-        {"chunks": [[0, -4, 8]]},
-        {"chunks": [[0, 8, 8]]},
-        {"chunks": [[0, 0, 32]]},
-        {"chunks": [[0, 0, 12], [0, 12, 20]]},
-        {"chunks": [[0, 24, 40]]},
-        {"chunks": [[0, 0, "x"]]},
-        {"chunks": [[0, 0]]},
-        {"chunks": [[0, 0, 16], 3]},
-        {"chunks": [[0, 0, 1]] * (MAX_TOGETHER + 1)},
-        {"chunks": []},
-        {"chunks": "x"},
+        {"start": -4},
+        {"start": 16},
+        {"stop": 32},
+        {"start": 24, "stop": 40},
+        {"start": 40, "stop": 41},
+        {"stop": "x"},
+        {"stop": None},
     ],
 )
-def test_chunks_that_are_not_there_or_too_many_at_once_are_refused(change):
+def test_bytes_that_are_not_there_or_too_many_at_once_are_refused(change):
     offers = Transfers(FORGET_S)
     offers.offer(take_snapshot(1, {"a": torch.zeros(8)}, 16))
     offers.handle(b"r", Message("manifest", 1, {"holds": -1, "base": ""}), 0.0)
     assert [reply.kind for _, reply in offers.due(0.0)] == ["manifest"]
-    body = {"version": 1, "chunks": [[0, 0, 16]]}
-    assert offers.handle(b"r", Message("chunks", 2, body), 0.0) is not None
+    body = {"version": 1, "start": 0, "stop": 16}
+    assert offers.handle(b"r", Message("chunk", 2, body), 0.0) is not None
     with pytest.raises(WireError):
-        offers.handle(b"r", Message("chunks", 3, body | change), 0.0)
+        offers.handle(b"r", Message("chunk", 3, body | change), 0.0)
 
 
 def test_a_forgotten_receiver_is_told_to_start_again():
@@ -120,9 +112,9 @@ def test_a_forgotten_receiver_is_told_to_start_again():
     offers.handle(b"r", Message("manifest", 1, {"holds": -1, "base": ""}), 0.0)
     list(offers.due(0.0))
     list(offers.due(FORGET_S + 1))
-    body = {"version": 1, "chunks": [[0, 0, 16]]}
+    body = {"version": 1, "start": 0, "stop": 16}
     with pytest.raises(WireError, match="ask for the manifest"):
-        offers.handle(b"r", Message("chunks", 2, body), FORGET_S + 1)
+        offers.handle(b"r", Message("chunk", 2, body), FORGET_S + 1)
 
 
 def joins(transfers, receiver, backend="nccl", gpu="a"):

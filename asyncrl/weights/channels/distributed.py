@@ -6,36 +6,24 @@ unavailable by this channel. The buckets are a second copy of the weights, on `d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import Any
+from itertools import chain, islice
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError, WeightsError, WireError
-from asyncrl.weights.buckets import Bucket, Entry
+from asyncrl.weights.buckets import Bucket
 from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.group import BACKENDS, WeightGroup, address_towards, gpu_of, join_store, sum_of
-from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, Manifest, TensorSpec, new_bytes
+from asyncrl.weights.group import BACKENDS, Call, WeightGroup, address_towards, gpu_of, join_store, sum_of
+from asyncrl.weights.manifest import Manifest, new_bytes
 from asyncrl.weights.receiver import ExcludedError
 from asyncrl.weights.threads import in_own_thread
 
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A push that is about to begin, and this engine's place in it."""
-
-    version: int
-    buckets: tuple[Bucket, ...]
-    host: str
-    port: int
-    group: str
-    rank: int
-    size: int
+_CALL = msgspec.msgpack.Decoder(Call)
 
 
 class DistributedChannel:
@@ -61,7 +49,7 @@ class DistributedChannel:
         self._timeout_s = timeout_s
         self._make_group = make_group
         self._membership = {"backend": BACKENDS[device.type], "gpu": gpu_of(device)}
-        self._call: _Call | None = None
+        self._call: Call | None = None
         self._joined: tuple[str, WeightGroup] | None = None
         self._hung: Future[dist.Work] | None = None
         self._store: tuple[tuple[str, int], dist.TCPStore] | None = None
@@ -82,17 +70,16 @@ class DistributedChannel:
             raise ExcludedError(str(reply.body.get("reason")))
         if reply.kind == "missed":
             raise UnavailableError("the newest version was broadcast before this engine joined")
-        self._call = _read_call(reply.body)
-        if self._call.version <= version:
-            raise WireError(f"an engine at version {version} was called to a broadcast of {self._call.version}")
-        entries = [entry for bucket in self._call.buckets for entry in bucket.entries]
-        specs = tuple(TensorSpec(entry.name, entry.dtype, entry.shape, 0) for entry in entries)
-        return Manifest(self._call.version, MAX_CHUNK_BYTES, specs)
+        self._call = reply.read(_CALL)
+        if self._call.manifest.version <= version:
+            offered = self._call.manifest.version
+            raise WireError(f"an engine at version {version} was called to a broadcast of {offered}")
+        return self._call.manifest
 
     async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         """All tensors of a manifest that `newer_than` gave. Raises WeightsError: a checksum does not match."""
         call, self._call = self._call, None
-        if call is None or call.version != manifest.version:
+        if call is None or call.manifest != manifest:
             raise UnavailableError("this engine was not called to a push")
         try:
             tensors = await in_own_thread(partial(self._receive, call))
@@ -101,25 +88,27 @@ class DistributedChannel:
         self.received += manifest.nbytes
         return tensors
 
-    def _receive(self, call: _Call) -> dict[str, torch.Tensor]:
+    def _receive(self, call: Call) -> dict[str, torch.Tensor]:
         if self._device.type == "cuda":
             # A thread begins on the first GPU, whichever the engine's is.
             torch.cuda.set_device(self._device)
         group = self._group(call)
         tensors: dict[str, torch.Tensor] = {}
-        flats = (new_bytes(bucket.nbytes, self._device) for bucket in call.buckets)
-        theirs = torch.empty(len(call.buckets), dtype=torch.int64, device=self._device)
+        entries = iter(call.manifest.tensors)
+        buckets = [Bucket(tuple(islice(entries, count))) for count in call.counts]
+        flats = (new_bytes(bucket.nbytes, self._device) for bucket in buckets)
+        theirs = torch.empty(len(buckets), dtype=torch.int64, device=self._device)
         arriving = group.transferred(chain(flats, [theirs]))
         own = []
-        for bucket, flat in zip(call.buckets, arriving, strict=False):
+        for bucket, flat in zip(buckets, arriving, strict=False):
             own.append(sum_of(flat))
             tensors |= bucket.views(flat)
         next(arriving)
         if not torch.equal(theirs, torch.stack(own)):
-            raise WeightsError(f"version {call.version} arrived damaged: the checksums of its buckets differ")
+            raise WeightsError(f"version {call.manifest.version} arrived damaged: the checksums of its buckets differ")
         return tensors
 
-    def _group(self, call: _Call) -> WeightGroup:
+    def _group(self, call: Call) -> WeightGroup:
         if self._joined is not None and self._joined[0] == call.group:
             return self._joined[1]
         self._leave()
@@ -139,27 +128,3 @@ class DistributedChannel:
             _, group = self._joined
             group.close()
             self._hung, self._joined = group.hung, None
-
-
-def _read_call(body: Mapping[str, Any]) -> _Call:
-    match body:
-        case {
-            "version": int(version),
-            "buckets": list(rows),
-            "host": str(host),
-            "port": int(port),
-            "group": str(group),
-            "rank": int(rank),
-            "size": int(size),
-        } if 0 < rank < size:
-            buckets = tuple(Bucket(tuple(_read_entry(row) for row in bucket)) for bucket in rows)
-            return _Call(version, buckets, host, port, group, rank, size)
-    raise WireError(f"the publisher called to no broadcast: {body!r:.200}")
-
-
-def _read_entry(row: Any) -> Entry:
-    match row:
-        case [str(name), str(dtype), list(shape)] if dtype in DTYPES:
-            if all(isinstance(size, int) and size >= 0 for size in shape):
-                return Entry(name, dtype, tuple(shape))
-    raise WireError(f"a tensor must be [name, dtype, shape] with a known dtype, not {row!r:.100}")

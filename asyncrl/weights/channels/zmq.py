@@ -11,23 +11,25 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
-from typing import Any
+from itertools import accumulate, islice
 
+import msgspec
 import numpy as np
 import torch
 import xxhash
 
 from asyncrl.errors import WeightsError, WireError
-from asyncrl.weights.buckets import Entry, plan_buckets
+from asyncrl.weights.buckets import plan_buckets
 from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.delta import Bytes, Delta, DeltaHeader, apply, read_header
-from asyncrl.weights.manifest import Chunk, Manifest, bytes_of, chunks, new_bytes, read_manifest, together
+from asyncrl.weights.delta import Bytes, Delta, apply
+from asyncrl.weights.manifest import Manifest, bytes_of, new_bytes, places
 from asyncrl.weights.threads import in_own_thread
 
 APPLY_THREADS = 4
 ARENA_BYTES = 64 << 20
 """Tensors are received into buffers of this size, since large ones have huge pages."""
+
+_MANIFEST = msgspec.msgpack.Decoder(Manifest)
 
 
 class ZmqChannel:
@@ -48,7 +50,6 @@ class ZmqChannel:
         self._credits = credits
         self._keep = deltas
         self._held: tuple[Manifest, Mapping[str, torch.Tensor]] | None = None
-        self._headers: tuple[DeltaHeader, ...] = ()
         self.received = 0
 
     def reset(self) -> None:
@@ -61,16 +62,15 @@ class ZmqChannel:
         reply = await self._requests.ask("manifest", {"holds": version, "base": base})
         if reply.kind == "nothing":
             return None
-        manifest = read_manifest(reply.body)
+        manifest = reply.read(_MANIFEST)
         if manifest.version <= version:
             raise WireError(f"asked for a version newer than {version}, the publisher offers {manifest.version}")
-        self._headers = _read_headers(reply.body.get("deltas"), manifest)
         return manifest
 
     async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         """All tensors of a manifest that `newer_than` gave. Raises WeightsError: a checksum does not match."""
-        if self._headers and self._held:
-            tensors = await self._fetch_deltas(*self._held, manifest, self._headers)
+        if manifest.deltas and self._held:
+            tensors = await self._fetch_deltas(*self._held, manifest)
         else:
             tensors = await self._fetch_whole(manifest)
         if self._keep:
@@ -79,8 +79,7 @@ class ZmqChannel:
 
     async def _fetch_whole(self, manifest: Manifest) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
-        entries = [Entry(spec.name, spec.dtype, spec.shape) for spec in manifest.tensors]
-        for bucket in plan_buckets(entries, ARENA_BYTES):
+        for bucket in plan_buckets(manifest.tensors, ARENA_BYTES):
             tensors |= bucket.views(new_bytes(bucket.nbytes))
         own = await self._fetch_parts(manifest, [bytes_of(tensor) for tensor in tensors.values()])
         damaged = [spec.name for spec, each in zip(manifest.tensors, own, strict=True) if spec.checksum != each]
@@ -89,9 +88,9 @@ class ZmqChannel:
         return tensors
 
     async def _fetch_deltas(
-        self, held: Manifest, base: Mapping[str, torch.Tensor], manifest: Manifest, headers: Sequence[DeltaHeader]
+        self, held: Manifest, base: Mapping[str, torch.Tensor], manifest: Manifest
     ) -> dict[str, torch.Tensor]:
-        chain = [Delta(header, np.empty(header.nbytes, np.uint8)) for header in headers]
+        chain = [Delta(header, np.empty(header.nbytes, np.uint8)) for header in manifest.deltas]
         await self._fetch_parts(manifest, [delta.payload for delta in chain])
         try:
             with ThreadPoolExecutor(APPLY_THREADS) as pool:
@@ -104,34 +103,23 @@ class ZmqChannel:
     async def _fetch_parts(self, manifest: Manifest, parts: Sequence[Bytes]) -> list[int]:
         """Fill `parts` with what the publisher sends; their checksums."""
         sums = [xxhash.xxh3_64() for _ in parts]
-        outstanding: deque[tuple[int, list[Chunk]]] = deque()
-        pieces = chunks((len(part) for part in parts), manifest.chunk_bytes)
-        remaining = together(pieces, manifest.chunk_bytes)
+        edges, size = list(accumulate(map(len, parts), initial=0)), manifest.chunk_bytes
+        remaining = ((start, min(start + size, edges[-1])) for start in range(0, edges[-1], size))
+        outstanding: deque[tuple[int, int, int]] = deque()
         while True:
-            for group in islice(remaining, self._credits - len(outstanding)):
-                outstanding.append((await self._ask(manifest.version, group), group))
+            for start, stop in islice(remaining, self._credits - len(outstanding)):
+                body = {"version": manifest.version, "start": start, "stop": stop}
+                outstanding.append((await self._requests.send("chunk", body), start, stop))
             if not outstanding:
                 return [each.intdigest() for each in sums]
-            sequence, group = outstanding.popleft()
-            arrays = (await self._requests.receive(sequence)).arrays
-            for index, chunk in enumerate(group):
-                data = arrays.get(str(index))
-                if data is None or len(data) != chunk.stop - chunk.start:
-                    raise WireError(f"the publisher sent no whole {chunk}")
-                parts[chunk.part][chunk.start : chunk.stop] = data
-                sums[chunk.part].update(data.data)
-                self.received += len(data)
-
-    async def _ask(self, version: int, group: Sequence[Chunk]) -> int:
-        rows = [(chunk.part, chunk.start, chunk.stop) for chunk in group]
-        return await self._requests.send("chunks", {"version": version, "chunks": rows})
-
-
-def _read_headers(rows: Any, manifest: Manifest) -> tuple[DeltaHeader, ...]:
-    """Raises WireError: they are malformed, or no fewer bytes than the version itself."""
-    if not isinstance(rows, list):
-        raise WireError("a manifest must come with a list of deltas, which may be empty")
-    headers = tuple(read_header(row) for row in rows)
-    if sum(header.nbytes for header in headers) > manifest.nbytes:
-        raise WireError("the deltas are larger than the weights")
-    return headers
+            sequence, start, stop = outstanding.popleft()
+            arrays = (await self._requests.receive(sequence)).arrays.values()
+            if sum(map(len, arrays)) != stop - start:
+                raise WireError(f"the publisher did not send the bytes from {start} to {stop}")
+            for data in arrays:
+                for part, where in places(edges, start, start + len(data)):
+                    count = where.stop - where.start
+                    parts[part][where], data = data[:count], data[count:]
+                    sums[part].update(parts[part][where].data)
+                    start += count
+            self.received += sum(map(len, arrays))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -17,7 +18,7 @@ import torch
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.weights.folders import Folder, Weights, tensors_of
-from asyncrl.weights.manifest import bytes_of, chunks
+from asyncrl.weights.manifest import bytes_of, places
 from asyncrl.weights.threads import in_own_thread
 
 CPU = torch.device("cpu")
@@ -118,18 +119,20 @@ def copy_through(
     """
     given = [bytes_of(source.contiguous()) for source in sources]
     taken = [target.view(-1).view(torch.uint8) for target in targets]
+    edges = list(accumulate(map(len, given), initial=0))
 
     def work(_: int) -> None:
         buffer = new_buffer()
         while True:
             try:
-                chunk = remaining.popleft()
+                start = remaining.popleft()
             except IndexError:
                 return
-            part = buffer[: chunk.stop - chunk.start]
-            np.copyto(part.numpy(), given[chunk.part][chunk.start : chunk.stop])
-            taken[chunk.part][chunk.start : chunk.stop].copy_(part)
+            for index, where in places(edges, start, min(start + buffer_bytes, edges[-1])):
+                part = buffer[: where.stop - where.start]
+                np.copyto(part.numpy(), given[index][where])
+                taken[index][where].copy_(part)
 
-    remaining = deque(chunks((len(each) for each in given), buffer_bytes))
+    remaining = deque(range(0, edges[-1], buffer_bytes))
     with ThreadPoolExecutor(BUFFERS, thread_name_prefix="weights-to-gpu") as pool:
         deque(pool.map(work, range(BUFFERS)), maxlen=0)
