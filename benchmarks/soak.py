@@ -83,7 +83,7 @@ class Requests:
             raise zmq.Again
         return self._requests.popleft()
 
-    def send_multipart(self, frames: list[Any], flags: int, copy: bool) -> None:
+    def send_multipart(self, frames: list[Any], flags: int) -> None:
         self._replies.append(decode_reply([bytes(frame) for frame in frames[1:]]))
 
 

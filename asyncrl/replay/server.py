@@ -1,8 +1,9 @@
 """The replay's socket: collects requests, applies them in one transaction, commits, and only then answers.
 
-Requests that arrive while a commit is written share the next commit (group commit). No reply leaves before its request
-is committed. A request with nothing to give yet waits here until the state changes or its patience ends. A request that
-is refused, or that meets an error of our own, is answered with the reason, counted, and takes no effect.
+A thread applies and commits a batch of requests, while this one receives the next batch (group commit). No reply leaves
+before its request is committed; stored trajectories are read and sent at once. A request with nothing to give yet waits
+until the state changes or its patience ends. A request that is refused, or that meets an error of our own, is answered
+with the reason, counted, and takes no effect.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import lmdb
@@ -26,6 +28,7 @@ from asyncrl.replay.protocol import (
     OK,
     REFUSED,
     Call,
+    Fetch,
     Reply,
     decode_request,
     encode_reason,
@@ -41,6 +44,8 @@ BATCH = 256
 REPLIES_BYTES = 32 << 20
 """Replies that are collected before they are sent; requests beyond them wait for the next turn."""
 TICK_S = 0.25
+COMMIT_S = 0.002
+"""While a commit is written, requests are received once in so long: waking up for each costs more than receiving it."""
 REPORT_S = 5.0
 PATIENCE_S = 1.0
 
@@ -49,6 +54,8 @@ Received = tuple[bytes, Call]
 """A client and its request."""
 Answered = tuple[bytes, Frames]
 """A client and the reply to it."""
+Turn = tuple[list[Answered], list[Received]]
+"""The replies to requests that were committed, and the requests that wait for the next turn."""
 
 
 class _UndoError(Exception):
@@ -80,7 +87,7 @@ class ReplayServer:
         self._service = service
         self._clock = clock
         self._waiting: defaultdict[Hashable, dict[bytes, Waiting]] = defaultdict(dict)
-        self._backlog: list[Received] = []
+        self._requests: list[Received] = []
         self._metrics = metrics
         self._next_tick = self._next_report = clock()
         self._traced: set[tuple[str, type[Exception]]] = set()
@@ -92,33 +99,88 @@ class ReplayServer:
         """Serve until `stop` is set. Raises StoreError: the store is damaged, so that nothing can be answered for."""
         with self._store.transaction() as tx:
             self._service.start(tx)
-        while not stop.is_set():
-            if self._backlog or self._socket.poll(int(TICK_S * 1000)) or self._clock() >= self._next_tick:
-                self.turn()
+        with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
+            turn: Future[Turn] | None = None
+            while not stop.is_set():
+                if turn is None:
+                    self._socket.poll(int(TICK_S * 1000))
+                else:
+                    wait((turn,), COMMIT_S)
+                self._receive()
+                if turn is not None and turn.done():
+                    self._finish(turn.result())
+                    turn = None
+                if turn is None and self._due():
+                    turn = thread.submit(self._handle, self._take())
+            if turn is not None:
+                self._finish(turn.result())
 
     def turn(self) -> None:
-        """Take the requests that have arrived, apply them, commit, and answer."""
-        requests, self._backlog = self._backlog or self._receive(), []
+        """Take the requests that have arrived, apply them, commit, and answer; `run` receives while this commits."""
+        self._receive()
+        if self._due():
+            self._finish(self._handle(self._take()))
+
+    def _due(self) -> bool:
+        return bool(self._requests) or self._clock() >= self._next_tick
+
+    def _take(self) -> list[Received]:
+        requests, self._requests = self._requests, []
+        return requests
+
+    def _receive(self) -> None:
+        """Take what has arrived, and answer at once where that needs no commit."""
+        while len(self._requests) < BATCH:
+            try:
+                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            call = decode_request([frame.buffer for frame in frames])
+            if not (isinstance(call.request, Fetch) and self._fetch(client.bytes, call)):
+                self._requests.append((client.bytes, call))
+
+    def _fetch(self, client: bytes, call: Call) -> bool:
+        """Send stored frames; False where the turn must refuse the request, and count it."""
+        try:
+            with self._store.transaction(write=False) as tx:
+                self._send(client, encode_reply(OK, call.sequence, self._service.handle(tx, call) or Reply()))
+            return True
+        except (AsyncrlError, lmdb.Error):
+            return False
+
+    def _finish(self, turn: Turn) -> None:
+        replies, rest = turn
+        self._requests = rest + self._requests
+        for client, reply in replies:
+            self._send(client, reply)
+
+    def _handle(self, requests: list[Received]) -> Turn:
+        """Apply requests and commit: the replies that may leave now, and the requests that have no room in this turn.
+        `run` calls it in a thread of its own, in which alone the store is written."""
         try:
             if self._clock() >= self._next_tick:
                 self._tick()
             taken, answered, replies = self._transact(requests)
         except lmdb.Error as error:
-            self._recover(StoreError(f"the store cannot commit: {error}; is the disk full?"), requests)
-            return
-        self._backlog = requests[taken:]
+            return self._recover(StoreError(f"the store cannot commit: {error}; is the disk full?"), requests), []
         self._forget(answered)
-        for client, reply in replies:
-            self._send(client, reply)
+        return replies, requests[taken:]
 
     def _tick(self) -> None:
         self._next_tick = self._clock() + TICK_S
-        with self._store.transaction() as tx:
-            self._service.tick(tx)
-            if self._metrics is not None and self._clock() >= self._next_report:
-                self._next_report = self._clock() + REPORT_S
-                values = self._service.report(tx)
-                self._metrics.log(int(values["version"]), {**values, "failing": self._service.failing()})
+        try:
+            with self._store.transaction() as tx:
+                self._service.tick(tx)
+                if self._metrics is not None and self._clock() >= self._next_report:
+                    self._next_report = self._clock() + REPORT_S
+                    values = self._service.report(tx)
+                    self._metrics.log(int(values["version"]), {**values, "failing": self._service.failing()})
+        except (StoreError, lmdb.Error):
+            raise
+        except Exception as error:  # Nothing of this tick took effect: the next one tries again.
+            with self._store.transaction() as tx:
+                if self._is_new_bug(tx, "tick", error):
+                    log.exception("internal error in a tick")
 
     def _transact(self, requests: list[Received]) -> tuple[int, list[tuple[Hashable, bytes]], list[Answered]]:
         """Apply all requests in one transaction. Where one must be undone, all are, and each is tried again within a
@@ -149,19 +211,9 @@ class ReplayServer:
             answered = self._retry_waiting(tx, nested, replies)
         return taken, answered, replies
 
-    def _receive(self) -> list[Received]:
-        requests: list[Received] = []
-        while len(requests) < BATCH:
-            try:
-                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            requests.append((client.bytes, decode_request([frame.buffer for frame in frames])))
-        return requests
-
     def _answer(self, tx: Transaction, call: Call, nested: bool) -> Frames | None:
         try:
-            return self._handle(tx, call, nested)
+            return self._attempt(tx, call, nested)
         except (lmdb.MapFullError, BusyError) as error:
             reason = str(error) if isinstance(error, BusyError) else "the store is full; see replay.max_store_gb"
             self._delays.say(f"{call.kind}: {reason}")
@@ -173,17 +225,22 @@ class ReplayServer:
             self._refusals.say(f"{call.kind:.50}: {error}")
             return encode_reason(REFUSED, call.sequence, str(error))
         except Exception as error:  # an error of our own in one request must not end the others
-            tx.add("internal_errors")
             reason = f"internal error, see the log of the replay: {type(error).__name__}: {error}"
             self._refusals.say(f"{call.kind}: {reason}")
-            if (call.kind, type(error)) not in self._traced:  # Once each: a client may send the request for ever.
-                self._traced.add((call.kind, type(error)))
+            if self._is_new_bug(tx, call.kind, error):
                 log.exception("internal error in a request %s", call.kind)
             return encode_reason(REFUSED, call.sequence, reason)
 
-    def _handle(self, tx: Transaction, call: Call, nested: bool) -> Frames | None:
+    def _is_new_bug(self, tx: Transaction, where: str, error: Exception) -> bool:
+        """Count an error of our own; true for the first of its kind, since a client may cause it for ever."""
+        tx.add("internal_errors")
+        known = (where, type(error)) in self._traced
+        self._traced.add((where, type(error)))
+        return not known
+
+    def _attempt(self, tx: Transaction, call: Call, nested: bool) -> Frames | None:
         if nested:
-            return self._handle_nested(tx, call)
+            return self._attempt_nested(tx, call)
         writes = tx.writes
         try:
             return self._reply(tx, call)
@@ -192,7 +249,7 @@ class ReplayServer:
                 raise _UndoError from error
             raise
 
-    def _handle_nested(self, tx: Transaction, call: Call) -> Frames | None:
+    def _attempt_nested(self, tx: Transaction, call: Call) -> Frames | None:
         try:
             with tx.nested() as inner:
                 return self._reply(inner, call)
@@ -234,17 +291,16 @@ class ReplayServer:
             if not self._waiting[name]:
                 del self._waiting[name]
 
-    def _recover(self, error: StoreError, requests: list[Received]) -> None:
+    def _recover(self, error: StoreError, requests: list[Received]) -> list[Answered]:
         """Nothing of this turn was stored: say so to every requester, and go on with the leases in the store."""
         log.error("%s", error)
         with self._store.transaction(write=False) as tx:
             self._service.readers.free_dead(tx)
             self._service.start(tx)
-        for client, call in requests:
-            self._send(client, encode_reason(BUSY, call.sequence, str(error)))
+        return [(client, encode_reason(BUSY, call.sequence, str(error))) for client, call in requests]
 
     def _send(self, client: bytes, reply: Frames) -> None:
         try:
-            self._socket.send_multipart([client, *reply], zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart([client, *reply], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._undelivered.say(error)

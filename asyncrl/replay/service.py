@@ -6,7 +6,6 @@ tries again when the state has changed, until the requester's patience is over.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -26,8 +25,6 @@ from asyncrl.replay.store import Transaction
 from asyncrl.replay.tickets import TicketQueue
 from asyncrl.types import RunIdentity
 from asyncrl.wire import check_run, decode, read_labels, read_trajectory
-
-log = logging.getLogger(__name__)
 
 
 class ReplayService:
@@ -185,7 +182,6 @@ class ReplayService:
             try:
                 value = tx.get_bytes(request.table, name)
             except StoreError as error:
-                log.error("%s cannot be given out: %s", name, error)
                 raise RefusedError(str(error)) from error
             if value is None:
                 record = TrajectoryRecord.load(tx, name)

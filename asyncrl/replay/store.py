@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,6 +61,7 @@ MADE = "made\n"
 
 Key = str | int | bytes
 T = TypeVar("T")
+_decoder: Callable[[Any], msgpack.Decoder[Any]] = functools.cache(msgpack.Decoder)
 
 
 def _key(key: Key) -> bytes:
@@ -91,6 +93,7 @@ class Transaction:
         self.writes = 0
         self._counters: dict[str, int] = {}
         self._changed: set[str] = set()
+        self._live_bytes: int | None = None
 
     def get(self, table: str, key: Key, kind: type[T]) -> T | None:
         """A value of type `kind`; None where there is none."""
@@ -106,7 +109,8 @@ class Transaction:
     def _unpacked(self, table: str, key: bytes, sealed: bytes | memoryview, kind: type[T]) -> T:
         value = self._unsealed(table, key, sealed)
         try:
-            return msgpack.decode(value, type=kind)
+            found: T = _decoder(kind).decode(value)
+            return found
         except DecodeError as error:
             raise self._damaged(f"{table} of {key!r} is no {kind.__name__}: {error}") from error
 
@@ -250,8 +254,10 @@ class Transaction:
         return None if value is None else RunIdentity(*value)
 
     def live_bytes(self) -> int:
-        """Bytes of all pages that hold something."""
-        return sum(self.table_bytes(table) for table in self._tables)
+        """Bytes of all pages that held something when the transaction first asked."""
+        if self._live_bytes is None:
+            self._live_bytes = sum(self.table_bytes(table) for table in self._tables)
+        return self._live_bytes
 
     def table_bytes(self, table: str) -> int:
         """Bytes of the pages of one table."""
@@ -310,8 +316,10 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self, write: bool = True) -> Iterator[Transaction]:
-        """One transaction: committed when the block ends, undone when it raises."""
-        with clear_errors(self.path), self._environment.begin(write=write) as raw:
+        """One transaction: committed when the block ends, undone when it raises. Bytes that a reading one gives are
+        views of the file, and end with it."""
+        begin = self._environment.begin
+        with clear_errors(self.path), begin(write=True) if write else begin(buffers=True) as raw:
             tx = Transaction(self._environment, self._tables, raw)
             yield tx
             tx.flush()

@@ -32,7 +32,7 @@ from asyncrl.replay.protocol import (
     decode_reply,
     encode_request,
 )
-from asyncrl.replay.server import PATIENCE_S, ReplayServer
+from asyncrl.replay.server import PATIENCE_S, TICK_S, ReplayServer
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store, Transaction
@@ -43,12 +43,14 @@ from tests.replay.support import make_settings
 
 
 class CountingService(ReplayService):
-    """Counts the requests that it handles, by kind. Requests to discard fail after a write with `fails`."""
+    """Counts the requests that it handles, by kind. Requests to discard fail after a write with `fails`,
+    and the tick numbered `failing_tick` fails."""
 
     def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
         super().__init__(settings, 10.0, clock)
         self.asked: Counter[str] = Counter()
         self.fails: Exception = lmdb.MapFullError("full")
+        self.failing_tick = 0
 
     def handle(self, tx: Transaction, call: Call) -> Reply | None:
         self.asked[call.kind] += 1
@@ -56,6 +58,11 @@ class CountingService(ReplayService):
             tx.add("spoiled")
             raise self.fails
         return super().handle(tx, call)
+
+    def tick(self, tx: Transaction) -> None:
+        tx.add("ticks")
+        if tx.counter("ticks") == self.failing_tick:
+            raise KeyError("bug")
 
 
 class Turns:
@@ -81,7 +88,7 @@ class Turns:
             raise zmq.Again
         return self._requests.pop(0)
 
-    def send_multipart(self, frames: list[bytes], flags: int, copy: bool) -> None:
+    def send_multipart(self, frames: list[bytes], flags: int) -> None:
         self.replies[frames[0].decode()] = decode_reply([bytes(frame) for frame in frames[1:]])
 
     def counter(self, name: str) -> int:
@@ -123,6 +130,18 @@ def test_what_fails_after_a_write_is_undone_alone(
     assert ("internal error" in replies["b"].reason) == ("Traceback" in caplog.text) == bug
     with turns.store.transaction(write=False) as tx:
         assert list(tx.keys("actors")) == [b"a"]
+
+
+def test_a_tick_that_fails_is_undone_and_counted_and_the_next_one_is_made(
+    turns: Turns, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns.service.failing_tick = 2
+    for _ in range(3):
+        turns.now += TICK_S
+        assert turns.ask(("a", STATUS))["a"].kind == OK
+        turns.service.failing_tick *= turns.counter("internal_errors") == 0
+    assert (turns.counter("ticks"), turns.counter("internal_errors")) == (2, 1)
+    assert "Traceback" in caplog.text
 
 
 def test_a_thousand_who_wait_for_tickets_cost_one_attempt_a_turn(tmp_path: Path) -> None:
