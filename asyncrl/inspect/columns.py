@@ -7,7 +7,7 @@ lists the columns. They are the same for every run of this format.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -94,12 +94,12 @@ _BY_TOKEN = {"loss_mask": column_of(NDArray[np.bool_]), "versions": column_of(ND
 _LABELS = columns_of(Labels, but=["trajectory_id"])
 _IN_TRAJECTORY = ("group", "member", "tokens", "sampled", "reward", "outcome")
 _RECORD = columns_of(TrajectoryRecord, but=["table", "leased", *_IN_TRAJECTORY])
-_PLAN = columns_of(BatchPlan)
-_DEAD_LETTER = columns_of(DeadLetter, but=["table", "order", "size"])
+PLAN = columns_of(BatchPlan)
+DEAD_LETTER = columns_of(DeadLetter, but=["table", "order", "size"])
 
 TRAJECTORIES = schema_of(_TRAJECTORY, _BY_TOKEN, _LABELS, _RECORD)
-PLANS = schema_of(_PLAN)
-DEAD_LETTERS = schema_of({"id": column_of(str)}, _DEAD_LETTER)
+PLANS = schema_of(PLAN)
+DEAD_LETTERS = schema_of({"id": column_of(str)}, DEAD_LETTER)
 _ARRAYS = [name for each in (_TRAJECTORY, _BY_TOKEN, _LABELS) for name, column in each.items() if column.is_array]
 
 
@@ -144,21 +144,3 @@ def _stored(row: Mapping[str, Any]) -> StoredTrajectory:
         outcome=labels.outcome if labels else 0.0,
     )
     return StoredTrajectory(facts, trajectory, labels, None)
-
-
-def plans_table(plans: Iterable[BatchPlan]) -> pa.Table:
-    """Rows of `PLANS`."""
-    return pa.Table.from_pylist([row_of(_PLAN, plan) for plan in plans], PLANS)
-
-
-def read_plan_row(row: Mapping[str, Any]) -> BatchPlan:
-    return BatchPlan(**values_of(_PLAN, row))
-
-
-def dead_letters_table(letters: Iterable[tuple[str, DeadLetter]]) -> pa.Table:
-    """Rows of `DEAD_LETTERS`; the id is the ticket's."""
-    return pa.Table.from_pylist([{"id": name, **row_of(_DEAD_LETTER, each)} for name, each in letters], DEAD_LETTERS)
-
-
-def read_dead_letter(row: Mapping[str, Any]) -> tuple[str, DeadLetter]:
-    return row["id"], DeadLetter(**values_of(_DEAD_LETTER, row))

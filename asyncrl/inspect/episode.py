@@ -20,14 +20,11 @@ from rich.text import Text
 
 from asyncrl.inspect.run import Decode
 from asyncrl.inspect.table import printable
-from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import Labels, Trajectory, Turn, runs_of
 
 SAMPLED, GIVEN = "green", "dim"
 GOOD, BAD = 0.66, 0.33
-
-
 ARRAYS = ("tokens", "logprobs", "version_runs")
 
 
@@ -85,50 +82,39 @@ def readable(name: str, record: StoredTrajectory, decode: Decode) -> RenderableT
 
 def _head(name: str, record: StoredTrajectory) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
-    for key, value in [("id", name), *_facts(record), *_labels(record.labels)]:
-        table.add_row(Text(key, "dim"), Text(printable(value)))
+    for key, value in {"id": name, **_facts(record), **_labels(record.labels)}.items():
+        if value:
+            table.add_row(Text(key, "dim"), Text(printable(value)))
     return table
 
 
-def _facts(record: StoredTrajectory) -> Iterator[tuple[str, str]]:
-    facts, trajectory = record.facts, record.trajectory
+def _facts(record: StoredTrajectory) -> dict[str, str]:
+    facts, letter, trajectory = record.facts, record.dead_letter, record.trajectory
+    found = {}
     if facts is not None:
-        yield "group", f"{facts.group}, member {facts.member}"
-        yield "state", _state(facts)
-        yield "tokens", f"{facts.tokens}, of which {facts.sampled} sampled, by version {facts.oldest} or newer"
-    if record.dead_letter is not None:
-        yield "dead letter", f"attempt {record.dead_letter.attempt + 1}: {record.dead_letter.reason}"
+        planned = f", last planned for step {facts.last_plan}" if facts.plans else ""
+        found["group"] = f"{facts.group}, member {facts.member}"
+        found["state"] = f"{facts.state}{planned}"
+        found["tokens"] = f"{facts.tokens}, of which {facts.sampled} sampled, by version {facts.oldest} or newer"
+    if letter is not None:
+        found["dead letter"] = f"attempt {letter.attempt + 1}: {letter.reason}"
     if trajectory is None:
-        yield "text", _why_gone(record)
-        return
-    yield "task", trajectory.task_id
-    yield "finish", trajectory.finish.value
-    if trajectory.rewards:
-        yield "rewards", _numbers(trajectory.rewards)
-    if trajectory.timings:
-        yield "seconds", _numbers(trajectory.timings)
+        gone = "gone; replay.retention=all keeps what is trained"
+        return {**found, "text": gone if facts else "none, the episode failed"}
+    return {
+        **found,
+        "task": trajectory.task_id,
+        "finish": trajectory.finish.value,
+        "rewards": _numbers(trajectory.rewards),
+        "seconds": _numbers(trajectory.timings),
+    }
 
 
-def _why_gone(record: StoredTrajectory) -> str:
-    if record.facts is None:
-        return "none, the episode failed"
-    return "gone; replay.retention=all keeps what is trained"
-
-
-def _state(facts: TrajectoryRecord) -> str:
-    plans = f", planned for step {facts.last_plan}" if facts.plans else ""
-    earlier = f" and {facts.plans - 1} earlier" if facts.plans > 1 else ""
-    leases = f", {facts.attempts} leases since its last score" if facts.attempts else ""
-    return f"{facts.state}{plans}{earlier}{leases}"
-
-
-def _labels(labels: Labels | None) -> Iterator[tuple[str, str]]:
+def _labels(labels: Labels | None) -> dict[str, str]:
     if labels is None:
-        return
-    yield "reward", f"{labels.reward:.4g}"
-    yield "outcome", f"{labels.outcome:.4g}, judged by {labels.scorer}"
-    if labels.extra:
-        yield "extra", _numbers(labels.extra)
+        return {}
+    outcome = f"{labels.outcome:.4g}, judged by {labels.scorer}"
+    return {"reward": f"{labels.reward:.4g}", "outcome": outcome, "extra": _numbers(labels.extra)}
 
 
 def _numbers(values: Mapping[str, float]) -> str:

@@ -18,21 +18,23 @@ import pyarrow.parquet as pq
 
 from asyncrl.errors import DataError, StoreError
 from asyncrl.inspect.columns import (
+    DEAD_LETTER,
     DEAD_LETTERS,
     FORMAT,
+    PLAN,
     PLANS,
     TRAJECTORIES,
-    dead_letters_table,
-    plans_table,
-    read_dead_letter,
-    read_plan_row,
     read_trajectories,
+    row_of,
     trajectory_batch,
+    values_of,
 )
 from asyncrl.machine.files import partial_name
 from asyncrl.replay.counters import COUNTERS
+from asyncrl.replay.records import DeadLetter
 from asyncrl.replay.store import READER_MAP_BYTES, Store, Transaction
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
+from asyncrl.types import BatchPlan
 from asyncrl.wire import encode, join, labels_message, trajectory_message
 
 Progress = Callable[[int], None]
@@ -63,16 +65,18 @@ def export_run(
         rows = 0
         about = {"format": FORMAT, "counters": _counters(stored)}
         schema = TRAJECTORIES.with_metadata({METADATA: json.dumps(about)})
-        with _writer(partial / TRAJECTORIES_FILE, schema) as writer:
+        with pq.ParquetWriter(partial / TRAJECTORIES_FILE, schema, compression="zstd") as writer:
             for group in _row_groups(stored, states, progress, group_tokens):
                 writer.write_batch(trajectory_batch(group))
                 rows += len(group)
-        with _writer(partial / PLANS_FILE, PLANS) as writer:
+        with pq.ParquetWriter(partial / PLANS_FILE, PLANS, compression="zstd") as writer:
             for start in range(0, stored.steps(), PLANS_A_GROUP):
                 steps = range(start, min(start + PLANS_A_GROUP, stored.steps()))
-                writer.write_table(plans_table(plan for plan in map(stored.plan, steps) if plan is not None))
-        with _writer(partial / DEAD_LETTERS_FILE, DEAD_LETTERS) as writer:
-            writer.write_table(dead_letters_table(stored.dead_letters()))
+                plans = [row_of(PLAN, plan) for plan in map(stored.plan, steps) if plan is not None]
+                writer.write_table(pa.Table.from_pylist(plans, PLANS))
+        with pq.ParquetWriter(partial / DEAD_LETTERS_FILE, DEAD_LETTERS, compression="zstd") as writer:
+            letters = [{"id": name, **row_of(DEAD_LETTER, letter)} for name, letter in stored.dead_letters()]
+            writer.write_table(pa.Table.from_pylist(letters, DEAD_LETTERS))
     return rows
 
 
@@ -101,10 +105,6 @@ def _counters(stored: StoredRun) -> dict[str, int]:
     filters = [name for name in counters if name.startswith("filtered/")]
     released = min(stored.each(Transaction.counter, "released_steps"))
     return {**{name: counters[name] for name in (*COUNTERS, *filters)}, "released_steps": released}
-
-
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, schema, compression="zstd")
 
 
 def count_rows(source: Path) -> int:
@@ -152,11 +152,9 @@ def _fill(store: Store, source: Path, progress: Progress) -> int:
             progress(len(batch))
     with store.transaction() as tx:
         for row in _rows(source / PLANS_FILE, PLANS):
-            plan = read_plan_row(row)
-            tx.put("plans", plan.step, plan)
+            tx.put("plans", row["step"], BatchPlan(**values_of(PLAN, row)))
         for row in _rows(source / DEAD_LETTERS_FILE, DEAD_LETTERS):
-            name, letter = read_dead_letter(row)
-            letter.save(tx, name)
+            DeadLetter(**values_of(DEAD_LETTER, row)).save(tx, row["id"])
     return rows
 
 

@@ -8,13 +8,11 @@ from typing import Any
 from msgspec import structs
 from rich.columns import Columns
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from asyncrl.replay.records import DeadLetter
 
-BAR_WIDTH = 24
 WORKERS_SHOWN = 16
 MIB = 1 << 20
 
@@ -31,22 +29,43 @@ def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dic
 
 def dead_letter_table(letters: Sequence[tuple[str, DeadLetter]]) -> Table:
     """Dead letters for a terminal."""
-    table = _table(f"{len(letters)} dead letters", "id", "failed in", "attempts", "reason", numbers=False)
-    table.columns[0].no_wrap = True
+    table = Table(title=f"{len(letters)} dead letters", title_justify="left", box=None, pad_edge=False)
+    for column in ("id", "failed in", "attempts", "reason"):
+        table.add_column(column, header_style="dim", no_wrap=column == "id")
     for name, letter in letters:
         failed_in = "scoring" if letter.scoring else "episode"
-        table.add_row(name, failed_in, str(letter.attempt + 1), escape(printable(letter.reason)))
+        table.add_row(name, failed_in, str(letter.attempt + 1), Text(printable(letter.reason)))
     return table
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
     """The values of `status.describe`, readable."""
+    queues = dict(status["depths"])
+    if status["running"]:
+        queues["admitted"] = f"{status['admission']['committed']}/{status['admission']['capacity']}"
+        queues["rejected"] = status["failed_handshakes"]
+    rates = {name: f"{rate:.1f}" for name, rate in (status["rates"] or {}).items() if name in status["totals"]}
+    lags = sorted({lag for counts in status["lags"].values() for lag in counts})
+    by_lag = {name: {lag: counts.get(lag, 0) for lag in lags} for name, counts in status["lags"].items()}
+    leases = status["leases"][:WORKERS_SHOWN]
+    blocks = [
+        _table("trajectories", {"total": status["totals"], "a second": rates}),
+        _table("by state", {"": status["states"]}),
+        _table("queues", {"": queues}),
+        _table("by lag", by_lag),
+    ]
+    more = len(status["leases"]) - len(leases)
     return Group(
         _title(status),
-        Columns([_flow(status), _rows("by state", status["states"]), _queues(status)], padding=(1, 4)),
-        _lags(status["lags"]),
-        "",
-        _leases(status["leases"]),
+        Columns(blocks, padding=(1, 4)),
+        _table(
+            "leases",
+            {
+                "holds": {_worker(each): each["holds"] for each in leases},
+                "heard": {_worker(each): _ago(each["silence_s"]) for each in leases},
+            },
+        ),
+        *([f"and {more} more"] if more else []),
         "",
         Text(_oldest_ticket(status["oldest_ticket"])),
         Text(_disk(status["disk"])),
@@ -65,59 +84,18 @@ def _title(status: Mapping[str, Any]) -> Text:
     return title.append(f"   {status['problem']}", "dim")
 
 
-def _table(title: str, *columns: str, numbers: bool = True) -> Table:
+def _table(title: str, columns: Mapping[str, Mapping[Any, object]]) -> Table:
+    """A row for each key of the columns."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index and numbers else "left", header_style="dim")
+    for index, column in enumerate(["", *columns]):
+        table.add_column(column, justify="right" if index else "left", header_style="dim")
+    for row in dict.fromkeys(key for column in columns.values() for key in column):
+        table.add_row(Text(printable(str(row))), *(str(column.get(row, "-")) for column in columns.values()))
     return table
 
 
-def _flow(status: Mapping[str, Any]) -> Table:
-    table = _table("trajectories", "", "total", "a second")
-    rates = status["rates"]
-    for name, total in status["totals"].items():
-        table.add_row(name.replace("_", " "), f"{total}", "-" if rates is None else f"{rates[name]:.1f}")
-    return table
-
-
-def _queues(status: Mapping[str, Any]) -> Table:
-    rows = dict(status["depths"])
-    if status["running"]:
-        rows["admitted"] = f"{status['admission']['committed']}/{status['admission']['capacity']}"
-        rows["rejected"] = status["failed_handshakes"]
-    return _rows("queues", rows)
-
-
-def _rows(title: str, rows: Mapping[str, object]) -> Table:
-    table = _table(title, "", "")
-    for name, value in rows.items():
-        table.add_row(name, str(value))
-    return table
-
-
-def _lags(lags: Mapping[str, Mapping[int, int]]) -> Table:
-    table = _table("lag", "versions", "groups that are ready", "trajectories of the newest plans", numbers=False)
-    ready, planned = lags["ready_groups"], lags["planned_trajectories"]
-    for lag in sorted(ready.keys() | planned.keys()):
-        table.add_row(str(lag), _bar(ready, lag, "cyan"), _bar(planned, lag, "magenta"))
-    return table
-
-
-def _bar(counts: Mapping[int, int], lag: int, colour: str) -> Text:
-    count = counts.get(lag, 0)
-    width = round(BAR_WIDTH * count / max(counts.values())) if count else 0
-    return Text.assemble(("█" * width, colour), f" {count}" if count else "")
-
-
-def _leases(leases: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("leases", "", "holds", "heard")
-    for lease in leases[:WORKERS_SHOWN]:
-        name = f"[dim]{lease['kind'][:-1]}[/] {escape(printable(lease['worker']))}"
-        table.add_row(name, str(lease["holds"]), _ago(lease["silence_s"]))
-    if len(leases) > WORKERS_SHOWN:
-        held = sum(lease["holds"] for lease in leases[WORKERS_SHOWN:])
-        table.add_row(f"[dim]{len(leases) - WORKERS_SHOWN} more", str(held), "")
-    return table
+def _worker(lease: Mapping[str, Any]) -> str:
+    return f"{lease['kind'][:-1]} {lease['worker']}"
 
 
 def _ago(seconds: float | None) -> str:

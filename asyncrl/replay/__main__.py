@@ -15,7 +15,7 @@ from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
 from asyncrl.network.keys import server_keys
-from asyncrl.network.sockets import listen
+from asyncrl.network.listener import Listener
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.from_config import open_store, replay_settings
 from asyncrl.replay.server import ReplayServer
@@ -36,7 +36,7 @@ def run(config: TrainConfig) -> None:
     )
     store = open_store(config)
     try:
-        listener = listen(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20)
+        listener = Listener(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20)
         log.info("replay serves %s from %s", endpoint, store.path)
         name = process.worker_name("replay")
         quiet = replace(config.observe, console=False)

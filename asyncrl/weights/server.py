@@ -29,7 +29,7 @@ import zmq
 from asyncrl.config.bind import check_bind
 from asyncrl.errors import RefusedError, WeightsError, WireError
 from asyncrl.network.keys import ServerKeys
-from asyncrl.network.sockets import listen
+from asyncrl.network.listener import Listener
 from asyncrl.network.throttle import Throttled
 from asyncrl.types import RunIdentity
 from asyncrl.weights.delta import Delta, diff, same_layout
@@ -89,7 +89,7 @@ class WeightServer:
         if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise WeightsError(f"chunk_bytes is {chunk_bytes}; it must be 1 to {MAX_CHUNK_BYTES}")
         check_bind(host, insecure, secured=keys is not None)
-        self._listener = listen(context, f"tcp://{host}:{port}", keys, MAX_REQUEST_BYTES)
+        self._listener = Listener(context, f"tcp://{host}:{port}", keys, MAX_REQUEST_BYTES)
         self._router = self._listener.socket
         self.endpoint = self._listener.endpoint
         self.refused = 0

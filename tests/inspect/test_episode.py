@@ -73,7 +73,7 @@ def test_the_first_turn_of_each_of_several_branches_says_so(record: StoredTrajec
 
 def test_the_head_tells_state_labels_and_rewards(record: StoredTrajectory) -> None:
     head = shown(record)
-    assert "planned, planned for step 0" in head
+    assert "planned, last planned for step 0" in head
     assert "12, of which 7 sampled, by version 0 or newer" in head
     for word in ("reward", "judged by rule+model", "process 0.5", "calculator 0.5", "generate 0.125"):
         assert word in head

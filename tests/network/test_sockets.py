@@ -12,7 +12,8 @@ import zmq
 
 from asyncrl.errors import UnavailableError
 from asyncrl.network.keys import add_client
-from asyncrl.network.sockets import PEER_MESSAGES, Listener, connect, listen, require_keys
+from asyncrl.network.listener import PEER_MESSAGES, Listener, require_keys
+from asyncrl.network.sockets import connect
 from tests.helpers import GENEROUS_S, until
 from tests.network.support import client_of, made, peer, server_of, strangers
 
@@ -35,7 +36,7 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 @pytest.fixture
 def listener(context: zmq.Context[Any], keys: Path) -> Iterator[Listener]:
-    listener = listen(context, ANYWHERE, server_of(keys), 1 << 20)
+    listener = Listener(context, ANYWHERE, server_of(keys), 1 << 20)
     yield listener
     listener.close()
 
@@ -117,7 +118,7 @@ def test_a_peer_that_sends_too_much_is_cut_off_and_the_others_go_on(listener: Li
 
 
 def test_without_keys_everyone_is_heard_and_noise_is_counted_all_the_same(context: zmq.Context[Any]) -> None:
-    listener = listen(context, ANYWHERE, None, 1 << 20)
+    listener = Listener(context, ANYWHERE, None, 1 << 20)
     with peer(listener.endpoint, None) as client:
         client.send(b"hello")
         assert received(listener) == b"hello"
@@ -141,16 +142,16 @@ def test_an_address_that_is_taken_is_an_error_that_leaves_nothing_behind(
     context: zmq.Context[Any], listener: Listener
 ) -> None:
     with pytest.raises(UnavailableError, match="cannot listen"):
-        listen(context, listener.endpoint, None, 1 << 20)
+        Listener(context, listener.endpoint, None, 1 << 20)
     with zmq.Context() as other, pytest.raises(UnavailableError, match="cannot listen"):
-        listen(other, listener.endpoint, None, 1 << 20)
+        Listener(other, listener.endpoint, None, 1 << 20)
 
 
 def test_a_second_socket_with_keys_needs_a_context_of_its_own(
     context: zmq.Context[Any], listener: Listener, keys: Path
 ) -> None:
     with pytest.raises(UnavailableError, match="make another"):
-        listen(context, ANYWHERE, server_of(keys), 1 << 20)
+        Listener(context, ANYWHERE, server_of(keys), 1 << 20)
 
 
 def test_a_client_waits_for_a_server_that_comes_later(keys: Path, context: zmq.Context[Any]) -> None:
@@ -159,13 +160,13 @@ def test_a_client_waits_for_a_server_that_comes_later(keys: Path, context: zmq.C
         port = probe.getsockname()[1]
     with zmq.Context() as own, connect(own, f"tcp://127.0.0.1:{port}", client_of(keys)) as client:
         client.send(b"hello")
-        listener = listen(context, f"tcp://127.0.0.1:{port}", server_of(keys), 1 << 20)
+        listener = Listener(context, f"tcp://127.0.0.1:{port}", server_of(keys), 1 << 20)
         assert received(listener) == b"hello"
         listener.close()
 
 
 def test_a_reader_that_does_not_read_takes_a_bounded_amount_of_memory(context: zmq.Context[Any]) -> None:
-    listener = listen(context, ANYWHERE, None, 1 << 20)
+    listener = Listener(context, ANYWHERE, None, 1 << 20)
     with context.socket(zmq.DEALER) as sleeper:
         sleeper.linger, sleeper.rcvhwm = 0, 1
         sleeper.connect(listener.endpoint)

@@ -11,7 +11,8 @@ from typing import Any
 import zmq
 
 from asyncrl.errors import UnavailableError
-from asyncrl.network.sockets import Listener, connect, listen
+from asyncrl.network.listener import Listener
+from asyncrl.network.sockets import connect
 from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
@@ -247,7 +248,7 @@ class ReplayThread:
     def _listen(self) -> Listener | None:
         """A port that was served a moment ago may not be free at once."""
         try:
-            return listen(self.context, self.endpoint, None, 1 << 30)
+            return Listener(self.context, self.endpoint, None, 1 << 30)
         except UnavailableError:
             return None
 

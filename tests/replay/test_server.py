@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from asyncrl.errors import RefusedError, StoppedError, UnavailableError
-from asyncrl.network.sockets import listen
+from asyncrl.network.listener import Listener
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.feed import Feed
@@ -90,7 +90,7 @@ def test_a_replay_that_is_killed_between_two_requests_goes_on_where_it_was(repla
 def test_a_request_under_way_at_a_replay_that_dies_is_sent_again_as_soon_as_the_connection_breaks(
     tmp_path: Path, context: zmq.Context[Any]
 ) -> None:
-    silent = listen(context, "tcp://127.0.0.1:*", None, 1 << 20)
+    silent = Listener(context, "tcp://127.0.0.1:*", None, 1 << 20)
     replay = ReplayThread(tmp_path, endpoint=silent.endpoint)
     worker = replay.client(retry_s=FOREVER_S)
     results: list[Any] = []

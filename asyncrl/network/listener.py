@@ -1,0 +1,126 @@
+"""Listening sockets. Each has a gate, which accepts clients whose keys are in a list and counts failed handshakes.
+
+It answers libzmq's authentication requests (ZAP, RFC 27). A handshake fails where the client has no keys, keys for
+another server or keys that are not in the list, or does not speak ZeroMQ.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.network.keys import ServerKeys, allowed_keys
+from asyncrl.network.throttle import Throttled
+
+logger = logging.getLogger(__name__)
+
+DOMAIN = b"asyncrl"
+PEER_MESSAGES = 64
+"""Messages that wait for or from one peer. An honest client has half as many under way, since ZeroMQ reports room only
+when half of the queue was read. A slow reader takes no more memory: it loses further replies, and asks again."""
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+FAILED = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not in the list of allowed clients",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it has no keys or keys of another run, or speaks no ZeroMQ",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it left in the handshake; it may have no keys",
+}
+
+
+class Listener:
+    """A ROUTER, `socket`, that is bound to `endpoint`. A message to an unknown client raises ZMQError.
+
+    Accepts the clients that `keys` allows, or every client where it is None; a context can have one listener with keys.
+    A peer that sends a frame of more than `max_message_bytes` is cut off. The gate works in a thread of its own until
+    `close`. Raises UnavailableError: the address is taken or not this machine's.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        keys: ServerKeys | None,
+        max_message_bytes: int,
+    ) -> None:
+        self.failed_handshakes = 0
+        self._keys = keys
+        self._refusals = Throttled(logger, "a client was refused")
+        self._damage = Throttled(logger, "no client is accepted")
+        self._requests = context.socket(zmq.REP)
+        self.socket = socket = context.socket(zmq.ROUTER)
+        self._events = socket.get_monitor_socket(sum(FAILED) | zmq.EVENT_MONITOR_STOPPED)
+        self._requests.linger = socket.linger = 0
+        socket.router_mandatory = True
+        socket.sndhwm = socket.rcvhwm = PEER_MESSAGES
+        socket.maxmsgsize = max_message_bytes
+        try:
+            if keys is not None:
+                require_keys(socket, keys)
+                self._answer_requests()
+            socket.bind(endpoint)
+        except (zmq.ZMQError, UnavailableError) as error:
+            socket.disable_monitor()
+            self._close_gate()
+            socket.close()
+            raise UnavailableError(f"cannot listen at {endpoint}: {error}") from error
+        self.endpoint: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._thread = threading.Thread(target=self._guard, name="network-gate", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self._thread.join()
+        self.socket.close()
+
+    def _answer_requests(self) -> None:
+        try:
+            self._requests.bind(ZAP_ENDPOINT)
+        except zmq.ZMQError as error:
+            raise UnavailableError("a ZeroMQ context can have one listening socket with keys: make another") from error
+
+    def _close_gate(self) -> None:
+        self._events.close(linger=0)
+        self._requests.close()
+
+    def _guard(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._events, zmq.POLLIN)
+        poller.register(self._requests, zmq.POLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll())
+                if self._requests in ready:
+                    version, sequence, _domain, _address, _identity, _mechanism, *rest = self._requests.recv_multipart()
+                    status = b"200" if self._accepts(rest) else b"400"
+                    self._requests.send_multipart([version, sequence, status, b"", b"", b""])
+                if self._events in ready:
+                    event = zmq.Event(parse_monitor_message(self._events.recv_multipart())["event"])
+                    if event == zmq.EVENT_MONITOR_STOPPED:
+                        return
+                    self.failed_handshakes += 1
+                    self._refusals.say(FAILED[event])
+        except zmq.ContextTerminated:
+            logger.debug("the context ended before its listener was closed")
+        finally:
+            self._close_gate()
+
+    def _accepts(self, credentials: list[bytes]) -> bool:
+        try:
+            allowed = allowed_keys(self._keys.allowed) if self._keys else ()
+            return len(credentials) == 1 and z85.encode(credentials[0]) in allowed
+        except ConfigError as error:
+            self._damage.say(error)
+            return False
+
+
+def require_keys(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
+    """Encrypt the connections of a listening socket, and refuse clients that no gate accepts."""
+    socket.curve_server = True
+    socket.curve_secretkey = keys.secret
+    # Without these, ZeroMQ accepts every client with the server's public key where no gate answers.
+    socket.zap_domain = DOMAIN
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
