@@ -1,21 +1,19 @@
-"""Versions as ordinary Hugging Face folders: `vNNNNNNNN` under one directory, which appear and go whole or not at all.
+"""Versions as ordinary Hugging Face folders: `vNNNNNNNN` in a directory of their run, which appear and go whole.
 
-A folder has `model.safetensors`, the files of `write_config`, `weights.json` (the manifest with its checksums) and
-`run.json` (the mark of its run). A folder that is being written or removed has a hidden name with that mark. Folders
-without the mark of this run are never read, removed or replaced.
+A folder has `model.safetensors`, the files of `write_config` and `weights.json` (the manifest with its checksums).
+While it is written or removed it has a hidden name. Nothing outside of the run's own directory is read or removed.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import msgspec
 import torch
@@ -29,7 +27,6 @@ from asyncrl.weights.manifest import Manifest, bytes_of, checksum, take_snapshot
 
 TENSORS = "model.safetensors"
 MANIFEST = "weights.json"
-MARK = "run.json"
 KEPT = 2
 """The newest, and the one before it, from which a slow engine may still be reading."""
 
@@ -95,48 +92,33 @@ def read_folder(path: Path, version: int) -> Folder:
     return Folder(path, manifest)
 
 
-def owners_in(directory: Path) -> Iterator[tuple[int, Path, RunIdentity]]:
-    """The version, path and run of every folder that carries a run's mark. Raises OSError: it cannot be read."""
-    for path in directory.iterdir():
-        if path.name[:1] == "v" and (mark := _mark_of(path)) is not None:
-            yield mark[0], path, mark[1]
+def run_directory(parent: Path, run: RunIdentity) -> Path:
+    """Where `run` has its versions under `parent`, beside other runs."""
+    return parent / f"{quote(run.name, safe='')}-{quote(run.id, safe='')}"
 
 
-def versions_in(directory: Path, run: RunIdentity) -> dict[int, Path]:
-    """The whole folders of `run` by version. Raises OSError: the directory cannot be read."""
-    return {version: path for version, path, owner in owners_in(directory) if owner.may_be(run)}
+def run_directories(parent: Path, run: RunIdentity) -> Iterator[Path]:
+    """The directories under `parent` that may be of `run`, as far as its id is known. Raises OSError."""
+    for path in parent.iterdir():
+        name, dash, number = path.name.rpartition("-")
+        if dash and RunIdentity(unquote(name), unquote(number)).may_be(run):
+            yield path
 
 
-def remove_all(directory: Path, run: RunIdentity) -> None:
-    """Remove the versions of `run`, and those that a killed process left half written. Raises OSError."""
-    if directory.exists():
-        for stale in versions_in(directory, run).values():
-            remove_folder(stale, run)
-        for tag in run_tags(run):
-            for end in ("partial", "removed"):
-                for left in directory.glob(f".v*.{tag}.{end}"):
-                    shutil.rmtree(left, ignore_errors=True)
+def versions_in(directory: Path) -> dict[int, Path]:
+    """The whole folders by version."""
+    return {int(path.name[1:]): path for path in directory.glob("v" + 8 * "[0-9]")}
 
 
-def remove_older(directory: Path, run: RunIdentity, spared: Collection[Path] = ()) -> None:
-    """Remove all versions of `run` except the `KEPT` newest and those spared. Raises OSError: the directory cannot be
-    read."""
-    for _, old in sorted(versions_in(directory, run).items())[:-KEPT]:
-        if old not in spared:
-            remove_folder(old, run)
+def folder_name(version: int) -> str:
+    """The name of a version's folder in its directory."""
+    return f"v{version:08d}"
 
 
 def write_folder(
-    directory: Path,
-    version: int,
-    tensors: Mapping[str, torch.Tensor],
-    write_config: Callable[[Path], object],
-    run: RunIdentity,
+    directory: Path, version: int, tensors: Mapping[str, torch.Tensor], write_config: Callable[[Path], object]
 ) -> Path:
-    """The folder of `version` with the mark of `run`, written under a hidden name and renamed.
-
-    Raises OSError; FileExistsError: something of that name is not the run's.
-    """
+    """The folder of `version`, written under a hidden name and renamed. Raises OSError."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     manifest = take_snapshot(version, whole, 1).manifest
 
@@ -146,17 +128,17 @@ def write_folder(
         save_tensors(whole, partial / TENSORS, {"format": "pt"})
         (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
-    return _make(directory, version, run, write)
+    return _make(directory, version, write)
 
 
-def link_folder(folder: Folder, directory: Path, run: RunIdentity) -> Folder:
-    """The same version under `directory`, where it stays when `folder` is removed, with a mark of its own: hard links
-    to its files, or copies where the file system has none. Raises as `write_folder` does."""
+def link_folder(folder: Folder, directory: Path) -> Folder:
+    """The same version under `directory`, where it stays when `folder` is removed: hard links to its files, or copies
+    where the file system has none. Raises OSError."""
 
     def link(partial: Path) -> None:
-        shutil.copytree(folder.path, partial, ignore=shutil.ignore_patterns(MARK), copy_function=_link)
+        shutil.copytree(folder.path, partial, copy_function=_link)
 
-    return Folder(_make(directory, folder.manifest.version, run, link), folder.manifest)
+    return Folder(_make(directory, folder.manifest.version, link), folder.manifest)
 
 
 def _link(source: str, target: str) -> None:
@@ -166,22 +148,14 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def folder_name(version: int) -> str:
-    """The name of a version's folder in its directory."""
-    return f"v{version:08d}"
-
-
-def _make(directory: Path, version: int, run: RunIdentity, fill: Callable[[Path], None]) -> Path:
-    """The folder of `version`, filled and marked under a hidden name, and then renamed."""
+def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
+    """The folder of `version`, filled under a hidden name and renamed."""
     folder = directory / folder_name(version)
-    partial = _hidden(folder, run, "partial")
-    _check_ours(folder, run)
+    partial = directory / f".{folder.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         fill(partial)
-        (partial / MARK).write_text(json.dumps({"run": run.name, "id": run.id, "version": version}))
-        remove_folder(folder, run)
         partial.rename(folder)
     except OSError:
         # On a full disk nothing must be left in the way of others.
@@ -190,82 +164,32 @@ def _make(directory: Path, version: int, run: RunIdentity, fill: Callable[[Path]
     return folder
 
 
-def remove_folder(folder: Path, run: RunIdentity) -> None:
-    """Remove a folder of `run`. It is renamed first, so that nobody takes the rest of it for a whole one. Raises
-    OSError; FileExistsError: it is not the run's."""
-    _check_ours(folder, run)
-    removed = _hidden(folder, run, "removed")
-    shutil.rmtree(removed, ignore_errors=True)
-    if folder.exists():
-        folder.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
+    """Remove all versions except the `KEPT` newest and those spared. Raises OSError.
 
-
-def _check_ours(folder: Path, run: RunIdentity) -> None:
-    """Raises FileExistsError: there is something that does not carry the run's mark."""
-    if not os.path.lexists(folder):
-        return
-    mark = _mark_of(folder)
-    if mark is None or not mark[1].may_be(run):
-        owner = "carries no run's mark" if mark is None else f"belongs to run {mark[1]}"
-        raise FileExistsError(
-            f"{folder} {owner}, so run {run} leaves it as it is: move it away, or set weights.dir to another directory"
-        )
-
-
-def _mark_of(folder: Path) -> tuple[int, RunIdentity] | None:
-    """The version and run in a folder's mark; None where it has none, or is a copy under another name."""
-    try:
-        mark = json.loads((folder / MARK).read_bytes())
-    except (OSError, ValueError):
-        # A mark that cannot be read is not ours.
-        return None
-    match mark:
-        case {"run": str(name), "id": str(number), "version": int(version)} if folder.name == folder_name(version):
-            return version, RunIdentity(name, number)
-    return None
-
-
-def _hidden(folder: Path, run: RunIdentity, end: str) -> Path:
-    return folder.with_name(f".{folder.name}.{run_tags(run)[0]}.{end}")
-
-
-def is_written_by(directory: Path, run: RunIdentity) -> bool:
-    """Whether a learner of a run of this name writes its versions to `directory`, or did so."""
-    return _learner_mark(directory, run).exists()
-
-
-def _learner_mark(directory: Path, run: RunIdentity) -> Path:
-    return directory / f".{run_tags(run)[1]}.learner"
-
-
-def run_tags(run: RunIdentity) -> tuple[str, str]:
-    """The run's mark for names of files, whatever characters its own name has; and the mark of a process of the same
-    run that knows only its name."""
-    return _tag(run.name, run.id), _tag(run.name, "")
-
-
-def _tag(name: str, number: str) -> str:
-    return blake2b(json.dumps([name, number]).encode(), digest_size=8).hexdigest()
+    A folder is renamed first, so that nobody takes the rest of it for a whole one.
+    """
+    for _, old in sorted(versions_in(directory).items())[:-KEPT]:
+        if old not in spared:
+            shutil.rmtree(old.rename(directory / f".{old.name}.removed"))
 
 
 class FolderWriter:
-    """Writes the learner's versions of `run` in a thread of its own.
+    """Writes the learner's versions of `run` under `parent`, in a thread of its own, and removes those from before.
 
     A version that a newer one overtakes is left out. A version that cannot be written is logged and counted.
 
     Raises OSError: the directory cannot be written.
     """
 
-    def __init__(self, directory: Path, write_config: Callable[[Path], object], run: RunIdentity) -> None:
-        self._directory = directory
+    def __init__(self, parent: Path, write_config: Callable[[Path], object], run: RunIdentity) -> None:
+        self.directory = run_directory(parent, run)
         self._write_config = write_config
-        self._run = run
         self._newest = -1
         self.failures = 0
-        directory.mkdir(parents=True, exist_ok=True)
-        remove_all(directory, run)
-        _learner_mark(directory, run).touch()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for old in self.directory.iterdir():
+            shutil.rmtree(old, ignore_errors=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -281,8 +205,8 @@ class FolderWriter:
         if version != self._newest:
             return
         try:
-            write_folder(self._directory, version, tensors, self._write_config, self._run)
-            remove_older(self._directory, self._run)
+            write_folder(self.directory, version, tensors, self._write_config)
+            remove_older(self.directory)
         except OSError as error:
             self.failures += 1
-            logger.error("version %d was not written to %s: %s", version, self._directory, error)
+            logger.error("version %d was not written to %s: %s", version, self.directory, error)

@@ -125,11 +125,11 @@ def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
     def fail() -> None:
         writer.write(1, {"w": torch.zeros(5000)})
         until(lambda: writer.failures)
-        assert not [path for path in (folder / "pushed").iterdir() if path.is_dir()]
+        assert not list(writer.directory.iterdir())
 
     while_full(folder, fail)
     writer.write(2, {"w": torch.zeros(5000)})
-    until((folder / "pushed" / "v00000002").exists)
+    until((writer.directory / "v00000002").exists)
     writer.close()
 
 

@@ -27,7 +27,6 @@ from asyncrl.types import Sampling
 from asyncrl.weights.folders import write_folder
 from asyncrl.weights.manifest import DTYPES
 from tests.actor.engine.support import assert_exact
-from tests.helpers import OWN_RUN
 from tests.learner.support import VOCABULARY, Run, make_config
 from tests.mixtures import MIXTURES, save_mixture
 
@@ -80,7 +79,7 @@ def test_an_export_and_a_pushed_folder_hold_what_was_trained_and_buffers_in_thei
     config, policy = ModelConfig(str(folder), dtype=dtype), changed(folder, ranks, dtype)
     tensors = gather_all(policy.model, policy.weight_format, DTYPES[dtype], ranks)
     export(policy, config, tmp_path / "exported", ranks, threading.Event())
-    pushed = write_folder(tmp_path, 1, tensors, folder_writer(config), OWN_RUN)
+    pushed = write_folder(tmp_path, 1, tensors, folder_writer(config))
     original = load_file(folder / "model.safetensors")
     shapes = {name: tuple(each.shape) for name, each in original.items()}
     assert shapes == model_shapes(config).tensors

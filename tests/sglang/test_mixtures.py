@@ -24,7 +24,6 @@ from asyncrl.weights.folders import Weights, read_folder, write_folder
 from tests.actor.engine.real import fleet_over, prompts, run
 from tests.actor.engine.support import parameters, plain_logprobs
 from tests.actor.fakes import make_tokenizer
-from tests.helpers import OWN_RUN
 from tests.mixtures import mixture
 from tests.sglang.support import RealServer
 
@@ -68,7 +67,7 @@ def serve(server: RealServer, folder: Path, model: Any, version: int, way: str, 
     into = way
     if way == "the learner's folder":
         into, write_config = "disk", folder_writer(ModelConfig(str(folder)))
-        weights = read_folder(write_folder(space / "pushed", version, weights, write_config, OWN_RUN), version)
+        weights = read_folder(write_folder(space / "pushed", version, weights, write_config), version)
 
     def open_server(url: str) -> SglangServer:
         return SglangServer(url, context=512, settings=WaySettings(into, bucket_bytes=64 << 10), silence_s=300)

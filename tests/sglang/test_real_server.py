@@ -27,7 +27,7 @@ from tests.actor.engine.real import (
     some,
 )
 from tests.actor.engine.support import assert_exact, parameters
-from tests.helpers import OWN_RUN, async_until
+from tests.helpers import async_until
 from tests.sglang.support import RealServer, fleet_of
 
 PUSHES = int(os.environ.get("ASYNCRL_SGLANG_PUSHES", "50"))
@@ -41,9 +41,7 @@ def test_logprobs_are_those_of_the_hugging_face_model_at_every_temperature(serve
     into = way
     if way == "the learner's folder":
         into = "auto"
-        weights = read_folder(
-            write_folder(tmp_path / "pushed", 7, weights, policy(7).config.save_pretrained, OWN_RUN), 7
-        )
+        weights = read_folder(write_folder(tmp_path / "pushed", 7, weights, policy(7).config.save_pretrained), 7)
 
     async def scenario() -> list[Generation]:
         await server.ready()

@@ -1,10 +1,10 @@
 """The disk channel: folders that appear whole, and who reads them."""
 
 import asyncio
-import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -24,16 +24,19 @@ from asyncrl.weights.folders import (
     link_folder,
     read_folder,
     remove_older,
+    run_directory,
     versions_in,
     write_folder,
 )
 from asyncrl.weights.receiver import Receiver
 from tests.helpers import OWN_RUN, async_until
-from tests.helpers import until as wait
 from tests.learner.support import write_model
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
 pytestmark = pytest.mark.slow
+
+
+own_directory = partial(run_directory, run=OWN_RUN)
 
 
 def nothing(folder):
@@ -49,7 +52,7 @@ async def test_versions_written_in_the_background_are_followed_bit_for_bit_and_o
             await async_until(lambda version=version: engine.version == version)
             assert same_bits(engine.tensors, some_tensors(version))
     writer.close()
-    assert sorted(versions_in(tmp_path / "weights", OWN_RUN)) == list(range(4))[-KEPT:]
+    assert sorted(versions_in(writer.directory)) == list(range(4))[-KEPT:]
     assert writer.failures == 0
 
 
@@ -69,91 +72,54 @@ FolderWriter(Path(sys.argv[1]), slowly, RunIdentity(*sys.argv[2:])).write(3, som
 """
 
 
-def seen(directory):
-    """Everything there, apart from the marks of learners."""
-    return [each for each in directory.rglob("*") if each.suffix != ".learner"]
-
-
 def contents(directory):
-    """Every file and empty folder, with its bytes and time."""
-    paths = (each for each in seen(directory) if each.is_file() or not any(each.iterdir()))
-    return {each: (each.stat().st_mtime_ns, each.read_bytes() if each.is_file() else None) for each in sorted(paths)}
+    """Every file and folder, with its bytes and time."""
+    return {each: (each.stat().st_mtime_ns, each.is_file() and each.read_bytes()) for each in directory.rglob("*")}
 
 
 def killed_while_writing(directory, run):
     """What is left of a learner that is killed in the middle of a write."""
-    before = set(seen(directory))
     command = [sys.executable, "-c", WRITING, directory, run.name, run.id]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "writing\n"
         process.kill()
-    [left] = {each for each in set(seen(directory)) - before if each.parent == directory}
+    [left] = run_directory(directory, run).iterdir()
     return left
 
 
-def test_only_its_own_folders_are_a_learners_to_remove(tmp_path):
+def test_a_learner_removes_what_its_run_left_half_written_or_not_and_nothing_else(tmp_path):
     for other in OTHERS:
         killed_while_writing(tmp_path, other)
-    write_folder(tmp_path, 2, some_tensors(2), nothing, OTHERS[0])
-    write_folder(tmp_path, 90, some_tensors(9), nothing, OTHERS[1])
-    for name in ("v3/notes", "v00000001.txt", "v00000050/model.safetensors", ".v00000003.partial/notes", "notes"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_folder(run_directory(tmp_path, other), 2, some_tensors(2), nothing)
+    for name in ("v00000003/notes", "held/notes", "run-notes/v00000001"):
+        (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("a person's")
-    (tmp_path / "v00000060").mkdir()
     theirs = contents(tmp_path)
-    write_folder(tmp_path, 8, some_tensors(), nothing, OWN_RUN)
-    shutil.copytree(write_folder(tmp_path, 9, some_tensors(), nothing, OWN_RUN), tmp_path / "v9")
-    theirs |= contents(tmp_path / "v9")
-
-    writer = FolderWriter(tmp_path, nothing, OWN_RUN)
-    assert contents(tmp_path) == theirs
-    for version in (3, 4, 5, 6):
-        writer.write(version, some_tensors())
-        wait(lambda version=version: version in versions_in(tmp_path, OWN_RUN))
-    writer.close()
-    assert sorted(versions_in(tmp_path, OWN_RUN)) == [5, 6]
+    own = killed_while_writing(tmp_path, OWN_RUN).parent
+    write_folder(own, 2, some_tensors(), nothing)
     FolderWriter(tmp_path, nothing, OWN_RUN).close()
+    assert not list(own.iterdir())
+    own.rmdir()
     assert contents(tmp_path) == theirs
 
 
-@pytest.mark.parametrize("whose", [*OTHERS, "a person's", "a person's empty", "a person's file"], ids=str)
-def test_what_is_in_the_way_of_a_version_and_is_not_the_learners_stays_and_is_named(tmp_path, whose, caplog):
-    if isinstance(whose, RunIdentity):
-        write_folder(tmp_path, 2, some_tensors(2), nothing, whose)
-    elif "file" in whose:
-        (tmp_path / "v00000002").write_text("mine")
-    else:
-        (tmp_path / "v00000002").mkdir()
-        if "empty" not in whose:
-            (tmp_path / "v00000002" / "notes").write_text("mine")
-    theirs = contents(tmp_path)
-    writer = FolderWriter(tmp_path, nothing, OWN_RUN)
-    writer.write(2, some_tensors(5))
-    writer.close()
-    assert writer.failures == 1
-    owner = f"belongs to run {whose}" if isinstance(whose, RunIdentity) else "carries no run's mark"
-    assert f"{tmp_path / 'v00000002'} {owner}, so run {OWN_RUN} leaves it as it is" in caplog.text
-    assert "weights.dir" in caplog.text
-    assert contents(tmp_path) == theirs
-
-
-def test_what_a_learner_left_that_was_killed_in_the_middle_of_a_write_goes_when_its_run_starts_again(tmp_path):
-    left = killed_while_writing(tmp_path, OWN_RUN)
-    for other in OTHERS:
-        FolderWriter(tmp_path, nothing, other).close()
-        assert left.exists(), "it is another run's"
-    FolderWriter(tmp_path, nothing, OWN_RUN).close()
-    assert not seen(tmp_path)
-
-
-async def test_an_engine_takes_its_own_runs_folders_only_and_says_whose_the_others_are(tmp_path):
-    write_folder(tmp_path, 90, some_tensors(9), nothing, OTHERS[0])
-    link = DiskChannel(tmp_path, OWN_RUN)
-    with pytest.raises(UnavailableError, match=re.escape(f"has weights of run {OTHERS[0]}, and none of {OWN_RUN}")):
+@pytest.mark.parametrize("name", ["run", "../up", "a/b", "with-dash", ""])
+async def test_an_engine_takes_its_own_runs_folders_only(tmp_path, name):
+    own, others = (
+        RunIdentity(name, "1"),
+        [RunIdentity("other", "1"), RunIdentity(name, "2"), RunIdentity(f"{name}-1", "1")],
+    )
+    link = DiskChannel(tmp_path, own)
+    for other in others:
+        directory = run_directory(tmp_path, other)
+        assert directory.parent == tmp_path
+        write_folder(directory, 90, some_tensors(9), nothing)
+    with pytest.raises(UnavailableError, match="no learner of run"):
         await link.newer_than(-1)
-    (tmp_path / "v99").mkdir()
-    write_folder(tmp_path, 2, some_tensors(2), nothing, OWN_RUN)
-    for run in (OWN_RUN, RunIdentity(OWN_RUN.name)):
+    shutil.rmtree(run_directory(tmp_path, others[1]))
+    (run_directory(tmp_path, own) / "v99").mkdir(parents=True)
+    write_folder(run_directory(tmp_path, own), 2, some_tensors(2), nothing)
+    for run in (own, RunIdentity(name)):
         link = DiskChannel(tmp_path, run)
         assert same_bits(await link.fetch(await link.newer_than(-1)), some_tensors(2))
 
@@ -162,13 +128,13 @@ async def test_an_engine_whose_directory_is_not_there_waits_for_it_and_does_othe
     engine = HoldingEngine()
     async with following(DiskChannel(tmp_path / "weights", OWN_RUN), engine, shapes(some_tensors())):
         await asyncio.sleep(0)
-        write_folder(tmp_path / "weights", 1, some_tensors(1), nothing, OWN_RUN)
+        write_folder(own_directory(tmp_path / "weights"), 1, some_tensors(1), nothing)
         await async_until(lambda: engine.version == 1)
 
 
 @pytest.mark.parametrize("fault", ["flipped", "cut", "manifest", "gone", "no directory"])
 async def test_what_is_damaged_or_gone_is_an_error_of_its_kind(tmp_path, fault):
-    folder = write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
+    folder = write_folder(own_directory(tmp_path), 1, some_tensors(), nothing)
     link = DiskChannel(tmp_path, OWN_RUN)
     manifest = await link.newer_than(0)
     data = bytearray((folder / TENSORS).read_bytes())
@@ -194,14 +160,14 @@ def test_nothing_newer_is_none_where_a_learner_writes_and_unavailable_where_none
         asyncio.run(link.newer_than(-1))
     FolderWriter(tmp_path, nothing, OWN_RUN).close()
     assert asyncio.run(link.newer_than(-1)) is None
-    write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
+    write_folder(own_directory(tmp_path), 1, some_tensors(), nothing)
     assert asyncio.run(link.newer_than(1)) is None
 
 
 def test_a_directory_that_cannot_be_written_is_counted_and_ends_nothing(tmp_path):
     writer = FolderWriter(tmp_path / "weights", nothing, OWN_RUN)
-    shutil.rmtree(tmp_path / "weights")
-    (tmp_path / "weights").write_text("in the way")
+    writer.directory.rmdir()
+    writer.directory.write_text("in the way")
     writer.write(0, some_tensors())
     writer.close()
     assert writer.failures == 1
@@ -214,7 +180,7 @@ def test_a_folder_is_one_that_transformers_loads_tied_embeddings_and_all(tmp_pat
         name: torch.randn(each.shape).to(torch.bfloat16)
         for name, each in AutoModelForCausalLM.from_pretrained(model).named_parameters()
     }
-    folder = write_folder(tmp_path, 3, tensors, folder_writer(config), OWN_RUN)
+    folder = write_folder(own_directory(tmp_path), 3, tensors, folder_writer(config))
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     assert same_bits(dict(loaded.named_parameters()), tensors)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
@@ -230,7 +196,7 @@ async def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_coun
             await async_until(lambda: engine.version == 0)
             assert receiver.fallbacks == 1
             (tmp_path / "nowhere").mkdir()
-            write_folder(tmp_path / "nowhere", 1, some_tensors(1), nothing, OWN_RUN)
+            write_folder(own_directory(tmp_path / "nowhere"), 1, some_tensors(1), nothing)
             await async_until(lambda: engine.version == 1)
             assert receiver.counters()["weights_updates"] == 2
             assert receiver.counters()["weights_bytes"] == 2 * sum(each.nbytes for each in some_tensors().values())
@@ -239,7 +205,7 @@ async def test_an_engine_that_cannot_read_the_folder_pulls_instead_which_is_coun
 
 
 async def test_a_channel_for_servers_gives_the_folder_unread_once_its_header_is_that_of_the_manifest(tmp_path):
-    path = write_folder(tmp_path, 1, some_tensors(), nothing, OWN_RUN)
+    path = write_folder(own_directory(tmp_path), 1, some_tensors(), nothing)
     link = DiskChannel(tmp_path, OWN_RUN, read=False)
     manifest = await link.newer_than(0)
     folder = await link.fetch(manifest)
@@ -250,7 +216,8 @@ async def test_a_channel_for_servers_gives_the_folder_unread_once_its_header_is_
     (path / TENSORS).write_bytes(whole[:-5])
     with pytest.raises(WeightsError, match="damaged"):
         await link.fetch(manifest)
-    write_folder(tmp_path, 1, {**some_tensors(), "scale": torch.zeros(2)}, nothing, OWN_RUN)
+    shutil.rmtree(path)
+    write_folder(path.parent, 1, {**some_tensors(), "scale": torch.zeros(2)}, nothing)
     with pytest.raises(WeightsError, match="other tensors"):
         await link.fetch(manifest)
     shutil.rmtree(path)
@@ -267,8 +234,8 @@ def test_a_folder_under_another_name_stays_when_the_first_goes_and_is_copied_onl
 
     if not links:
         monkeypatch.setattr("os.link", refuse)
-    path = write_folder(tmp_path / "pushed", 4, some_tensors(4), nothing, OWN_RUN)
-    held = link_folder(read_folder(path, 4), tmp_path / "held", OWN_RUN)
+    path = write_folder(tmp_path / "pushed", 4, some_tensors(4), nothing)
+    held = link_folder(read_folder(path, 4), tmp_path / "held")
     assert held.path == tmp_path / "held" / path.name
     assert (held.path / TENSORS).samefile(path / TENSORS) is links
     shutil.rmtree(path)
@@ -277,6 +244,6 @@ def test_a_folder_under_another_name_stays_when_the_first_goes_and_is_copied_onl
 
 
 def test_the_newest_versions_and_those_that_are_spared_are_never_removed(tmp_path):
-    paths = [write_folder(tmp_path, version, some_tensors(), nothing, OWN_RUN) for version in range(5)]
-    remove_older(tmp_path, OWN_RUN, [paths[1]])
-    assert sorted(versions_in(tmp_path, OWN_RUN)) == [1, 3, 4]
+    paths = [write_folder(own_directory(tmp_path), version, some_tensors(), nothing) for version in range(5)]
+    remove_older(paths[0].parent, [paths[1]])
+    assert sorted(versions_in(paths[0].parent)) == [1, 3, 4]

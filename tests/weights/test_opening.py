@@ -9,7 +9,7 @@ import torch
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.weights.channels.opening import choose_channel, open_channels
-from asyncrl.weights.folders import Folder, write_folder
+from asyncrl.weights.folders import Folder, run_directory, write_folder
 from tests.helpers import OWN_RUN
 from tests.weights.fakes import same_bits, some_tensors
 
@@ -20,7 +20,7 @@ async def test_folders_go_unread_to_actors_that_have_servers(tmp_path: Path, kin
     config.engine.kind = kind
     config.run.name, config.run.dir = OWN_RUN.name, str(tmp_path)
     config.weights.channel, config.weights.dir = "disk", str(tmp_path)
-    write_folder(tmp_path, 1, some_tensors(), lambda folder: None, OWN_RUN)
+    write_folder(run_directory(tmp_path, OWN_RUN), 1, some_tensors(), lambda folder: None)
 
     channel, zmq = open_channels(config, None)
     assert (channel.name, zmq.name) == ("disk", "zmq")

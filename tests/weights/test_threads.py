@@ -19,7 +19,7 @@ from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.config.schema import EngineConfig
 from asyncrl.types import Sampling
 from asyncrl.weights.channels.disk import DiskChannel
-from asyncrl.weights.folders import read_folder, write_folder
+from asyncrl.weights.folders import read_folder, run_directory, write_folder
 from asyncrl.weights.threads import in_own_thread
 from tests.actor.engine.fleet.fakes import FakeSglang, assert_true, fleet_over, ids, serving, tensors
 from tests.actor.engine.support import parameters, tiny_model
@@ -74,7 +74,7 @@ async def blocked_tools() -> AsyncIterator[None]:
 async def test_a_fleet_is_updated_and_closed(given: str, tmp_path: Path) -> None:
     server, weights = FakeSglang(), tensors(3)
     if given == "folder":
-        weights = read_folder(write_folder(tmp_path / "pushed", 3, weights, lambda folder: None, OWN_RUN), 3)
+        weights = read_folder(write_folder(tmp_path / "pushed", 3, weights, lambda folder: None), 3)
     folders = Folders(tmp_path / "held", lambda folder: None, OWN_RUN)
     async with serving(server), blocked_tools(), fleet_over(server, folders=folders) as fleet:
         await fleet.update_weights(3, weights)
@@ -102,7 +102,7 @@ async def test_deltas_are_applied(context: Any) -> None:
 
 @pytest.mark.parametrize("read", [True, False])
 async def test_folders_are_read_and_checked(read: bool, tmp_path: Path) -> None:
-    write_folder(tmp_path, 2, some_tensors(2), lambda folder: None, OWN_RUN)
+    write_folder(run_directory(tmp_path, OWN_RUN), 2, some_tensors(2), lambda folder: None)
     link = DiskChannel(tmp_path, OWN_RUN, read=read)
     async with blocked_tools():
         taken = await link.fetch(await link.newer_than(1))

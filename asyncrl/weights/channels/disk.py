@@ -7,7 +7,7 @@ from pathlib import Path
 
 from asyncrl.errors import UnavailableError
 from asyncrl.types import RunIdentity
-from asyncrl.weights.folders import Folder, Weights, is_written_by, owners_in, read_folder
+from asyncrl.weights.folders import Folder, Weights, read_folder, run_directories, versions_in
 from asyncrl.weights.manifest import Manifest
 from asyncrl.weights.threads import in_own_thread
 
@@ -16,11 +16,10 @@ POLLS = 10
 
 
 class DiskChannel:
-    """The newest folder of `run` in `directory` (see weights/folders.py); with `read` its tensors, else the folder
+    """The newest folder of `run` under `directory` (see weights/folders.py); with `read` its tensors, else the folder
     itself.
 
-    Every method raises UnavailableError if no learner of the run writes to the directory, it has folders of other runs
-    only, or a folder went away meanwhile.
+    Every method raises UnavailableError if no learner of the run writes there, or a folder went away meanwhile.
     """
 
     name = "disk"
@@ -42,8 +41,6 @@ class DiskChannel:
             if found and (newest := max(found)) > version:
                 return read_folder(found[newest], newest).manifest
             await asyncio.sleep(POLL_S)
-        if not found and not is_written_by(self._directory, self._run):
-            raise UnavailableError(f"as seen from here, no learner of run {self._run} writes to {self._directory}")
         return None
 
     async def fetch(self, manifest: Manifest) -> Weights:
@@ -61,13 +58,9 @@ class DiskChannel:
 
     def _folders(self) -> dict[int, Path]:
         try:
-            found = list(owners_in(self._directory))
+            directories = list(run_directories(self._directory, self._run))
         except OSError as error:
             raise UnavailableError(f"the learner's weights cannot be read here: {error}") from error
-        own = {version: path for version, path, owner in found if owner.may_be(self._run)}
-        if found and not own:
-            raise UnavailableError(
-                f"{self._directory} has weights of run {found[0][2]}, and none of {self._run}: if they do not come "
-                "soon, look at weights.dir, run.name and run.dir"
-            )
-        return own
+        if not directories:
+            raise UnavailableError(f"as seen from here, no learner of run {self._run} writes to {self._directory}")
+        return {version: path for directory in directories for version, path in versions_in(directory).items()}

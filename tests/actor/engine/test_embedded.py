@@ -22,7 +22,7 @@ from asyncrl.errors import ConfigError, EngineError, WeightsError
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import read_folder, write_folder
 from tests.actor.engine.support import VOCABULARY, assert_exact, parameters, prompt, tiny_model
-from tests.helpers import GENEROUS_S, OWN_RUN, async_until
+from tests.helpers import GENEROUS_S, async_until
 
 pytestmark = pytest.mark.slow
 
@@ -225,7 +225,7 @@ async def test_tokens_that_do_not_fit_and_a_second_turn_of_a_session_are_refused
 
 async def test_nothing_is_generated_before_the_first_weights_which_may_come_in_a_folder(tmp_path: Path) -> None:
     model = tiny_model(seed=5)
-    folder = read_folder(write_folder(tmp_path, 2, parameters(model), model.config.save_pretrained, OWN_RUN), 2)
+    folder = read_folder(write_folder(tmp_path, 2, parameters(model), model.config.save_pretrained), 2)
     async with serving(initial_version=-1) as engine:
         assert engine.version == -1
         call = asyncio.create_task(sample(engine, 6))

@@ -1,7 +1,7 @@
 """The folders from which the servers of one actor process load: written by the actor, or links to the learner's.
 
-Every process has a directory of its own, whose name says run, actor and process. The process touches it regularly as
-long as it lives. A directory that nobody has touched for long belongs to a process that was killed, and no server can
+Every process has a directory of its own, in that of its run. The process touches it regularly as long as it lives. A
+directory that nobody has touched for long belongs to a process that was killed, and no server can
 still be loading from it: any actor of the run removes it.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +26,9 @@ from asyncrl.weights.folders import (
     Folder,
     folder_name,
     link_folder,
-    remove_all,
     remove_older,
-    run_tags,
+    run_directories,
+    run_directory,
     write_folder,
 )
 from asyncrl.weights.threads import in_own_thread
@@ -55,7 +56,8 @@ class Folders:
         name: str = "actor",
         load_s: float = 300.0,
     ) -> None:
-        self.directory = parent / f"{run_tags(run)[0]}-{name}-{uuid.uuid4().hex}"
+        self.directory = run_directory(parent, run) / f"{name}-{uuid.uuid4().hex}"
+        self._parent = parent
         self._write_config = write_config
         self._run = run
         self._load_s = load_s
@@ -83,11 +85,10 @@ class Folders:
                 # This machine has slept: the other actors on it may not have touched their directories again yet.
                 return
             old = now - 2 * self._load_s
-            siblings = [other for tag in run_tags(self._run) for other in self.directory.parent.glob(f"{tag}-*")]
-            for other in siblings:
+            for other in [each for run in run_directories(self._parent, self._run) for each in run.iterdir()]:
                 if other.stat().st_mtime < old:
                     logger.info("removing the weights that a killed actor left in %s", other)
-                    _remove(other, self._run)
+                    shutil.rmtree(other)
         except OSError as error:
             logger.warning("could not look after %s and the folders beside it: %s", self.directory, error)
 
@@ -100,7 +101,7 @@ class Folders:
         with self._adding():
             try:
                 if not self.path(version).exists():
-                    write_folder(self.directory, version, tensors, self._write_config, self._run)
+                    write_folder(self.directory, version, tensors, self._write_config)
                     self._prune()
             except OSError as error:
                 raise WeightsError(f"version {version} could not be written to disk: {error}") from error
@@ -113,7 +114,7 @@ class Folders:
         """
         with self._adding():
             try:
-                held = link_folder(folder, self.directory, self._run)
+                held = link_folder(folder, self.directory)
                 self._prune()
             except OSError as error:
                 if not folder.path.exists():
@@ -136,7 +137,10 @@ class Folders:
         """Remove all versions, after the one that is being written; nothing is written afterwards."""
         self._closed = True
         with self._lock:
-            _remove(self.directory, self._run)
+            try:
+                shutil.rmtree(self.directory)
+            except OSError as error:
+                logger.warning("%s stays: %s", self.directory, error)
 
     @contextmanager
     def _adding(self) -> Iterator[None]:
@@ -148,13 +152,4 @@ class Folders:
 
     def _prune(self) -> None:
         read = [path for path, readers in list(self._readers.items()) if readers]
-        remove_older(self.directory, self._run, read)
-
-
-def _remove(directory: Path, run: RunIdentity) -> None:
-    """Remove the versions of `run` in a directory, and the directory unless a person has put something else there."""
-    try:
-        remove_all(directory, run)
-        directory.rmdir()
-    except OSError as error:
-        logger.warning("%s stays: %s", directory, error)
+        remove_older(self.directory, read)

@@ -17,7 +17,7 @@ import pytest
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.errors import WeightsError
 from asyncrl.types import RunIdentity
-from asyncrl.weights.folders import versions_in
+from asyncrl.weights.folders import run_directory, versions_in
 from tests.helpers import GENEROUS_S, OWN_RUN
 from tests.weights.fakes import some_tensors
 
@@ -43,9 +43,9 @@ def nothing(folder: Path) -> None:
 
 def killed_actor(parent: Path, run: RunIdentity = OWN_RUN) -> Path:
     """The directory of an actor that was killed in the middle of its third version."""
-    before = set(parent.glob("*"))
+    before = set(parent.glob("*/*"))
     subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, parent, run.name, run.id], check=False)
-    [left] = set(parent.glob("*")) - before
+    [left] = set(parent.glob("*/*")) - before
     assert len(list(left.iterdir())) == 3
     return left
 
@@ -63,10 +63,10 @@ def test_what_a_killed_actor_left_goes_once_no_server_can_be_loading_it(tmp_path
     folders = actor(tmp_path)
     untouched_for(left, LOAD_S)
     folders.tend()
-    assert sorted(versions_in(left, OWN_RUN)) == [1, 2], "a server may be loading it"
+    assert sorted(versions_in(left)) == [1, 2], "a server may be loading it"
     untouched_for(left, 3 * LOAD_S)
     folders.tend()
-    assert list(tmp_path.iterdir()) == [folders.directory]
+    assert list(tmp_path.glob("*/*")) == [folders.directory]
 
 
 def test_a_living_actors_folders_stay_however_long_no_version_comes(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_living_actors_folders_stay_however_long_no_version_comes(tmp_path: Pa
 
     asyncio.run(live())
     other.tend()
-    assert list(versions_in(idle.directory, OWN_RUN)) == [1]
+    assert list(versions_in(idle.directory)) == [1]
 
 
 def test_actors_whose_machine_slept_do_not_take_each_other_for_killed(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_actors_whose_machine_slept_do_not_take_each_other_for_killed(tmp_path: 
         untouched_for(each.directory, 3 * LOAD_S)
     for each in (*actors, *actors):
         each.tend()
-    assert [list(versions_in(each.directory, OWN_RUN)) for each in actors] == [[1], [1]]
+    assert [list(versions_in(each.directory)) for each in actors] == [[1], [1]]
 
 
 def test_a_new_process_of_the_same_actor_has_folders_of_its_own(tmp_path: Path) -> None:
@@ -98,22 +98,22 @@ def test_a_new_process_of_the_same_actor_has_folders_of_its_own(tmp_path: Path) 
     first.write(1, some_tensors(1))
     second.write(1, some_tensors(2))
     second.close()
-    assert list(versions_in(first.directory, OWN_RUN)) == [1]
+    assert list(versions_in(first.directory)) == [1]
 
 
 def test_folders_of_other_runs_and_a_persons_files_stay(tmp_path: Path) -> None:
     for other in (RunIdentity("other", OWN_RUN.id), RunIdentity(OWN_RUN.name, "another")):
         untouched_for(killed_actor(tmp_path, other), 3 * LOAD_S)
+    (tmp_path / "notes").write_text("a person's")
     kept = sorted(tmp_path.rglob("*"))
-    shared, nameless = killed_actor(tmp_path), killed_actor(tmp_path, RunIdentity(OWN_RUN.name))
-    (shared / "v00000009").mkdir()
-    (shared / "v00000009" / "notes").write_text("a person's")
-    for left in (shared, nameless):
+    for left in (killed_actor(tmp_path), killed_actor(tmp_path, RunIdentity(OWN_RUN.name))):
         untouched_for(left, 3 * LOAD_S)
     folders = actor(tmp_path)
     folders.tend()
     folders.close()
-    assert sorted(tmp_path.rglob("*")) == sorted([*kept, shared, shared / "v00000009", shared / "v00000009" / "notes"])
+    for run in (OWN_RUN, RunIdentity(OWN_RUN.name)):
+        run_directory(tmp_path, run).rmdir()
+    assert sorted(tmp_path.rglob("*")) == kept
 
 
 def test_folders_are_closed_after_the_version_that_is_being_written_and_take_no_other(tmp_path: Path) -> None:
@@ -135,4 +135,4 @@ def test_folders_are_closed_after_the_version_that_is_being_written_and_take_no_
     with pytest.raises(WeightsError, match="closed"):
         folders.write(2, some_tensors())
     folders.tend()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*/*"))
