@@ -67,6 +67,8 @@ def test_all_that_is_wrong_is_in_one_message(config: TrainConfig) -> None:
 
 
 VLLM = {"engine.kind": "vllm", "engine.urls": ["http://u"]}
+AWAY = {"engine.kind": "sglang", "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"]}
+KEYS = {"network.host": "0.0.0.0", "network.keys": "k"}
 PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True}
 
 
@@ -81,22 +83,8 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"learner.eval_every": 5}, "data.eval"),
         ({"scoring.shaping.process_weight": 0.5}, "scoring.prm.path"),
         ({"data.train": "nowhere.parquet"}, "no such file"),
-        (
-            {
-                "engine.kind": "sglang",
-                "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"],
-                "weights.into_servers": "gloo",
-            },
-            r"engine\.urls=.*10\.0\.0\.2.*gloo and NCCL have no keys",
-        ),
-        (
-            {
-                "network.host": "0.0.0.0",
-                "network.keys": "k",
-                "weights.channel": "distributed",
-            },
-            "gloo and NCCL have no keys",
-        ),
+        ({**AWAY, "weights.into_servers": "gloo"}, r"engine\.urls=.*10\.0\.0\.2.*gloo and NCCL have no keys"),
+        ({**KEYS, "weights.channel": "distributed"}, r"network\.host=.*gloo and NCCL have no keys"),
         ({"engine.kind": "sglang"}, "set exactly one of engine.urls"),
         ({"engine.kind": "sglang", "engine.launch": True, "engine.router": "http://r"}, "set exactly one of"),
         ({"engine.kind": "sglang", "engine.urls": ["a:30000"]}, "must begin with http"),
