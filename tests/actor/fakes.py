@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,71 +21,15 @@ from asyncrl.actor.episode import EpisodeRunner, ToolPlayer
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.actor.tools.base import Tool
-from asyncrl.types import Purpose, Sampling, Ticket, Trajectory
+from asyncrl.types import Purpose, Role, Sampling, Ticket, Trajectory
 from tests.helpers import make_task
 
 END = "<|im_end|>"
 LIMITS = EpisodeLimits(max_turns=8, max_turn_tokens=4000, max_tokens=30_000, max_total_tokens=60_000)
 
-_SYSTEM = """\
-{%- set first = messages[0] %}
-{%- if tools %}
-    {{- '<|im_start|>system\\n' + (first.content + '\\n\\n' if first.role == 'system' else '') }}
-    {{- '# Tools\\n<tools>' }}
-    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
-    {{- '\\n</tools><|im_end|>\\n' }}
-{%- elif first.role == 'system' %}
-    {{- '<|im_start|>system\\n' + first.content + '<|im_end|>\\n' }}
-{%- endif %}
-"""
-_MESSAGES = """\
-{%- for message in messages %}
-    {%- if message.role == 'user' %}
-        {{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
-    {%- elif message.role == 'assistant' %}
-        %ASSISTANT%
-        {%- for call in message.tool_calls or [] %}
-            {%- if not loop.first or content %}{{- '\\n' }}{%- endif %}
-            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-            {{- call.function.arguments | tojson }}
-            {{- '}\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
-{%- endif %}
-"""
-_PLAIN = """\
-{%- set content = message.content %}
-        {{- '<|im_start|>assistant\\n' + content }}"""
-_THINKING = """\
-{%- set content, thought = message.content, '' %}
-        {%- if '</think>' in content %}
-            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {%- if loop.index0 > query.last and (loop.last or thought) %}
-            {{- '<|im_start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content }}
-        {%- else %}
-            {{- '<|im_start|>assistant\\n' + content }}
-        {%- endif %}"""
-_LAST_QUERY = """\
-{%- set query = namespace(last=0) %}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}{%- set query.last = loop.index0 %}{%- endif %}
-{%- endfor %}
-"""
-
-CHATML = _SYSTEM + _MESSAGES.replace("%ASSISTANT%", _PLAIN)
-QWEN3 = _SYSTEM + _LAST_QUERY + _MESSAGES.replace("%ASSISTANT%", _THINKING)
-"""As Qwen3's: thoughts stay only behind the last question, and the last turn gets an empty one where it has none."""
+_TEMPLATES = Path(__file__).parents[1] / "templates" / "jinja"
+CHATML = (_TEMPLATES / "chatml.jinja").read_text()
+QWEN3 = (_TEMPLATES / "qwen3.jinja").read_text()
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -172,10 +117,6 @@ class ScriptedEngine:
         generation = self.say(self._script[index], sampling.max_new_tokens)
         self.answered.append((self.requests[index][0], generation))
         return generation
-
-    @property
-    def sampled(self) -> list[Generation]:
-        return [generation for _, generation in self.answered]
 
     def say(self, turn: str | Cut | Generation, room: int) -> Generation:
         if isinstance(turn, Generation):
@@ -279,3 +220,25 @@ def make_ticket(name: str = "t1", purpose: Purpose = Purpose.TRAIN, min_version:
 def call(text: str, name: str = "echo") -> str:
     """A canonical tool call; `text` must need no JSON escapes."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {{"text": "{text}"}}}}\n</tool_call>'
+
+
+def assert_trains_what_was_sampled(trajectory: Trajectory, engine: ScriptedEngine) -> None:
+    """Each answer of the engine is trained once, behind its own prompt, with its own log-probs and versions. Nothing
+    else is trained, and every session was released."""
+    trained = np.zeros(len(trajectory), bool)
+    found = []
+    for turn in trajectory.turns:
+        if turn.role is Role.ASSISTANT:
+            [begin] = [start for start, end in trajectory.branches if start <= turn.start < end]
+            span = slice(turn.start, turn.end)
+            columns = (trajectory.tokens, trajectory.logprobs, trajectory.versions)
+            found.append([trajectory.tokens[begin : turn.start].tolist(), *(each[span].tolist() for each in columns)])
+            trained[span] = True
+    assert sorted(found) == sorted(
+        [prompt.tolist(), sampled.tokens.tolist(), sampled.logprobs.tolist(), sampled.versions.tolist()]
+        for prompt, sampled in engine.answered
+    )
+    np.testing.assert_array_equal(trajectory.loss_mask, trained)
+    assert (trajectory.versions[~trained] == -1).all()
+    assert not trajectory.logprobs[~trained].any()
+    assert {request[3] for request in engine.requests} <= set(engine.released)

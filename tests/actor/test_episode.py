@@ -19,7 +19,7 @@ from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.recorder import EpisodeLimits, LimitError
 from asyncrl.actor.tools.base import Tool
 from asyncrl.errors import InvariantError, ToolError
-from asyncrl.types import Finish, Role, Ticket, Trajectory
+from asyncrl.types import Finish, Ticket, Trajectory
 from tests.actor.fakes import (
     CHATML,
     END,
@@ -27,6 +27,7 @@ from tests.actor.fakes import (
     QWEN3,
     Cut,
     ScriptedEngine,
+    assert_trains_what_was_sampled,
     call,
     make_ticket,
     make_tokenizer,
@@ -51,9 +52,7 @@ def run(
     engine = ScriptedEngine(TOKENIZERS[template], script)
     tools = {"echo": tool or make_tool()[0]}
     trajectory = asyncio.run(play_with_tools(engine, CHATS[template], tools, ticket, limits, **options))
-    sampled = np.concatenate([each.tokens for each in engine.sampled])
-    np.testing.assert_array_equal(trajectory.tokens[trajectory.loss_mask], sampled)
-    assert {request[3] for request in engine.requests} <= set(engine.released)
+    assert_trains_what_was_sampled(trajectory, engine)
     return trajectory, engine
 
 
@@ -98,7 +97,7 @@ def test_random_conversations_equal_the_templates_rendering_and_train_what_was_s
     tool, _ = make_tool(answer_next)
     opening = [{"role": "system", "content": system}] if system is not None else []
     opening.append({"role": "user", "content": "Wie groß? 解"})
-    trajectory, engine = run(script, tool, make_ticket(messages=opening), template=template)
+    trajectory, _ = run(script, tool, make_ticket(messages=opening), template=template)
 
     conversation = list(opening)
     for message, (_, calls) in zip(said, [*turns, ("", [])], strict=True):
@@ -107,10 +106,6 @@ def test_random_conversations_equal_the_templates_rendering_and_train_what_was_s
     rendered = CHATS[template].rendered(conversation, shown).tolist()
     text = TOKENIZERS[template].apply_chat_template(conversation, tools=shown, tokenize=False)
     assert CHATS[template].text(rendered) == unicodedata.normalize("NFC", text).removesuffix("\n")
-    sampled = [generation.tokens for generation in engine.sampled]
-    assert [
-        trajectory.tokens[turn.start : turn.end].tolist() for turn in trajectory.turns if turn.role is Role.ASSISTANT
-    ] == [tokens.tolist() for tokens in sampled]
     if cut:
         before = trajectory.turns[-1].start
         assert trajectory.tokens[:before].tolist() == rendered[:before]
@@ -120,24 +115,11 @@ def test_random_conversations_equal_the_templates_rendering_and_train_what_was_s
         assert trajectory.finish is Finish.COMPLETED
 
 
-def test_log_probs_and_versions_are_the_engines_own_token_by_token():
-    trajectory, engine = run([call("a"), "done"])
-    mask = trajectory.loss_mask
-    for name in ("logprobs", "versions"):
-        expected = np.concatenate([getattr(generation, name) for generation in engine.sampled])
-        assert getattr(trajectory, name)[mask].tolist() == expected.tolist()
-    assert (trajectory.logprobs[~mask] == 0).all()
-    assert (trajectory.versions[~mask] == -1).all()
-
-
-def test_each_request_has_all_earlier_tokens_in_one_session():
-    trajectory, engine = run([call("a"), "done"])
-    (first, sampling, stop, session), (second, _, _, again) = engine.requests
-    assert session == again == "t1/1"
-    assert stop == CHATS[CHATML].stop_ids
-    assert (sampling.temperature, sampling.max_new_tokens) == (1.0, 4000)
-    assert first.tolist() == trajectory.tokens[: len(first)].tolist()
-    assert second.tolist() == trajectory.tokens[: len(second)].tolist()
+def test_each_request_is_one_of_the_episodes_session_with_the_tickets_temperature():
+    _, engine = run([call("a"), "done"])
+    for _, sampling, stop, session in engine.requests:
+        assert (session, stop) == ("t1/1", CHATS[CHATML].stop_ids)
+        assert (sampling.temperature, sampling.max_new_tokens) == (1.0, 4000)
     assert engine.released == ["t1", "t1/1"]
 
 
@@ -166,8 +148,7 @@ def test_a_tool_failure_is_retried_and_never_scored_as_zero(as_rendered: bool):
 def test_a_complete_call_in_a_cut_turn_is_not_made(as_rendered: bool):
     tool, log = make_tool()
     trajectory, _ = run([Cut(call("a"))], tool, as_rendered=as_rendered)
-    assert log.executed == []
-    assert trajectory.turns[-1].tool_calls == ()
+    assert (log.executed, trajectory.turns[-1].tool_calls) == ([], ())
     assert trajectory.finish is Finish.TRUNCATED
 
 

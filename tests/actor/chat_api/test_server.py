@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +14,25 @@ import numpy as np
 import pytest
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.agent import Agent, AgentError, AgentPlayer, load_agent
-from asyncrl.actor.chat_api.server import MAX_REQUEST_BYTES, ChatCounts, ChatServer
+from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer, load_agent
+from asyncrl.actor.chat_api.server import MAX_REQUEST_BYTES, ChatServer
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.recorder import EpisodeLimits
 from asyncrl.errors import ConfigError, EngineError, InvariantError
 from asyncrl.types import Finish, Role, Task, Trajectory
-from tests.actor.fakes import CHATML, END, QWEN3, Cut, ScriptedEngine, call, ids, make_ticket, make_tokenizer
-from tests.helpers import GENEROUS_S
+from tests.actor.fakes import (
+    CHATML,
+    END,
+    QWEN3,
+    Cut,
+    ScriptedEngine,
+    assert_trains_what_was_sampled,
+    call,
+    ids,
+    make_ticket,
+    make_tokenizer,
+)
 from tests.templates.families import tokenizer as family
 
 TOKENIZER = make_tokenizer(CHATML)
@@ -32,171 +43,160 @@ TOOL = {
     "function": {"name": "echo", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
 }
 
-Post = Callable[..., Awaitable[tuple[int, Any]]]
-Play = Callable[[Post], Awaitable[dict[str, float] | None]]
+
+class Agent:
+    """An agent's side of an episode: what it knows, sends and, at its end, returns or raises. `pending` are requests
+    that it does not wait for; they end before the episode's `trajectory` is there."""
+
+    def __init__(self, engine: ScriptedEngine, server: ChatServer) -> None:
+        self.engine = engine
+        self.counts = server.counts
+        self.outcome: dict[str, float] | Exception | None = None
+        self.pending: list[asyncio.Task[Any]] = []
+        self.address: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        self.done = asyncio.Event()
+        self.trajectory: Trajectory
+
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> dict[str, float] | None:
+        self.address.set_result((base_url, api_key))
+        await self.done.wait()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    async def send(self, url: str = "", key: str = "", headers: Any = None, **body: Any) -> tuple[int, Any]:
+        """The status and the body of the answer. `url` and `key` are the episode's, unless others are given."""
+        own_url, own_key = await self.address
+        headers = {"Authorization": f"Bearer {key or own_key}", **(headers or {})}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(f"{url or own_url}/chat/completions", **body) as answer,
+        ):
+            return answer.status, await (answer.json() if answer.content_type == "application/json" else answer.text())
+
+    async def post(self, *messages: dict[str, Any], **body: Any) -> tuple[int, Any]:
+        return await self.send(json={"messages": messages, **body})
+
+    async def ask(self, *messages: dict[str, Any], **body: Any) -> dict[str, Any]:
+        """The message of the answer."""
+        status, answer = await self.post(*messages, **body)
+        assert status == 200, answer
+        return dict(answer["choices"][0]["message"])
+
+    async def refusal(self, *messages: dict[str, Any], **body: Any) -> dict[str, Any]:
+        status, answer = await self.post(*messages, **body)
+        assert status == 400, answer
+        return dict(answer["error"])
 
 
-def agent_of(play: Play) -> Agent:
-    async def agent(task: Task, base_url: str, api_key: str) -> dict[str, float] | None:
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
-
-            async def post(messages: list[Any], **body: Any) -> tuple[int, Any]:
-                async with session.post(f"{base_url}/chat/completions", json={"messages": messages, **body}) as answer:
-                    if answer.content_type == "application/json":
-                        return answer.status, await answer.json()
-                    return answer.status, await answer.text()
-
-            return await play(post)
-
-    return agent
-
-
-def run(
-    script: list[Any],
-    play: Play,
+@asynccontextmanager
+async def episode(
+    script: list[Any] | ScriptedEngine,
     limits: EpisodeLimits = LIMITS,
     tokenizer: Any = TOKENIZER,
     end: str = END,
+    fails: tuple[type[Exception], str] | None = None,
     **options: Any,
-) -> tuple[Trajectory, ScriptedEngine, ChatCounts]:
-    chat = CHAT if tokenizer is TOKENIZER else Chat(tokenizer)
-    engine = ScriptedEngine(tokenizer, script, end=end)
-    trajectory, counts = play_with(engine, agent_of(play), limits, chat, **options)
-    return trajectory, engine, counts
-
-
-def play_with(
-    engine: ScriptedEngine,
-    agent: Agent,
-    limits: EpisodeLimits = LIMITS,
-    chat: Chat = CHAT,
-    left: Sequence[asyncio.Task[Any]] = (),
-    **options: Any,
-) -> tuple[Trajectory, ChatCounts]:
-    """The trajectory of an episode that `agent` plays; `left` are tasks of its own that end later."""
-
-    async def scenario() -> tuple[Trajectory, ChatCounts]:
-        server = ChatServer()
-        await server.start()
-        try:
-            runner = EpisodeRunner(engine, chat, AgentPlayer(agent, server), limits, **options)
-            trajectory = await runner.run(make_ticket("t/1"), lambda: None)
-            await asyncio.gather(*left)
-            return trajectory, server.counts
-        finally:
-            await server.close()
-
-    trajectory, counts = asyncio.run(asyncio.wait_for(scenario(), GENEROUS_S))
-    assert_follows_its_requests(trajectory, engine)
-    return trajectory, counts
-
-
-def assert_follows_its_requests(trajectory: Trajectory, engine: ScriptedEngine) -> None:
-    """The tokens before an answer in its branch are the engine's prompt, and every session was released."""
-    given = {tuple(sampled.tokens): prompt for prompt, sampled in engine.answered}
-    for start, end in trajectory.branches:
-        for turn in trajectory.turns:
-            if turn.role is Role.ASSISTANT and start <= turn.start < end:
-                np.testing.assert_array_equal(
-                    given[tuple(trajectory.tokens[turn.start : turn.end])], trajectory.tokens[start : turn.start]
-                )
-    assert {request[3] for request in engine.requests} <= set(engine.released)
+) -> AsyncIterator[Agent]:
+    """An episode whose agent does what the body does. Then it has a trajectory, or `fails` so."""
+    engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(tokenizer, script, end=end)
+    server = ChatServer()
+    await server.start()
+    agent = Agent(engine, server)
+    runner = EpisodeRunner(engine, Chat(tokenizer), AgentPlayer(agent, server), limits, **options)
+    running = asyncio.create_task(runner.run(make_ticket("t/1"), lambda: None))
+    try:
+        yield agent
+        agent.done.set()
+        if fails:
+            with pytest.raises(fails[0], match=fails[1]):
+                await running
+            return
+        agent.trajectory = await running
+        await asyncio.gather(*agent.pending)
+        assert_trains_what_was_sampled(agent.trajectory, engine)
+    finally:
+        running.cancel()
+        await server.close()
 
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def message_of(answer: tuple[int, Any]) -> dict[str, Any]:
-    status, body = answer
-    assert status == 200, body
-    return dict(body["choices"][0]["message"])
+def says(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
 
 
-def assert_as_sampled(trajectory: Trajectory, generations: list[Generation]) -> None:
-    """The trained tokens are those of `generations`, with their log-probs and versions."""
-    mask = trajectory.loss_mask
-    for name in ("tokens", "logprobs", "versions"):
-        expected = np.concatenate([getattr(each, name) for each in generations])
-        np.testing.assert_array_equal(getattr(trajectory, name)[mask], expected)
-
-
-def test_a_conversation_that_only_grows_is_one_trajectory_of_the_templates_own_tokens():
-    async def play(post: Post) -> dict[str, float]:
+async def test_a_conversation_that_only_grows_is_one_trajectory_of_the_templates_own_tokens():
+    async with episode(["hm " + call("15"), "fifteen", "yes"]) as agent:
         messages: list[Any] = [user("5*3?")]
-        first = message_of(await post(messages, tools=[TOOL]))
+        first = await agent.ask(*messages, tools=[TOOL])
         [made] = first["tool_calls"]
         assert json.loads(made["function"]["arguments"]) == {"text": "15"}
         messages += [first, {"role": "tool", "tool_call_id": made["id"], "content": "15"}]
-        second = message_of(await post(messages, tools=[TOOL]))
+        second = await agent.ask(*messages, tools=[TOOL])
         assert second["content"] == "fifteen"
         messages += [{**second, "refusal": None}, {"role": "user", "content": [{"type": "text", "text": "sure?"}]}]
-        assert message_of(await post(messages, tools=[TOOL]))["content"] == "yes"
-        return {"polite": 1}
+        assert (await agent.ask(*messages, tools=[TOOL]))["content"] == "yes"
+        agent.outcome = {"polite": 1}
 
-    trajectory, engine, counts = run(["hm " + call("15"), "fifteen", "yes"], play)
-    assert_as_sampled(trajectory, engine.sampled)
+    trajectory = agent.trajectory
     assert trajectory.id == "t/1"
     assert trajectory.finish is Finish.COMPLETED
     assert trajectory.rewards == {"polite": 1.0}
+    assert set(trajectory.timings) == {"wait", "generate", "agent"}
     roles = [turn.role for turn in trajectory.turns]
     assert roles == [Role.PROMPT, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
     conversation = [
         user("5*3?"),
-        {
-            "role": "assistant",
-            "content": "hm",
-            "tool_calls": [{"type": "function", "function": {"name": "echo", "arguments": {"text": "15"}}}],
-        },
+        says("hm", tool_calls=[{"type": "function", "function": {"name": "echo", "arguments": {"text": "15"}}}]),
         {"role": "tool", "name": "echo", "content": "15"},
-        {"role": "assistant", "content": "fifteen"},
+        says("fifteen"),
         user("sure?"),
     ]
     whole = TOKENIZER.apply_chat_template(conversation, tools=[TOOL], add_generation_prompt=True, tokenize=False)
     text = CHAT.text(trajectory.tokens)
     assert text == whole.replace("hm\n<tool_call>", "hm <tool_call>") + "yes" + END
-    assert counts.branches == 1
-    assert len({request[3] for request in engine.requests}) == 1
+    assert agent.counts.branches == 1
+    assert len({request[3] for request in agent.engine.requests}) == 1
 
 
-def test_an_agent_that_summarises_its_history_trains_all_of_it_and_its_last_completion_is_last():
-    async def play(post: Post) -> None:
-        asked = [user("dig"), message_of(await post([user("dig")], tools=[TOOL]))]
+async def test_an_agent_that_summarises_its_history_trains_all_of_it_and_its_last_completion_is_last():
+    async with episode([call("gold"), "there is gold", "sold it", "done"]) as agent:
+        asked = [user("dig"), await agent.ask(user("dig"), tools=[TOOL])]
         result = {"role": "tool", "tool_call_id": asked[1]["tool_calls"][0]["id"], "content": "gold"}
-        summary = message_of(await post([user("sum up: gold was found")]))["content"]
-        assert message_of(await post([user(summary), user("go on")]))["content"] == "sold it"
-        assert message_of(await post([*asked, result], tools=[TOOL]))["content"] == "done"
+        summary = (await agent.ask(user("sum up: gold was found")))["content"]
+        assert (await agent.ask(user(summary), user("go on")))["content"] == "sold it"
+        assert (await agent.ask(*asked, result, tools=[TOOL]))["content"] == "done"
 
-    trajectory, engine, counts = run([call("gold"), "there is gold", "sold it", "done"], play)
-    one, two, three, four = engine.sampled
-    assert_as_sampled(trajectory, [two, three, one, four])
+    trajectory = agent.trajectory
+    spans = [trajectory.tokens[turn.start : turn.end] for turn in trajectory.turns if turn.role is Role.ASSISTANT]
+    assert [CHAT.text(span) for span in spans] == [
+        each + END for each in ("there is gold", "sold it", call("gold"), "done")
+    ]
     assert [turn.tool_calls[0].arguments for turn in trajectory.turns if turn.tool_calls] == [{"text": "gold"}]
     assert len(trajectory.steps) == 4
     assert trajectory.finish is Finish.COMPLETED
-    assert counts.branches == len(trajectory.branches) == 3
+    assert agent.counts.branches == len(trajectory.branches) == 3
 
 
 @pytest.mark.parametrize(
     ("limits", "code"),
     [({"max_turn_tokens": 20, "max_total_tokens": 100}, "context_length_exceeded"), ({"max_turns": 3}, "turn_limit")],
 )
-def test_limits_hold_however_many_requests_come_at_once(limits: dict[str, int], code: str):
-    async def play(post: Post) -> None:
-        answers = await asyncio.gather(*(post([user(f"number {index}")]) for index in range(8)))
-        refused.extend(body["error"]["code"] for status, body in answers if status != 200)
-
-    refused: list[str] = []
-    script = [f"{index} is a number" for index in range(8)]
-    trajectory, engine, counts = run(script, play, replace(LIMITS, **limits))
-    assert len(trajectory) <= limits.get("max_total_tokens", len(trajectory))
-    assert len(trajectory.branches) <= limits.get("max_turns", 8)
-    assert_as_sampled(trajectory, engine.sampled)
-    assert trajectory.finish is Finish.TRUNCATED
+async def test_limits_hold_however_many_requests_come_at_once(limits: dict[str, int], code: str):
+    async with episode([f"{index} is a number" for index in range(8)], replace(LIMITS, **limits)) as agent:
+        answers = await asyncio.gather(*(agent.post(user(f"number {index}")) for index in range(8)))
+    refused = [body["error"]["code"] for status, body in answers if status != 200]
+    assert len(agent.trajectory) <= limits.get("max_total_tokens", len(agent.trajectory))
+    assert len(agent.trajectory.branches) <= limits.get("max_turns", 8)
+    assert agent.trajectory.finish is Finish.TRUNCATED
     assert set(refused) == {code}
-    assert counts.refused == len(refused) == 8 - counts.answered < 6
+    assert agent.counts.refused == len(refused) == 8 - agent.counts.answered < 6
 
 
-def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
+async def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
     begun, gave_up = asyncio.Event(), asyncio.Event()
 
     class Slow(ScriptedEngine):
@@ -210,32 +210,26 @@ def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
                     gave_up.set()
             return await super().generate(tokens, sampling, stop, session)
 
-    engine = Slow(TOKENIZER, ["a", "never", "b", "never", "c"])
-
-    async def impatient(post: Post, messages: list[Any]) -> None:
+    async def impatient(*messages: dict[str, Any]) -> None:
         begun.clear()
         gave_up.clear()
-        asking = asyncio.ensure_future(post(messages))
-        await asyncio.wait_for(begun.wait(), GENEROUS_S)
+        asking = asyncio.ensure_future(agent.post(*messages))
+        await begun.wait()
         asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.wait_for(gave_up.wait(), GENEROUS_S)
+        await gave_up.wait()
 
-    async def play(post: Post) -> None:
+    async with episode(Slow(TOKENIZER, ["a", "never", "b", "never", "c"])) as agent:
         messages = [user("one")]
-        messages += [message_of(await post(messages)), user("two")]
-        await impatient(post, messages)
-        messages += [message_of(await post(messages)), user("three")]
-        await impatient(post, [user("other")])
-        message_of(await post(messages))
-
-    trajectory, counts = play_with(engine, agent_of(play))
-    assert_as_sampled(trajectory, engine.sampled)
-    assert len(trajectory.branches) == 1
-    assert (counts.answered, counts.abandoned) == (3, 2)
+        messages += [await agent.ask(*messages), user("two")]
+        await impatient(*messages)
+        messages += [await agent.ask(*messages), user("three")]
+        await impatient(user("other"))
+        await agent.ask(*messages)
+    assert len(agent.trajectory.branches) == 1
+    assert (agent.counts.answered, agent.counts.abandoned) == (3, 2)
 
 
-def test_requests_in_flight_at_the_end_of_an_episode_are_not_recorded_and_no_fault(caplog: Any):
+async def test_requests_in_flight_at_the_end_of_an_episode_are_not_recorded_and_no_fault(caplog: Any):
     class Hanging(ScriptedEngine):
         async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
             if not self.requests:
@@ -248,271 +242,183 @@ def test_requests_in_flight_at_the_end_of_an_episode_are_not_recorded_and_no_fau
             aborted = Generation(none, none.astype(np.float32), none, "abort")
             return aborted if session.endswith("2") else self.say("too late", 100)
 
-    engine = Hanging(TOKENIZER, ["a"])
-    left: list[asyncio.Task[Any]] = []
-
-    async def leaves(task: Task, base_url: str, api_key: str) -> None:
-        async def post(session: aiohttp.ClientSession, messages: list[Any]) -> tuple[int, Any]:
-            async with session.post(f"{base_url}/chat/completions", json={"messages": messages}) as answer:
-                return answer.status, await answer.json()
-
-        async def stay(messages: list[Any]) -> int:
-            async with aiohttp.ClientSession(headers=headers) as session:
-                return (await post(session, messages))[0]
-
-        headers = {"Authorization": f"Bearer {api_key}"}
-        async with aiohttp.ClientSession(headers=headers) as session:
-            first = message_of(await post(session, [user("one")]))
-        requests = ([user("two")], [user("one"), first, user("go on")])
-        left.extend(asyncio.create_task(stay(messages)) for messages in requests)
-        while len(engine.requests) < 3:
+    async with episode(Hanging(TOKENIZER, ["a"])) as agent:
+        first = await agent.ask(user("one"))
+        for messages in ([user("two")], [user("one"), first, user("go on")]):
+            agent.pending.append(asyncio.create_task(agent.post(*messages)))
+        while len(agent.engine.requests) < 3:
             await asyncio.sleep(0)
-
-    trajectory, counts = play_with(engine, leaves, left=left)
-    assert [task.result() for task in left] == [503, 503]
-    assert_as_sampled(trajectory, engine.sampled)
-    assert trajectory.loss_mask[-1]
-    assert (counts.answered, counts.abandoned, counts.branches) == (1, 2, 1)
+    assert [task.result()[0] for task in agent.pending] == [503, 503]
+    assert agent.trajectory.loss_mask[-1]
+    assert (agent.counts.answered, agent.counts.abandoned, agent.counts.branches) == (1, 2, 1)
     assert "fails" not in caplog.text
 
 
-def test_a_branch_continues_behind_a_cut_answer_with_an_end_of_the_turn_that_is_not_trained():
-    async def play(post: Post) -> None:
-        status, body = await post([user("one")])
-        assert body["choices"][0]["finish_reason"] == "length"
-        message_of(await post([user("one"), message_of((status, body)), user("go on")]))
-
-    trajectory, engine, counts = run([Cut("never end"), "done"], play)
-    assert counts.branches == 1
+async def test_a_branch_continues_behind_a_cut_answer_with_an_end_of_the_turn_that_is_not_trained():
+    async with episode([Cut("never end"), "done"]) as agent:
+        _, body = await agent.post(user("one"))
+        [choice] = body["choices"]
+        assert choice["finish_reason"] == "length"
+        await agent.ask(user("one"), choice["message"], user("go on"))
+    trajectory = agent.trajectory
+    assert len(trajectory.branches) == 1
     assert trajectory.finish is Finish.COMPLETED
-    assert_as_sampled(trajectory, engine.sampled)
-    whole = [user("one"), {"role": "assistant", "content": "never end"}, user("go on")]
+    whole = [user("one"), says("never end"), user("go on")]
     rendered = TOKENIZER.apply_chat_template(whole, add_generation_prompt=True, tokenize=False)
     assert CHAT.text(trajectory.tokens) == rendered + "done" + END
     assert [turn.finish_reason for turn in trajectory.turns] == ["", "length", "", "stop"]
-    [end] = ids(TOKENIZER, END)
-    cut_at = trajectory.turns[1].end
-    assert trajectory.tokens[cut_at] == end
-    assert not trajectory.loss_mask[cut_at]
 
 
-def test_a_cut_answer_that_the_agent_changes_begins_a_new_branch():
-    async def play(post: Post) -> None:
-        first = message_of(await post([user("one")]))
-        message_of(await post([user("one"), {**first, "content": first["content"] + "."}, user("go on")]))
+@pytest.mark.parametrize(
+    ("trims", "sampled", "changed", "branches"),
+    [(False, "never end", ".", 2), (True, "never end", "", 1), (True, "never end ", "", 2)],
+)
+async def test_a_cut_answer_that_agent_or_template_change_begins_a_new_branch(
+    trims: bool, sampled: str, changed: str, branches: int
+):
+    template = CHATML.replace("content = message.content", "content = message.content" + " | trim" * trims)
+    async with episode([Cut(sampled), "done"], tokenizer=make_tokenizer(template)) as agent:
+        first = await agent.ask(user("one"))
+        await agent.ask(user("one"), says(first["content"] + changed), user("go on"))
+    start, end = agent.trajectory.branches[0]
+    assert agent.counts.branches == len(agent.trajectory.branches) == branches
+    assert CHAT.text(agent.trajectory.tokens[start:end]).endswith("done" + END if branches == 1 else sampled)
 
-    trajectory, _, counts = run([Cut("never end"), "done"], play)
-    assert counts.branches == 2
-    assert CHAT.text(trajectory.tokens[: trajectory.branches[0][1]]).endswith("never end")
 
-
-def test_two_requests_behind_one_cut_answer_both_see_its_end():
-    async def play(post: Post) -> None:
-        first = message_of(await post([user("one")]))
+async def test_two_requests_behind_one_cut_answer_both_see_its_end():
+    async with episode([Cut("never end"), "a", "b"]) as agent:
+        first = await agent.ask(user("one"))
         for text in ("go on", "stop it"):
-            message_of(await post([user("one"), first, user(text)]))
-
-    trajectory, engine, counts = run([Cut("never end"), "a", "b"], play)
-    assert counts.branches == 2
-    assert all(f"never end{END}" in CHAT.text(request[0]) for request in engine.requests[1:])
-    assert trajectory.sampled_tokens == sum(len(each.tokens) for each in engine.sampled)
-
-
-def test_a_cut_answer_that_the_template_changes_begins_a_new_branch():
-    async def play(post: Post) -> None:
-        first = message_of(await post([user("one")]))
-        message_of(await post([user("one"), first, user("go on")]))
-
-    trimming = make_tokenizer(CHATML.replace("content = message.content", "content = message.content | trim"))
-    for text, branches in (("never end", 1), ("never end ", 2)):
-        _, _, counts = run([Cut(text), "done"], play, tokenizer=trimming)
-        assert counts.branches == branches
+            await agent.ask(user("one"), first, user(text))
+    assert agent.counts.branches == 2
+    assert all(f"never end{END}" in CHAT.text(request[0]) for request in agent.engine.requests[1:])
 
 
 @pytest.mark.parametrize(("as_rendered", "branches"), [(False, 1), (True, 2)])
-def test_history_is_what_was_sampled_or_what_the_template_renders(as_rendered: bool, branches: int):
-    async def play(post: Post) -> None:
-        first = message_of(await post([user("one")]))
-        message_of(await post([user("one"), first, user("go on")]))
-
+async def test_history_is_what_was_sampled_or_what_the_template_renders(as_rendered: bool, branches: int):
     tokenizer = make_tokenizer(QWEN3)
     script = ["<think>\nwell\n</think>\n\none", "<think>\n\n</think>\n\ntwo"]
-    trajectory, engine, _ = run(script, play, tokenizer=tokenizer, as_rendered=as_rendered)
-    assert len(trajectory.branches) == branches
-    assert_as_sampled(trajectory, engine.sampled)
-    seen = CHAT.text(engine.requests[-1][0])
+    async with episode(script, tokenizer=tokenizer, as_rendered=as_rendered) as agent:
+        first = await agent.ask(user("one"))
+        await agent.ask(user("one"), first, user("go on"))
+    assert len(agent.trajectory.branches) == branches
+    seen = CHAT.text(agent.engine.requests[-1][0])
     assert ("well" in seen) == (not as_rendered)
     if as_rendered:
-        messages = [user("one"), {"role": "assistant", "content": script[0]}, user("go on")]
+        messages = [user("one"), says(script[0]), user("go on")]
         assert seen == tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
-def test_what_the_template_refuses_is_a_400_with_its_reason_and_the_episode_goes_on():
-    async def play(post: Post) -> None:
-        status, body = await post([{"role": "system", "content": "be brief"}, user("one")])
-        assert (status, body["error"]["code"]) == (400, "invalid_request_error")
-        assert "There is no system role" in body["error"]["message"]
-        message_of(await post([user("be brief: one")]))
-
-    trajectory, _, counts = run(["done"], play, tokenizer=family("gemma2"), end="<end_of_turn>")
-    assert trajectory.finish is Finish.COMPLETED
-    assert counts.refused == 1
+async def test_what_the_template_refuses_is_a_400_with_its_reason_and_the_episode_goes_on():
+    async with episode(["done"], tokenizer=family("gemma2"), end="<end_of_turn>") as agent:
+        error = await agent.refusal({"role": "system", "content": "be brief"}, user("one"))
+        assert error["code"] == "invalid_request_error"
+        assert "There is no system role" in error["message"]
+        await agent.ask(user("be brief: one"))
+    assert agent.trajectory.finish is Finish.COMPLETED
+    assert agent.counts.refused == 1
 
 
-def test_two_calls_of_an_agent_in_one_turn_are_a_400_where_the_template_shows_one():
-    async def play(post: Post) -> None:
-        answer = message_of(await post([user("one")], tools=[TOOL]))
+async def test_two_calls_of_an_agent_in_one_turn_are_a_400_where_the_template_shows_one():
+    async with episode([call("1") + call("2")], tokenizer=family("llama3_1"), end="<|eot_id|>") as agent:
+        answer = await agent.ask(user("one"), tools=[TOOL])
         assert "tool_calls" not in answer
         assert answer["content"].count("<tool_call>") == 2
         made = [{"id": name, "function": {"name": "echo", "arguments": '{"text": "1"}'}} for name in "ab"]
-        turn = {"role": "assistant", "content": "", "tool_calls": made}
         results = [{"role": "tool", "tool_call_id": name, "content": "1"} for name in "ab"]
-        status, body = await post([user("one"), turn, *results], tools=[TOOL])
-        assert status == 400
-        assert "one tool call at a time" in body["error"]["message"]
-
-    trajectory, _, _ = run([call("1") + call("2")], play, tokenizer=family("llama3_1"), end="<|eot_id|>")
-    assert trajectory.finish is Finish.COMPLETED
+        error = await agent.refusal(user("one"), says("", tool_calls=made), *results, tools=[TOOL])
+        assert "one tool call at a time" in error["message"]
+    assert agent.trajectory.finish is Finish.COMPLETED
 
 
-def test_a_client_that_streams_gets_the_same_in_one_piece():
-    async def play(post: Post) -> None:
-        status, text = await post([user("one")], stream=True)
-        events = [line.removeprefix("data: ") for line in text.splitlines() if line]
-        assert status == 200
-        assert events[-1] == "[DONE]"
-        assert json.loads(events[0])["choices"][0]["delta"]["content"] == "a"
+async def test_a_client_that_streams_gets_the_same_in_one_piece():
+    async with episode(["a"]) as agent:
+        status, text = await agent.post(user("one"), stream=True)
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert status == 200
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[0])["choices"][0]["delta"]["content"] == "a"
 
-    assert run(["a"], play)[0].sampled_tokens
+
+DEEP = {"function": {"name": "x", "arguments": "[" * 10**5}}
+REQUESTS = [
+    ({"n": 2}, "n=2"),
+    ({"stop": ["x"]}, "stop="),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": "text"}, "response_format"),
+    ({"max_tokens": 0}, "positive"),
+    ({"messages": []}, "list of messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "a message must have a role"),
+    ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls must be a list"),
+    ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "a tool call cannot be read"),
+    ({"tools": [{"name": "x"}]}, "a tool must be"),
+    ({"tools": {"name": "x"}}, "a tool must be"),
+    ({"tools": [{"function": {"name": "x", "parameters": {"properties": {"y": 3}}}}]}, "a tool must be"),
+]
+BODIES = [
+    ({"data": b"{}", "headers": {"Content-Type": "application/json; charset=none-such"}}, "not JSON"),
+    ({"data": b"{}", "headers": {"Content-Encoding": "gzip"}}, "not JSON"),
+    ({"data": b"[" * 10**5}, "not JSON"),
+    ({"data": b" " * (MAX_REQUEST_BYTES + 1)}, "more than"),
+]
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ({"n": 2}, "n=2"),
-        ({"stop": ["x"]}, "stop="),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"max_tokens": 0}, "positive"),
-        ({"messages": []}, "list of messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "a message must have a role"),
-        ({"tools": [{"name": "x"}]}, "a tool must be"),
-        ({"tools": {"name": "x"}}, "a tool must be"),
-        ({"tools": [{"function": {"name": "x", "parameters": {"properties": {"y": 3}}}}]}, "a tool must be"),
-        ({"response_format": "text"}, "response_format"),
-        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls must be a list"),
-        (
-            {
-                "messages": [
-                    {"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "[" * 10**5}}]}
-                ]
-            },
-            "a tool call cannot be read",
-        ),
-    ],
+    ("sent", "reason"),
+    [*(({"json": {"messages": [user("one")], **body}}, reason) for body, reason in REQUESTS), *BODIES],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_request_that_would_change_the_policy_or_cannot_be_recorded_is_refused_with_the_reason(body, reason):
-    async def play(post: Post) -> None:
-        status, answer = await post(**{"messages": [user("one")], **body})
+async def test_a_request_that_cannot_be_read_or_recorded_or_would_change_the_policy_is_refused(sent: Any, reason: str):
+    async with episode(["abcdefgh"]) as agent:
+        status, answer = await agent.send(**sent)
         assert status == 400
         assert reason in answer["error"]["message"]
-        message_of(await post([user("two")], max_tokens=3))
-
-    _, engine, counts = run(["abcdefgh", "abcdefgh"], play)
-    assert counts.refused == 1
-    assert engine.requests[-1][1].max_new_tokens == 3
+        await agent.ask(user("two"), max_tokens=3)
+    assert agent.counts.refused == 1
+    assert agent.engine.requests[-1][1].max_new_tokens == 3
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "reason"),
-    [
-        (b"{}", {"Content-Type": "application/json; charset=none-such"}, "not JSON"),
-        (b"{}", {"Content-Encoding": "gzip"}, "not JSON"),
-        (b"[" * 10**5, {}, "not JSON"),
-        (b" " * (MAX_REQUEST_BYTES + 1), {}, "more than"),
-    ],
-    ids=["charset", "encoding", "nesting", "size"],
-)
-def test_a_body_that_cannot_be_read_is_refused_and_the_episode_goes_on(body: bytes, headers: Any, reason: str):
-    async def agent(task: Task, base_url: str, api_key: str) -> None:
-        async with (
-            aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session,
-            session.post(f"{base_url}/chat/completions", data=body, headers=headers) as answer,
-        ):
-            assert answer.status == 400
-            assert reason in (await answer.json())["error"]["message"]
-        await agent_of(play)(task, base_url, api_key)
-
-    async def play(post: Post) -> None:
-        message_of(await post([user("one")]))
-
-    assert play_with(ScriptedEngine(TOKENIZER, ["a"]), agent)[1].refused == 1
+async def test_text_of_an_agent_that_has_no_encoding_is_recorded_with_a_question_mark():
+    async with episode(["a"]) as agent:
+        await agent.ask(user("half of a pair: \ud800"))
+    assert "half of a pair: ?" in TOKENIZER.decode(agent.trajectory.tokens)
 
 
-def test_text_of_an_agent_that_has_no_encoding_is_recorded_with_a_question_mark():
-    async def play(post: Post) -> None:
-        message_of(await post([user("half of a pair: \ud800")]))
-
-    trajectory, _, counts = run(["a"], play)
-    assert "half of a pair: ?" in TOKENIZER.decode(trajectory.tokens)
-    assert counts.refused == 0
-
-
-def test_a_request_without_room_or_turns_left_is_refused_with_its_code_and_the_episode_is_truncated():
-    async def play(post: Post) -> None:
-        first = message_of(await post([user("one")]))
-        status, answer = await post([user("one"), first, user("word " * 200)])
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        second = message_of(await post([user("one"), first, user("two")]))
-        status, answer = await post([user("one"), first, user("two"), second, user("three")])
-        assert (status, answer["error"]["code"]) == (400, "turn_limit")
-
-    trajectory, engine, _ = run(["a", "b"], play, replace(LIMITS, max_turns=2, max_turn_tokens=50, max_tokens=200))
-    assert trajectory.finish is Finish.TRUNCATED
-    assert_as_sampled(trajectory, engine.sampled)
+async def test_a_request_without_room_or_turns_left_is_refused_with_its_code_and_the_episode_is_truncated():
+    limits = replace(LIMITS, max_turns=2, max_turn_tokens=50, max_tokens=200)
+    async with episode(["a", "b"], limits) as agent:
+        messages = [user("one"), await agent.ask(user("one"))]
+        assert (await agent.refusal(*messages, user("word " * 200)))["code"] == "context_length_exceeded"
+        messages += [user("two"), await agent.ask(*messages, user("two"))]
+        assert (await agent.refusal(*messages, user("three")))["code"] == "turn_limit"
+    assert agent.trajectory.finish is Finish.TRUNCATED
 
 
-def test_only_the_episodes_own_key_opens_its_address():
-    async def play(post: Post) -> None:
-        message_of(await post([user("one")]))
-
-    async def nosy(task: Task, base_url: str, api_key: str) -> None:
-        for url, key in ((base_url, "guess"), (base_url.replace("t%2F1", "t2"), api_key)):
-            headers = {"Authorization": f"Bearer {key}"}
-            async with (
-                aiohttp.ClientSession(headers=headers) as session,
-                session.post(f"{url}/chat/completions", json={"messages": [user("x")]}) as answer,
-            ):
-                assert answer.status == 401
-        await agent_of(play)(task, base_url, api_key)
-
-    trajectory, _ = play_with(ScriptedEngine(TOKENIZER, ["a"]), nosy)
-    assert trajectory.sampled_tokens == len(ids(TOKENIZER, "a" + END))
+async def test_only_the_episodes_own_key_opens_its_address():
+    async with episode(["a"]) as agent:
+        url, _ = await agent.address
+        for other in ({"key": "guess"}, {"url": url.replace("t%2F1", "t2")}):
+            assert (await agent.send(**other, json={"messages": [user("x")]}))[0] == 401
+        await agent.ask(user("one"))
+    assert agent.trajectory.sampled_tokens == len(ids(TOKENIZER, "a" + END))
 
 
-def test_an_agent_that_raises_or_requests_nothing_and_an_engine_that_fails_make_no_trajectory():
-    async def raises(post: Post) -> None:
-        message_of(await post([user("one")]))
-        raise ValueError("I am lost")
-
-    async def silent(post: Post) -> None:
+async def test_an_agent_that_raises_or_requests_nothing_makes_no_trajectory():
+    async with episode(["a"], fails=(AgentError, "I am lost")) as agent:
+        await agent.ask(user("one"))
+        agent.outcome = ValueError("I am lost")
+    async with episode([], fails=(InvariantError, "before any request")):
         pass
 
-    async def swallows(post: Post) -> None:
-        message_of(await post([user("one")]))
-        status, _ = await post([user("two")])
-        assert status == 503
 
-    for finish in ("abort", "stop"):
-        empty = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), finish)
-        for play, error, reason in (
-            (raises, AgentError, "I am lost"),
-            (silent, InvariantError, "before any request"),
-            (swallows, EngineError, "aborted"),
-        ):
-            with pytest.raises(error, match=reason):
-                run(["a", empty], play)
+@pytest.mark.parametrize("finish", ["abort", "stop"])
+async def test_an_engine_that_fails_makes_no_trajectory_even_if_the_agent_hides_it(finish: str):
+    empty = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), finish)
+    async with episode(["a", empty], fails=(EngineError, "aborted")) as agent:
+        await agent.ask(user("one"))
+        assert (await agent.post(user("two")))[0] == 503
 
 
 async def my_agent(task: Task, base_url: str, api_key: str) -> None:
