@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,3 +75,19 @@ async def async_until(condition: Callable[[], Any], seconds: float = GENEROUS_S)
             return value
         await asyncio.sleep(0.002)
     raise AssertionError(f"the condition did not come true within {seconds} s")
+
+
+class FakeMetrics:
+    """A sink that keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, Any]]] = []
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.rows.append((step, dict(values)))
+
+    def close(self) -> None:
+        pass
+
+    def of(self, name: str) -> dict[int, Any]:
+        return {step: values[name] for step, values in self.rows if name in values}

@@ -43,29 +43,27 @@ def errors(text: str) -> list[str]:
     return [call.error for call in parse_tool_calls(text, SCHEMAS) if isinstance(call, MalformedCall)]
 
 
-def test_a_turn_without_calls_is_an_answer():
-    assert parse_tool_calls("The answer is 15.", SCHEMAS) == ()
+A, B = ToolCall("echo", {"text": "a"}), ToolCall("echo", {"text": "é", "times": 2})
+CODE = 'print("</tool_call><tool_call></think>")'
 
 
-def test_calls_are_read_in_order_whatever_stands_between_them():
-    text = (
-        "First\n" + made({"text": "a"}) + "then " + made({}, "bare") + wrapped("oops") + made({"text": "é", "times": 2})
-    )
-    first, second, third, fourth = parse_tool_calls(text, SCHEMAS)
-    assert first == ToolCall("echo", {"text": "a"})
-    assert second == ToolCall("bare", {})
-    assert isinstance(third, MalformedCall)
-    assert fourth == ToolCall("echo", {"text": "é", "times": 2})
-
-
-def test_marks_within_a_string_are_text():
-    code = 'print("</tool_call><tool_call></think>")'
-    assert parse_tool_calls(made({"text": code}), SCHEMAS) == (ToolCall("echo", {"text": code}),)
-
-
-def test_thoughts_make_no_calls():
-    text = "<think>\nmaybe " + made({"text": "a"}) + "or <tool_call></think>\n" + made({"text": "b"})
-    assert parse_tool_calls(text, SCHEMAS) == (ToolCall("echo", {"text": "b"}),)
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("The answer is 15.", []),
+        (
+            f"First\n{made(A.arguments)}then {made({}, 'bare')}{wrapped('oops')}{made(B.arguments)}",
+            [A, ToolCall("bare", {}), "malformed", B],
+        ),
+        (made({"text": CODE}), [ToolCall("echo", {"text": CODE})]),
+        (f"<think>\nmaybe {made(B.arguments)}or <tool_call></think>\n{made(A.arguments)}", [A]),
+        ('<tool_call>{"name": ' + made(A.arguments), ["malformed", A]),
+    ],
+    ids=["none", "several", "marks within a string", "thoughts", "behind an unclosed one"],
+)
+def test_the_calls_of_a_turn_are_read_in_order(text: str, calls: list[ToolCall | str]):
+    found = parse_tool_calls(text, SCHEMAS)
+    assert ["malformed" if isinstance(call, MalformedCall) else call for call in found] == calls
 
 
 @pytest.mark.parametrize(
@@ -103,12 +101,6 @@ def test_a_malformed_call_says_what_is_wrong(text: str, error: str):
     assert found.startswith("Error: ")
     assert error in found
     assert len(found) < 250
-
-
-def test_an_unclosed_call_does_not_hide_the_next_one():
-    broken, good = parse_tool_calls('<tool_call>{"name": ' + made({"text": "a"}), SCHEMAS)
-    assert isinstance(broken, MalformedCall)
-    assert good == ToolCall("echo", {"text": "a"})
 
 
 @given(

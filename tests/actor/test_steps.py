@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.steps import Split, find_split, split_steps
 from asyncrl.errors import ConfigError, InvariantError
-from asyncrl.types import Role, Step, Turn
+from asyncrl.types import Role, Turn
 from tests.actor.fakes import END, ids, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -32,30 +32,28 @@ def texts(split: Split, *turns: str, stop: bool = True) -> list[str]:
     return [CHAT.text(tokens[step.start : step.end]) for step in split_steps(split, tokens, spans, CHAT.piece)]
 
 
+TEXT = "One\nmore.\n\nTwo.\n \n\nThree"
+
+
 @pytest.mark.parametrize(
-    ("split", "steps"),
+    ("split", "turns", "steps"),
     [
-        ("turn", ["One\nmore.\n\nTwo.\n \n\nThree" + END, "Four" + END]),
-        ("paragraph", ["One\nmore.\n\n", "Two.\n \n\n", "Three" + END, "Four" + END]),
-        ("line", ["One\n", "more.\n\n", "Two.\n \n\n", "Three" + END, "Four" + END]),
+        ("turn", [TEXT, "Four"], [TEXT + END, "Four" + END]),
+        ("paragraph", [TEXT, "Four"], ["One\nmore.\n\n", "Two.\n \n\n", "Three" + END, "Four" + END]),
+        ("line", [TEXT, "Four"], ["One\n", "more.\n\n", "Two.\n \n\n", "Three" + END, "Four" + END]),
+        # Newlines at the start or end of a turn make no step of their own.
+        ("paragraph", ["\n\n\nOne\n\n\n"], ["\n\n\nOne\n\n\n" + END]),
+        ("line", ["\n"], ["\n" + END]),
+        # Characters of several tokens stay whole.
+        ("paragraph", ["解\n\n是 👩‍👩‍👧\n\n。"], ["解\n\n", "是 👩‍👩‍👧\n\n", "。" + END]),
     ],
 )
-def test_steps_are_turns_paragraphs_or_lines_of_what_the_policy_wrote(split: str, steps: list[str]):
-    assert texts(split, "One\nmore.\n\nTwo.\n \n\nThree", "Four") == steps
-
-
-def test_newlines_at_the_start_or_end_of_a_turn_make_no_step_of_their_own():
-    assert texts("paragraph", "\n\n\nOne\n\n\n") == ["\n\n\nOne\n\n\n" + END]
-    assert texts("line", "\n") == ["\n" + END]
+def test_steps_are_turns_paragraphs_or_lines_of_what_the_policy_wrote(split: str, turns: list[str], steps: list[str]):
+    assert texts(split, *turns) == steps
 
 
 def test_the_last_token_of_a_cut_turn_may_begin_a_step():
     assert texts("line", "a\nb", stop=False) == ["a\n", "b"]
-
-
-def test_characters_of_several_tokens_stay_whole():
-    assert len(ids(TOKENIZER, "解")) > 1
-    assert texts("paragraph", "解\n\n是 👩‍👩‍👧\n\n。") == ["解\n\n", "是 👩‍👩‍👧\n\n", "。" + END]
 
 
 def sentences(pieces: Sequence[str]) -> list[int]:
@@ -97,8 +95,3 @@ def test_steps_cover_each_turn_and_lose_nothing(turns: list[str], stop: bool):
 @given(st.lists(st.text(st.sampled_from("ab 解é"), min_size=1).filter(str.strip), min_size=1, max_size=5))
 def test_each_paragraph_is_one_step(paragraphs: list[str]):
     assert len(texts("paragraph", "\n\n".join(paragraphs))) == len(paragraphs)
-
-
-def test_nothing_outside_assistant_turns_is_a_step():
-    turns = [Turn(0, 2, Role.PROMPT), Turn(2, 3, Role.ASSISTANT, "length"), Turn(3, 5, Role.TOOL)]
-    assert split_steps("turn", np.zeros(5, np.int32), turns, CHAT.piece) == (Step(2, 3),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,15 @@ def failing(times: int, error: BaseException) -> Callable[[str], Awaitable[str]]
     return answer
 
 
+async def never(text: str) -> str:
+    await asyncio.Event().wait()
+    return text
+
+
+async def number(text: str) -> str:
+    return 5  # type: ignore[return-value]
+
+
 def test_a_failing_tool_is_tried_again():
     cls, log = make_tool(failing(2, OSError("down")))
     answers, toolbox = use(cls, lambda tools: tools.answer([echo("a")]))
@@ -60,22 +70,21 @@ def test_a_failing_tool_is_tried_again():
     assert (toolbox.counts.calls, toolbox.counts.failures) == (1, 2)
 
 
-def test_a_tool_that_fails_too_often_fails_the_episode_and_is_released_once():
-    cls, log = make_tool(failing(3, OSError("down")))
-    with pytest.raises(ToolError, match="tool echo failed to execute 3 times, at last with OSError: down"):
-        use(cls, lambda tools: tools.answer([echo("a")]))
-    assert log.released == 1
-
-
-def test_a_call_that_takes_too_long_is_a_failure_of_the_tool():
-    async def never(text: str) -> str:
-        await asyncio.Event().wait()
-        return text
-
-    cls, log = make_tool(never)
-    with pytest.raises(ToolError, match="2 times, at last with TimeoutError"):
-        use(cls, lambda tools: tools.answer([echo("a")]), ToolLimits(0.01, 1, 100))
-    assert (len(log.executed), log.released) == (2, 1)
+@pytest.mark.parametrize(
+    ("answer", "timeout_s", "tries", "reason"),
+    [
+        (failing(99, OSError("down")), 5.0, 3, "tool echo failed to execute 3 times, at last with OSError: down"),
+        (never, 0.01, 3, "3 times, at last with TimeoutError"),
+        (number, 5.0, 1, "answered with int"),
+    ],
+)
+def test_a_tool_that_fails_too_often_or_gives_no_text_fails_the_episode_and_is_released_once(
+    answer: Callable[[str], Awaitable[str]], timeout_s: float, tries: int, reason: str
+):
+    cls, log = make_tool(answer)
+    with pytest.raises(ToolError, match=reason):
+        use(cls, lambda tools: tools.answer([echo("a")]), replace(LIMITS, timeout_s=timeout_s))
+    assert (len(log.executed), log.released) == (tries, 1)
 
 
 def test_a_refusal_and_a_malformed_call_are_texts_for_the_policy():
@@ -102,24 +111,9 @@ async def test_calls_run_at_the_same_time_and_are_answered_in_their_order():
         assert await tools.answer([echo("c"), echo("a"), echo("b")]) == ["c", "a", "b"]
 
 
-def test_an_answer_that_is_no_text_is_a_failure():
-    async def number(text: str) -> str:
-        return 5  # type: ignore[return-value]
-
-    with pytest.raises(ToolError, match="answered with int"):
-        use(make_tool(number)[0], lambda tools: tools.answer([echo("a")]))
-
-
-def test_a_long_result_keeps_as_much_as_the_policy_may_see():
-    cls, _ = make_tool()
-    answers, _ = use(cls, lambda tools: tools.answer([echo("x" * 1000)]))
-    assert answers[0].count("x") == 100
-
-
-def test_half_a_surrogate_pair_in_a_result_reaches_no_tokenizer():
-    cls, _ = make_tool()
-    answers, _ = use(cls, lambda tools: tools.answer([echo("a\ud800")]))
-    assert answers == ["a?"]
+def test_a_long_result_is_cut_and_half_a_surrogate_pair_reaches_no_tokenizer():
+    answers, _ = use(make_tool()[0], lambda tools: tools.answer([echo("x" * 1000), echo("a\ud800")]))
+    assert (answers[0].count("x"), answers[1]) == (100, "a?")
 
 
 def test_each_tool_is_created_with_its_own_kwargs():
@@ -140,14 +134,13 @@ def test_every_tool_is_released_once_where_one_cannot_be_created_or_released():
 
 
 async def test_tools_are_released_to_the_end_when_the_episode_is_cancelled():
-    begun, may_end, ended = asyncio.Event(), asyncio.Event(), False
+    begun, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Slow(make_tool()[0]):  # type: ignore[misc]
         async def release(self) -> None:
-            nonlocal ended
             begun.set()
             await may_end.wait()
-            ended = True
+            ended.set()
 
     async def episode() -> None:
         async with Toolbox({"echo": Slow}, LIMITS).open(make_ticket()):
@@ -160,7 +153,7 @@ async def test_tools_are_released_to_the_end_when_the_episode_is_cancelled():
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ended
+    assert ended.is_set()
 
 
 def test_rewards_are_those_of_the_tools_that_were_used():

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from asyncrl.actor.rollout_metrics import RolloutMetrics
-from asyncrl.actor.worker import RolloutWorker, RunEpisode
-from asyncrl.errors import AsyncrlError, RefusedError, StoppedError, ToolError
+from asyncrl.actor.worker import RolloutWorker
+from asyncrl.errors import RefusedError, StoppedError, ToolError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
 from asyncrl.types import Purpose, Role, Ticket, ToolCall, Trajectory, Turn
 from tests.actor.fakes import ScriptedEngine, make_tokenizer
 from tests.fake_replay import FakeReplay, feed_ticket
-from tests.helpers import GENEROUS_S, async_until, make_task, make_trajectory
+from tests.helpers import GENEROUS_S, FakeMetrics, async_until, make_task, make_trajectory
 
 Begin = Callable[[], None]
+Act = Callable[[Ticket, Begin], Awaitable[None]]
 
 
 class Replay(FakeReplay):
@@ -66,31 +67,27 @@ class Replay(FakeReplay):
         await async_until(counted)
 
 
-class Metrics:
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, dict[str, Any]]] = []
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.rows.append((step, dict(values)))
-
-    def close(self) -> None: ...
-
-
-async def well(ticket: Ticket, begin: Begin) -> Trajectory:
-    return make_trajectory(ticket)
+async def nothing(ticket: Ticket, begin: Begin) -> None: ...
 
 
 @asynccontextmanager
 async def at_work(
     replay: Replay,
-    run: RunEpisode = well,
+    act: Act = nothing,
     concurrency: int = 4,
     limit_s: float = math.inf,
     renew_s: float = 1000.0,
     stopped: bool = True,
-) -> AsyncIterator[Metrics]:
-    """A running worker, which is `stopped` afterwards or ends by itself. Raises what the worker raised."""
-    before, sink, stop = asyncio.all_tasks(), Metrics(), asyncio.Event()
+    trajectory: Callable[[Ticket], Trajectory] = make_trajectory,
+) -> AsyncIterator[FakeMetrics]:
+    """A running worker, whose episodes `act` and then have a `trajectory`. Afterwards it is `stopped`, or ends by
+    itself. Raises what the worker raised."""
+
+    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+        await act(ticket, begin)
+        return trajectory(ticket)
+
+    before, sink, stop = asyncio.all_tasks(), FakeMetrics(), asyncio.Event()
     metrics = RolloutMetrics(ScriptedEngine(make_tokenizer(), []), [lambda: {"tool_calls": 2}], sink, interval_s=60.0)
     worker = asyncio.create_task(RolloutWorker(run, replay, replay, concurrency, metrics, limit_s, renew_s).run(stop))
     logging = asyncio.create_task(metrics.run(lambda: 0))
@@ -108,15 +105,14 @@ async def at_work(
 async def test_every_ticket_becomes_one_trajectory_and_no_more_run_than_allowed():
     replay, running, most = Replay(30), 0, 0
 
-    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+    async def act(ticket: Ticket, begin: Begin) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
         await asyncio.sleep(0.001)
         running -= 1
-        return make_trajectory(ticket)
 
-    async with at_work(replay, run):
+    async with at_work(replay, act):
         await replay.finished(30)
     assert sorted(replay.stored) == [feed_ticket(number) for number in range(30)]
     assert most == 4
@@ -139,20 +135,13 @@ async def test_a_ticket_is_held_until_its_trajectory_is_durable():
 async def test_a_full_worker_goes_on_renewing_its_leases():
     replay, may_end = Replay(2), asyncio.Event()
 
-    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+    async def act(ticket: Ticket, begin: Begin) -> None:
         await may_end.wait()
-        return make_trajectory(ticket)
 
-    async with at_work(replay, run, concurrency=2, renew_s=0.01):
+    async with at_work(replay, act, concurrency=2, renew_s=0.01):
         await async_until(lambda: sum(want == 0 and len(holding) == 2 for holding, want, _ in replay.requests) > 3)
         may_end.set()
         await replay.finished(2)
-
-
-async def test_the_next_episode_starts_as_soon_as_one_has_ended():
-    replay = Replay(20)
-    async with at_work(replay, concurrency=1, renew_s=1000.0):
-        await replay.finished(20)
 
 
 class Silent(Exception):  # noqa: N818
@@ -164,12 +153,11 @@ async def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_
     raised = (ToolError("broke"), ZeroDivisionError("a bug"), Silent())
     replay, errors = Replay(5), {feed_ticket(number): error for number, error in enumerate(raised)}
 
-    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+    async def act(ticket: Ticket, begin: Begin) -> None:
         if ticket.id in errors:
             raise errors[ticket.id]
-        return make_trajectory(ticket)
 
-    async with at_work(replay, run, concurrency=1) as metrics:
+    async with at_work(replay, act, concurrency=1) as metrics:
         await replay.finished(3 + 5)
     assert replay.failed.pop(feed_ticket(2)).startswith("Silent")
     assert replay.failed == {feed_ticket(0): "ToolError: broke", feed_ticket(1): "ZeroDivisionError: a bug"}
@@ -180,15 +168,14 @@ async def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_
 async def test_an_episode_that_takes_too_long_fails_and_waiting_for_a_version_does_not_count():
     replay, arrived, never = Replay(2), asyncio.Event(), asyncio.Event()
 
-    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+    async def act(ticket: Ticket, begin: Begin) -> None:
         if ticket.id == feed_ticket(0):
             await arrived.wait()
         begin()
         if ticket.id == feed_ticket(1):
             await never.wait()
-        return make_trajectory(ticket)
 
-    async with at_work(replay, run, limit_s=0.05):
+    async with at_work(replay, act, limit_s=0.05):
         # The limit passes for the running episode while the other one waits.
         await replay.finished(2)
         assert "actor.episode_timeout_s" in replay.failed[feed_ticket(1)]
@@ -201,12 +188,12 @@ async def test_an_episode_that_takes_too_long_fails_and_waiting_for_a_version_do
 async def test_a_trajectory_that_is_refused_or_cannot_be_sent_is_counted_and_its_ticket_fails():
     replay = Replay(3)
 
-    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+    def made(ticket: Ticket) -> Trajectory:
         large = (ToolCall("add", {"x": 2**70 if ticket.id == feed_ticket(1) else 1}),)
         turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", large))
         return make_trajectory(ticket, turns=turns, member=int(ticket.id == feed_ticket(0)))
 
-    async with at_work(replay, run) as metrics:
+    async with at_work(replay, trajectory=made) as metrics:
         await replay.finished(2 + 3)
     assert sorted(replay.stored) == [feed_ticket(0, attempt=1), feed_ticket(1, attempt=1), feed_ticket(2)]
     assert "says that it is member 1" in replay.failed[feed_ticket(0)]
@@ -222,12 +209,11 @@ async def test_a_ticket_that_comes_twice_runs_once():
 
     replay, ran = Repeating(2), []
 
-    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+    async def act(ticket: Ticket, begin: Begin) -> None:
         ran.append(ticket.id)
         await async_until(lambda: len(ran) == 2)
-        return make_trajectory(ticket)
 
-    async with at_work(replay, run):
+    async with at_work(replay, act):
         await replay.finished(2)
     assert sorted(ran) == [feed_ticket(0), feed_ticket(1)]
 
@@ -242,11 +228,10 @@ async def test_evaluation_runs_first_if_both_wait():
     replay, ran = Generous(3, held_out=[make_task(3), make_task(4)]), []
     replay.evaluate(0)
 
-    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+    async def act(ticket: Ticket, begin: Begin) -> None:
         ran.append(ticket.purpose)
-        return make_trajectory(ticket)
 
-    async with at_work(replay, run, concurrency=1):
+    async with at_work(replay, act, concurrency=1):
         await replay.finished(5)
     assert ran == [Purpose.EVAL] * 2 + [Purpose.TRAIN] * 3
 
@@ -254,15 +239,14 @@ async def test_evaluation_runs_first_if_both_wait():
 async def test_a_stop_cancels_running_episodes_and_reports_nothing_of_them():
     replay, released, running = Replay(3), [], []
 
-    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+    async def act(ticket: Ticket, begin: Begin) -> None:
         running.append(ticket.id)
         try:
             await asyncio.Event().wait()
         finally:
             released.append(ticket.id)
-        return make_trajectory(ticket)
 
-    async with at_work(replay, run) as metrics:
+    async with at_work(replay, act) as metrics:
         await async_until(lambda: len(running) == 3)
     assert sorted(released) == sorted(replay.core.holding()) == [feed_ticket(number) for number in range(3)]
     assert not replay.stored
@@ -287,27 +271,19 @@ async def test_all_calls_of_the_client_have_returned_after_a_stop():
     assert not replay.in_call
 
 
-class Raising(Replay):
-    def __init__(self, error: AsyncrlError) -> None:
-        super().__init__(1)
-        self._error = error
+async def test_a_source_that_refuses_ends_the_worker_with_its_reason_and_one_that_stops_ends_it():
+    class Raising(Replay):
+        def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
+            raise self.error
 
-    def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
-        super().tickets(holding, 0, waiting)
-        raise self._error
-
-
-async def test_a_source_that_refuses_ends_the_worker_with_its_reason():
-    replay = Raising(RefusedError("another protocol"))
+    replay = Raising(1)
+    replay.error = StoppedError("stopped")
+    async with at_work(replay, stopped=False):
+        pass
+    replay.error = RefusedError("another protocol")
     with pytest.raises(RefusedError, match="another protocol"):
         async with at_work(replay, stopped=False):
             pass
-
-
-async def test_a_client_that_is_stopped_stops_the_worker():
-    replay = Raising(StoppedError("stopped"))
-    async with at_work(replay, stopped=False):
-        pass
 
 
 async def test_metrics_are_logged_at_the_served_version():
@@ -329,7 +305,7 @@ def test_rates_are_those_since_the_last_log():
             tokens, seconds, idle = next(self.now)
             return type(super().stats())(tokens, seconds, idle, 0)
 
-    sink = Metrics()
+    sink = FakeMetrics()
     metrics = RolloutMetrics(Engine(make_tokenizer(), []), [], sink)
     metrics.write(running=2)
     metrics.write(running=1)

@@ -39,7 +39,7 @@ from asyncrl.replay.admission import Admission
 from asyncrl.types import BatchPlan, Role, Ticket, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
 from tests.fake_replay import FakeReplay
-from tests.helpers import make_trajectory
+from tests.helpers import FakeMetrics, make_trajectory
 
 VOCABULARY = 280
 
@@ -210,20 +210,6 @@ class FakePush:
         for filled in buckets:
             self.weights[version] |= on_host(filled)
         assert list(self.weights[version]) == [entry.name for bucket in plan for entry in bucket.entries]
-
-
-class FakeMetrics:
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, dict[str, Any]]] = []
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.rows.append((step, dict(values)))
-
-    def close(self) -> None:
-        pass
-
-    def of(self, name: str) -> dict[int, Any]:
-        return {step: values[name] for step, values in self.rows if name in values}
 
 
 class Run:

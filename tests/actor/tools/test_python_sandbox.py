@@ -25,17 +25,11 @@ def answer(code: str, **limits: Any) -> str:
     return asyncio.run(main())
 
 
-def test_what_a_program_prints_is_the_answer():
-    assert answer("print(5 * 3)\nprint('é解')") == "15\né解"
-
-
-def test_a_program_that_prints_nothing_is_told_so():
-    assert answer("5 * 3") == "(no output; print what you want to see)"
-
-
 @pytest.mark.parametrize(
     ("code", "seen"),
     [
+        ("print(5 * 3)\nprint('é解')", "15\né解"),
+        ("5 * 3", "(no output; print what you want to see)"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("oops(", "SyntaxError"),
         ("import sys; sys.exit(3)", "Error: the program ended with status 3."),
@@ -47,7 +41,7 @@ def test_a_program_that_prints_nothing_is_told_so():
         ("print('\\ud800')", "UnicodeEncodeError"),
     ],
 )
-def test_a_programs_own_failure_is_an_answer(code: str, seen: str):
+def test_what_a_program_prints_and_its_own_failure_are_answers(code: str, seen: str):
     assert seen in answer(code)
 
 
