@@ -67,10 +67,7 @@ def _actor(config: TrainConfig) -> Iterator[str]:
     actor = config.actor
     several = actor.agent is not None or actor.history == "template"
     if several and actor.max_total_tokens < actor.max_tokens:
-        yield (
-            "actor.max_total_tokens actor.max_tokens: an episode cannot be shorter than one of its sequences; raise "
-            "the first or lower the second"
-        )
+        yield "actor.max_total_tokens actor.max_tokens: sequences must fit into an episode; raise the first one"
     if actor.step_split not in ("turn", "paragraph", "line") and "." not in actor.step_split:
         yield "actor.step_split: use turn, paragraph or line, or the dotted path of a function"
     if not is_loopback(actor.chat_api_host) and not config.network.insecure:
@@ -81,10 +78,7 @@ def _engine(config: TrainConfig) -> Iterator[str]:
     engine, actor = config.engine, config.actor
     if engine.kind == "embedded":
         if actor.max_tokens > engine.max_length:
-            yield (
-                "actor.max_tokens engine.max_length: an episode must fit into a slot of the embedded engine; lower "
-                "the first or raise the second"
-            )
+            yield "actor.max_tokens engine.max_length: an episode must fit into a slot; lower the first key"
         return
     sources = {
         "engine.urls": bool(engine.urls),
@@ -99,20 +93,11 @@ def _engine(config: TrainConfig) -> Iterator[str]:
         if not all(url.startswith(("http://", "https://")) for url in urls):
             yield f"{key}: the url of a server must begin with http:// or https://"
     if engine.launch and engine.kind != "sglang":
-        yield (
-            "engine.launch engine.kind: only SGLang servers are started; start others yourself and name them in "
-            "engine.urls"
-        )
+        yield "engine.launch engine.kind: it starts SGLang servers only; start others yourself and set engine.urls"
     if config.cluster.actors > 1:
-        yield (
-            "cluster.actors engine.kind: a server belongs to one actor. Use one actor with more servers "
-            "(engine.server.count, engine.urls), or start others by hand (asyncrl actor ...), each with its own"
-        )
+        yield "cluster.actors engine.kind: a server has one actor; use more servers (engine.server.count, engine.urls)"
     if engine.kind == "vllm" and actor.temperature < VLLM_COLDEST:
-        yield (
-            f"actor.temperature engine.kind: vLLM would sample at {VLLM_COLDEST} instead, and log-probs would differ "
-            "from those that the learner computes; set that or more"
-        )
+        yield f"actor.temperature engine.kind: vLLM samples at {VLLM_COLDEST} or more; set that or more"
 
 
 def _weights(config: TrainConfig) -> Iterator[str]:
@@ -129,10 +114,7 @@ def _weights(config: TrainConfig) -> Iterator[str]:
 def _replay(config: TrainConfig) -> Iterator[str]:
     replay, groups = config.replay, config.learner.batch_size // config.learner.group_size
     if replay.shards > groups:
-        yield (
-            "replay.shards learner.batch_size learner.group_size: every shard gives some of the groups of a batch; "
-            f"there are {groups}, so use at most {groups} shards"
-        )
+        yield f"replay.shards learner.batch_size learner.group_size: a shard needs a group; use at most {groups} shards"
     if replay.shard >= replay.shards:
         yield f"replay.shard replay.shards: shards are numbered from 0 to {replay.shards - 1}"
     if replay.source is not None and not Path(replay.source).is_dir():
@@ -148,39 +130,24 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if batch % learner.minibatches:
         yield "learner.minibatches learner.batch_size: the first must divide the second"
     if learner.steps % publish:
-        yield (
-            "learner.steps learner.publish_every: the last weights must be published: make the first a multiple of "
-            "the second"
-        )
+        yield "learner.steps learner.publish_every: the last weights must be published; use a multiple of the second"
     if learner.checkpoint_every % publish:
-        yield (
-            "learner.checkpoint_every learner.publish_every: a resumed learner publishes its version again: make the "
-            "first a multiple of the second"
-        )
+        yield "learner.checkpoint_every learner.publish_every: checkpoints are versions; use a multiple of the second"
     if len(learner.betas) != 2:
         yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
     if learner.eval_every and config.data.eval is None:
         yield "learner.eval_every data.eval: evaluation needs data.eval, a Parquet file of held-out tasks"
     if config.implicit.train and config.algorithm.advantage.name != "prime":
-        yield (
-            "implicit.train algorithm.advantage.name: only the advantage prime reads the implicit model; use "
-            "algorithm=prime"
-        )
+        yield "implicit.train algorithm.advantage.name: only the advantage prime reads this model; use algorithm=prime"
 
 
 def _scoring(config: TrainConfig) -> Iterator[str]:
     scoring, kinds = config.scoring, configured(config.scoring)
     if scoring.timeout_s >= scoring.stall_s:
-        yield (
-            "scoring.timeout_s scoring.stall_s: a scorer that gives nothing for stall_s counts as hung; make the "
-            "first smaller than the second"
-        )
+        yield "scoring.timeout_s scoring.stall_s: the scorer would count as hung; make the first the smaller one"
     for source, needed in scoring.needs.items():
         if not needed or not set(needed) <= set(kinds):
-            yield (
-                f"scoring.needs: {source} must name some of the kinds that are configured: {', '.join(kinds)} "
-                "(scoring.prm.path and scoring.outcome_model.path configure the others)"
-            )
+            yield f"scoring.needs: {source} must name some of the kinds that are configured: {', '.join(kinds)}"
         if scoring.shadow and "rules" not in needed:
             yield f"scoring.shadow scoring.needs: nothing would be left to train {source} on: let it need rules"
     if not set(scoring.serve) <= set(kinds):
@@ -191,31 +158,16 @@ def _scoring(config: TrainConfig) -> Iterator[str]:
 def _shaping(config: TrainConfig) -> Iterator[str]:
     scoring, shaping = config.scoring, config.scoring.shaping
     if shaping.process_weight and scoring.prm.path is None:
-        yield (
-            "scoring.shaping.process_weight scoring.prm.path: step scores need scoring.prm.path, the folder or hub "
-            "name of a process reward model"
-        )
+        yield "scoring.shaping.process_weight scoring.prm.path: name a process reward model, which gives step scores"
     if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
-        yield (
-            "scoring.shadow scoring.shaping.outcome_weight: nothing else would be left to train on: give a weight to "
-            "the outcome"
-        )
+        yield "scoring.shadow scoring.shaping.outcome_weight: nothing is left to train on; give the outcome a weight"
     yield from _weightless(config)
     if shaping.use_logit_tanh and shaping.prm_aggregation == "product":
-        yield (
-            "scoring.shaping.prm_aggregation scoring.shaping.use_logit_tanh: a product of negative scores has no "
-            "meaning; use min, or the model's probabilities"
-        )
+        yield "scoring.shaping.prm_aggregation scoring.shaping.use_logit_tanh: a product needs scores above 0; use min"
     if shaping.prm_aggregation == "best_of_n" and all(part.name != "best_of_n" for part in config.algorithm.reward):
-        yield (
-            "scoring.shaping.prm_aggregation: the learner compares the members of a group: add {name: best_of_n} to "
-            "algorithm.reward"
-        )
+        yield "scoring.shaping.prm_aggregation: add {name: best_of_n} to algorithm.reward, which compares the members"
     if shaping.overlong_penalty and shaping.overlong_buffer > shaping.overlong_max_length:
-        yield (
-            "scoring.shaping.overlong_max_length scoring.shaping.overlong_buffer: with overlong_penalty set the first "
-            "must be at least the second"
-        )
+        yield "scoring.shaping.overlong_max_length scoring.shaping.overlong_buffer: the first must be the larger one"
     try:
         re.compile(shaping.answer_pattern)
     except re.error as error:
@@ -234,8 +186,7 @@ def _weightless(config: TrainConfig) -> Iterator[str]:
         if not shaping.environment_weight and not any(counts[kind] for kind in kinds):
             yield (
                 f"scoring.shaping.outcome_weight: nothing that {source} needs ({', '.join(kinds)}) has a weight in the "
-                "reward: give it one, or set scoring.shaping.prm_aggregation=per_step for an algorithm that reads the "
-                "steps"
+                "reward: give it one, or use prm_aggregation=per_step and an algorithm that reads the steps"
             )
 
 
