@@ -78,7 +78,7 @@ def skip_plan(run: InspectedRun, step: int, reason: str, give_up_s: float) -> in
 
 def _skip_in_store(run: InspectedRun, shard: int, step: int, reason: str) -> int:
     # Reads task files, which takes longer to import than all the rest.
-    from asyncrl.replay.from_config import max_bytes, replay_settings
+    from asyncrl.replay.from_config import replay_settings
     from asyncrl.replay.protocol import Call, SkipPlan
     from asyncrl.replay.service import ReplayService
 
@@ -88,7 +88,7 @@ def _skip_in_store(run: InspectedRun, shard: int, step: int, reason: str) -> int
     service = ReplayService(replay_settings(config), config.replay.lease_s, time.monotonic)
     path = shard_paths(run.folder)[shard]
     call = Call("SkipPlan", 0, SkipPlan(step, reason))
-    with closing(Store(path, max_bytes(config.replay), durable=True)) as store, store.transaction() as tx:
+    with closing(Store(path, int(config.replay.max_store_gb * 1e9), durable=True)) as store, store.transaction() as tx:
         reply = service.handle(tx, call)
     assert reply is not None
     return int(reply.body)

@@ -43,7 +43,7 @@ def summarise(tx: Transaction) -> StoreSummary:
     at_work = [(name, ticket.worker) for name, ticket in TicketRecord.all(tx) if ticket.worker]
     counts: dict[str, Counter[Any]] = {
         "states": Counter({**_live_states(tx), **{state.value: tx.counter(state) for state in ENDS}}),
-        "ready_groups": Counter(version - ready.oldest for _, ready in tx.ordered("ready", ReadyGroup)),
+        "ready_groups": Counter(version - ready.oldest for _, ready in tx.items("ready", ReadyGroup)),
         "planned_trajectories": _planned_lags(tx),
         "actors": Counter(tx.holders("held")),
         "scorers": Counter(tx.holders("leased")),

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum, auto
 from typing import Any, Literal, TypeVar
 
 import zmq
@@ -50,14 +49,6 @@ CREDIT_BYTES = 2 << 20
 """Bounds on the number and bytes of the unanswered requests of one client; one request always fits."""
 FETCH_CREDITS = 4
 """The bound on the number of requests whose replies are large."""
-
-
-class _Obstacle(Enum):
-    """Why requests must be sent again."""
-
-    BUSY = auto()
-    SILENT = auto()
-    BROKEN = auto()
 
 
 class ReplayClient:
@@ -238,9 +229,7 @@ class ReplayClient:
         started = time.monotonic()
         while len(answers) < len(messages):
             rest = {number: each for number, each in messages.items() if number not in answers}
-            obstacle = self._exchange(rest, credits, answers, started)
-            if obstacle is not None:
-                self._pause(obstacle, time.monotonic() - started)
+            self._exchange(rest, credits, answers, started)
         for number, (request, _) in zip(messages, requests, strict=True):
             if answers[number].kind == REFUSED:
                 raise RefusedError(f"the replay refused {request.kind}: {answers[number].reason}")
@@ -248,8 +237,8 @@ class ReplayClient:
 
     def _exchange(
         self, messages: Mapping[int, list[Buffer]], credits: int, answers: dict[int, Answer], started: float
-    ) -> _Obstacle | None:
-        """Send messages as credits allow and take answers; the obstacle where the rest must be sent again."""
+    ) -> None:
+        """Send messages as credits allow and take answers, until all have come or the rest must be sent again."""
         unsent, away = deque(messages.items()), dict[int, int]()
         self._watch.broke()
         deadline = time.monotonic() + self._retry_s
@@ -259,17 +248,20 @@ class ReplayClient:
                 self._socket.send_multipart(frames, copy=False)
                 away[number] = sum(map(len, frames))
             if time.monotonic() > deadline:
-                return _Obstacle.SILENT
+                return self._reconnect(started)
             answer = self._receive(started)
             if answer is None:
                 if self._watch.broke():
-                    return _Obstacle.BROKEN
+                    self._stop.wait(self._break_s)
+                    self._break_s = min(self._retry_s, 2 * self._break_s)
+                    return self._reconnect(started)
                 continue
             if answer.sequence and answer.sequence not in away:
                 continue
             if answer.kind == BUSY:
                 log.warning("the replay is busy: %s; asking again", answer.reason)
-                return _Obstacle.BUSY
+                self._stop.wait(self._retry_s)
+                return None
             if answer.sequence == 0:
                 raise RefusedError(f"the replay refused: {answer.reason}")
             deadline = time.monotonic() + self._retry_s
@@ -292,16 +284,11 @@ class ReplayClient:
             frames = self._socket.recv_multipart(copy=False)
         return decode_reply([frame.buffer for frame in frames])
 
-    def _pause(self, obstacle: _Obstacle, waited: float) -> None:
-        """Before requests are sent again: over a fresh connection, since the old one may lead nowhere."""
-        if obstacle is _Obstacle.BUSY:
-            self._stop.wait(self._retry_s)
-            return
+    def _reconnect(self, started: float) -> None:
+        """Take a fresh connection, since the old one may lead nowhere."""
         advice = f"; {CHECK_KEYS}" if self._keys else ""
+        waited = time.monotonic() - started
         log.warning("%s waits for the replay at %s since %.0f s%s", self._worker, self._endpoint, waited, advice)
-        if obstacle is _Obstacle.BROKEN:
-            self._stop.wait(self._break_s)
-            self._break_s = min(self._retry_s, 2 * self._break_s)
         self.close()
         self._connect()
 

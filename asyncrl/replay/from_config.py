@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from asyncrl.config import locations
 from asyncrl.config.needs import needs
-from asyncrl.config.schema import DataConfig, ReplayConfig, SamplerConfig, TrainConfig
+from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.data.reading import read_tasks
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised, Sampler
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Store
-from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +28,23 @@ FULL = 0.9
 
 def replay_settings(config: TrainConfig) -> ReplaySettings:
     """The settings of shard `replay.shard`. Raises DataError: its tasks cannot be read, or are too few."""
-    learner, replay, shard = config.learner, config.replay, config.replay.shard
+    learner, replay, data, shard = config.learner, config.replay, config.data, config.replay.shard
     groups = learner.batch_size // learner.group_size
     batch_size = len(range(shard, groups, replay.shards)) * learner.group_size
     return ReplaySettings(
         admission=Admission(
             replay.max_lag, batch_size * learner.publish_every, replay.sampler.max_times_sampled, replay.oversample
         ),
-        feed=_feed(config, read_tasks(config.data.train)),
-        held_out=read_tasks(config.data.eval) if config.data.eval else (),
+        feed=Feed(
+            read_tasks(data.train),
+            config.run.seed,
+            data.shuffle,
+            data.weights,
+            Band(data.band[0], data.band[1], data.band_revisit) if data.band else None,
+            shard,
+            replay.shards,
+        ),
+        held_out=read_tasks(data.eval) if data.eval else (),
         group_size=learner.group_size,
         batch_size=batch_size,
         publish_every=learner.publish_every,
@@ -94,23 +100,6 @@ def high_water_bytes(replay: ReplayConfig) -> int:
     return int(replay.max_store_gb * HIGH_WATER * 1e9)
 
 
-def max_bytes(replay: ReplayConfig) -> int:
-    """What one shard's store may have in all."""
-    return int(replay.max_store_gb * 1e9)
-
-
-def _feed(config: TrainConfig, tasks: Sequence[Task]) -> Feed:
-    data, replay = config.data, config.replay
-    return Feed(
-        tasks, config.run.seed, data.shuffle, data.weights, band(data), shard=replay.shard, shards=replay.shards
-    )
-
-
-def band(data: DataConfig) -> Band | None:
-    """The difficulty band, if there is one."""
-    return Band(data.band[0], data.band[1], data.band_revisit) if data.band else None
-
-
 def sampler(config: SamplerConfig) -> Sampler:
     """The sampler that `config.kind` names."""
     if config.kind == "prioritised":
@@ -118,13 +107,8 @@ def sampler(config: SamplerConfig) -> Sampler:
     return Freshest() if config.kind == "freshest" else Fifo()
 
 
-def store_path(config: TrainConfig, shard: int) -> Path:
-    """The folder of a shard's store."""
-    folder = locations.run_dir(config.run)
-    return folder / "replay" if config.replay.shards == 1 else folder / "replay" / str(shard)
-
-
 def open_store(config: TrainConfig) -> Store:
     """The store of the shard that `replay.shard` names. Raises StoreError: it cannot be opened."""
-    path = store_path(config, config.replay.shard)
-    return Store(path, max_bytes(config.replay), durable=config.replay.durability == "fsync")
+    replay, path = config.replay, locations.run_dir(config.run) / "replay"
+    path = path if replay.shards == 1 else path / str(replay.shard)
+    return Store(path, int(replay.max_store_gb * 1e9), durable=replay.durability == "fsync")

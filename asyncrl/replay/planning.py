@@ -39,23 +39,18 @@ class LearnerWaits:
 
     def asked(self, found: bool, missing: Callable[[], str]) -> None:
         """A plan was asked for, and was `found` or not; `missing` says what is, and is called when the wait begins."""
-        if found:
-            self._count()
-            self._since = None
-        elif self._since is None:
+        if self._since is None and not found:
             self._since, self._cause = self._clock(), missing()
+        elif found:
+            self.look(lambda: "")
+            self._since = None
 
     def look(self, missing: Callable[[], str]) -> None:
         """Count the time since the last look, and note what is missing now. Costs nothing while the learner works."""
         if self._since is not None:
-            self._count()
-            self._cause = missing()
-
-    def _count(self) -> None:
-        if self._since is not None:
             now = self._clock()
             self.seconds[self._cause] += now - self._since
-            self._since = now
+            self._since, self._cause = now, missing()
 
 
 class Planning:
@@ -81,7 +76,7 @@ class Planning:
             return recorded
         version = self._settings.version_at(step)
         self._evict(tx, version)
-        ready = list(tx.ordered("ready", ReadyGroup))
+        ready = list(tx.items("ready", ReadyGroup))
         if len(ready) < self._wanted:
             return None
         rng = np.random.default_rng([self._settings.seed, self._settings.shard, step])
@@ -106,7 +101,7 @@ class Planning:
             self._evict(tx, version)
 
     def _evict(self, tx: Transaction, version: int) -> None:
-        for order, ready in list(tx.ordered("ready", ReadyGroup)):
+        for order, ready in list(tx.items("ready", ReadyGroup)):
             if ready.oldest < self._settings.oldest_allowed(version):
                 tx.delete("ready", order)
                 group = GroupRecord.of(tx, ready.name)
@@ -114,7 +109,7 @@ class Planning:
                     tx.append("again", group.row)
                 self._groups.close(tx, ready.name, TrajectoryState.EVICTED)
 
-    def _record(self, tx: Transaction, step: int, chosen: Sequence[tuple[int, ReadyGroup, float]]) -> BatchPlan:
+    def _record(self, tx: Transaction, step: int, chosen: Sequence[tuple[bytes, ReadyGroup, float]]) -> BatchPlan:
         """Record the plan of the chosen groups: each has its order in `ready` and its importance weight."""
         entries = [
             (name, TrajectoryRecord.of(tx, name), weight)
@@ -138,7 +133,7 @@ class Planning:
             self._use(tx, order, ready.name)
         return plan
 
-    def _use(self, tx: Transaction, order: int, name: str) -> None:
+    def _use(self, tx: Transaction, order: bytes, name: str) -> None:
         group = GroupRecord.of(tx, name)
         group.sampled += 1
         group.save(tx, name)
@@ -194,7 +189,7 @@ class Planning:
 
     def _close_ready(self, tx: Transaction, names: set[str]) -> None:
         """Close those of the groups that could go into another plan."""
-        for order, ready in list(tx.ordered("ready", ReadyGroup)):
+        for order, ready in list(tx.items("ready", ReadyGroup)):
             if ready.name in names:
                 tx.delete("ready", order)
                 self._groups.close(tx, ready.name, TrajectoryState.DROPPED)

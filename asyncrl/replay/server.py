@@ -215,7 +215,10 @@ class ReplayServer:
         try:
             return self._attempt(tx, call, nested)
         except (lmdb.MapFullError, BusyError) as error:
-            reason = str(error) if isinstance(error, BusyError) else "the store is full; see replay.max_store_gb"
+            reason = str(error)
+            if isinstance(error, lmdb.MapFullError):
+                self._service.readers.free_dead(tx)
+                reason = "the store is full; see replay.max_store_gb"
             self._delays.say(f"{call.kind}: {reason}")
             return encode_reason(BUSY, call.sequence, reason)
         except (StoreError, lmdb.Error, _UndoError):
@@ -240,7 +243,8 @@ class ReplayServer:
 
     def _attempt(self, tx: Transaction, call: Call, nested: bool) -> Frames | None:
         if nested:
-            return self._attempt_nested(tx, call)
+            with tx.nested() as inner:
+                return self._reply(inner, call)
         writes = tx.writes
         try:
             return self._reply(tx, call)
@@ -248,16 +252,6 @@ class ReplayServer:
             if tx.writes > writes:
                 raise _UndoError from error
             raise
-
-    def _attempt_nested(self, tx: Transaction, call: Call) -> Frames | None:
-        try:
-            with tx.nested() as inner:
-                return self._reply(inner, call)
-        except lmdb.MapFullError:
-            if not self._service.readers.free_dead(tx):
-                raise
-        with tx.nested() as inner:
-            return self._reply(inner, call)
 
     def _reply(self, tx: Transaction, call: Call) -> Frames | None:
         reply = self._service.handle(tx, call)

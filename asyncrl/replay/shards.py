@@ -7,8 +7,9 @@ need it wait.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, TypeVar
 
 from asyncrl.ids import shard_of
@@ -63,21 +64,15 @@ class ShardedReplay:
         return join_evaluations(done) if len(done) == len(self._clients) else None
 
     def _all(self, ask: Callable[[ReplayClient], T]) -> list[T]:
-        return _results(self._threads.submit(ask, client).result for client in self._clients)
+        return list(self._threads.map(ask, self._clients))
 
     def _by_id(self, ids: Sequence[str], ask: Callable[[ReplayClient, Sequence[str]], Sequence[T]]) -> list[T]:
         own: dict[int, list[str]] = defaultdict(list)
         for name in ids:
             own[shard_of(name, len(self._clients))].append(name)
-        asked = [self._threads.submit(ask, self._clients[shard], names).result for shard, names in own.items()]
-        found: dict[str, T] = {}
-        for names, values in zip(own.values(), _results(asked), strict=True):
-            found.update(zip(names, values, strict=True))
+        parts = self._threads.map(lambda shard: ask(self._clients[shard], own[shard]), own)
+        found = dict(zip(chain.from_iterable(own.values()), chain.from_iterable(parts), strict=True))
         return [found[name] for name in ids]
-
-
-def _results(waits: Iterable[Callable[[], T]]) -> list[T]:
-    return [wait() for wait in list(waits)]
 
 
 def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:

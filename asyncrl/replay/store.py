@@ -208,11 +208,6 @@ class Transaction:
             return None
         return key, self._unpacked(table, key, cursor.value(), kind)
 
-    def ordered(self, table: str, kind: type[T]) -> Iterator[tuple[int, T]]:
-        """Orders and values of an ordered table that has one queue."""
-        for key, value in self.items(table, kind):
-            yield int.from_bytes(key, "big"), value
-
     def counter(self, name: str) -> int:
         if name not in self._counters:
             self._counters[name] = self.get("meta", name, int) or 0
