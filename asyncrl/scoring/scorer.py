@@ -27,8 +27,8 @@ from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, Reward
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import (
-    EpisodeScores,
     Scores,
+    accuracy,
     aggregate,
     earned,
     middle,
@@ -183,33 +183,30 @@ class Scorer:
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         texts = [each.plain for branch in self._transcripts(lease) for each in branch if each.is_step]
         steps = step_texts(trajectory, texts)
-        counted, kept, process = _NO_SCORES, list[int](), None
+        counted, kept = step_scores, list[int]()
+        models = {name: score for name, score in numbers.items() if name == "outcome_model"}
         if len(step_scores):
             counted, kept = earned(step_scores, steps, trajectory.sampled_tokens, config)
-            process = aggregate(counted, config.prm_aggregation)
-        models = {"outcome_model": numbers.get("outcome_model"), "process": process}
-        scores = EpisodeScores(
-            trajectory.sampled_tokens,
-            rules=numbers.get("rules"),
-            outcome=numbers.get("outcome"),
-            outcome_model=None if shadow else models["outcome_model"],
-            process=None if shadow else models["process"],
-            environment=float(sum(trajectory.rewards.values())),
-        )
-        reward, parts = shape(scores, config)
+            if (process := aggregate(counted, config.prm_aggregation)) is not None:
+                models["process"] = process
+        scores = {} if shadow else dict(models)
+        if "rules" in numbers:
+            scores |= {"rules": numbers["rules"], "accuracy": accuracy(numbers["outcome"])}
+        scores["environment"] = float(sum(trajectory.rewards.values()))
+        reward, parts = shape(scores, trajectory.sampled_tokens, config)
         by_rule = {name: score for name, score in numbers.items() if name.startswith("rule/")}
-        shadowed = {f"shadow/{name}": score for name, score in models.items() if shadow and score is not None}
+        shadowed = {f"shadow/{name}": score for name, score in models.items() if shadow}
         labels = Labels(
             trajectory_id=trajectory.id,
             reward=reward,
-            outcome=_outcome(scores, counted, trajectory.id),
+            outcome=_outcome(numbers.get("outcome"), scores, counted, trajectory.id),
             scorer=self._name(lease),
             step_scores=_NO_SCORES if shadow else transformed(counted, config),
             step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
             extra=by_rule | parts | shadowed,
         )
         share = sum(repeated(steps)) / max(1, len(steps))
-        return ScoredEpisode(labels, True, step_scores, share, self._agree(step_scores, scores.accuracy))
+        return ScoredEpisode(labels, True, step_scores, share, self._agree(step_scores, scores.get("accuracy")))
 
     def _agree(self, step_scores: Scores, accuracy: float | None) -> bool | None:
         if accuracy is None or not len(step_scores):
@@ -230,10 +227,10 @@ class Scorer:
         return "+".join([*before, *(names[kind] for kind in lease.kinds)])
 
 
-def _outcome(scores: EpisodeScores, steps: Scores, trajectory_id: str) -> float:
+def _outcome(rules: float | None, scores: Mapping[str, float], steps: Scores, trajectory_id: str) -> float:
     """The score of the first kind that has one, at last the mean of the steps. Raises ScoringError: there is none."""
     mean = float(steps.mean()) if len(steps) else None
-    for score in (scores.outcome, scores.outcome_model, scores.process, mean):
+    for score in (rules, scores.get("outcome_model"), scores.get("process"), mean):
         if score is not None:
             return score
     raise ScoringError(f"no rule and no model says anything about {trajectory_id}: see scoring.needs")

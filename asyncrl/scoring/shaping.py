@@ -59,17 +59,12 @@ class StepText:
 
 def step_texts(trajectory: Trajectory, texts: Sequence[str]) -> list[StepText]:
     """The steps of a trajectory, whose texts are given."""
-    calling = [(turn.start, turn.end) for turn in trajectory.turns if turn.tool_calls]
     starts = [start for start, _ in trajectory.branches]
-    return [
-        StepText(
-            text,
-            step.end - step.start,
-            any(start <= step.start < end for start, end in calling),
-            bisect_right(starts, step.start) - 1,
-        )
-        for step, text in zip(trajectory.steps, texts, strict=True)
-    ]
+    found = []
+    for step, text in zip(trajectory.steps, texts, strict=True):
+        calls = any(turn.start <= step.start < turn.end for turn in trajectory.turns if turn.tool_calls)
+        found.append(StepText(text, step.end - step.start, calls, bisect_right(starts, step.start) - 1))
+    return found
 
 
 def repeated(steps: Iterable[StepText]) -> list[bool]:
@@ -132,52 +127,40 @@ def transformed(scores: Scores, config: ShapingConfig) -> Scores:
     return scores
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeScores:
-    """All scores of one episode; None for a kind of scoring that it did not need.
+def accuracy(outcome: float) -> float:
+    """1 for a right answer, 0 for a wrong one. An answer is right if the first rule gives more than a half."""
+    return float(outcome > 0.5)
 
-    `rules` is the weighted sum of the rules, `outcome` the score of the first of them; `environment` is the sum of the
-    tools' own rewards, and `length` the number of policy tokens.
+
+def shape(scores: Mapping[str, float], length: int, config: ShapingConfig) -> tuple[float, dict[str, float]]:
+    """The reward of an episode of `length` policy tokens, and its parts by name: unweighted scores, and bonuses and
+    penalties as they are added. A configured bonus is 0 for an episode that does not get it.
+
+    `scores` may have `rules` (the weighted sum of the rules), `accuracy`, `outcome_model`, `process` and `environment`
+    (the sum of the tools' own rewards); a kind of scoring that the episode did not need is absent.
     """
-
-    length: int
-    rules: float | None = None
-    outcome: float | None = None
-    outcome_model: float | None = None
-    process: float | None = None
-    environment: float = 0.0
-
-    @property
-    def accuracy(self) -> float | None:
-        """1 for a right answer, 0 for a wrong one. An answer is right if the first rule gives more than a half."""
-        return None if self.outcome is None else float(self.outcome > 0.5)
-
-
-def shape(scores: EpisodeScores, config: ShapingConfig) -> tuple[float, dict[str, float]]:
-    """The reward of one episode and its parts by name: unweighted scores, and bonuses and penalties as they are added.
-    A configured bonus is 0 for an episode that does not get it."""
-    weighted = {
-        "rules": (config.outcome_weight, scores.rules),
-        "outcome_model": (config.outcome_model_weight, scores.outcome_model),
-        "process": (config.process_weight, scores.process),
-        "environment": (config.environment_weight, scores.environment),
-        "accuracy": (config.prm_acc_bonus_weight, scores.accuracy),
+    weights = {
+        "rules": config.outcome_weight,
+        "outcome_model": config.outcome_model_weight,
+        "process": config.process_weight,
+        "environment": config.environment_weight,
+        "accuracy": config.prm_acc_bonus_weight,
     }
-    known = {name: (weight, score) for name, (weight, score) in weighted.items() if score is not None}
-    bonuses = _bonuses(scores, config)
-    reward = sum(weight * score for weight, score in known.values()) + sum(bonuses.values())
-    return reward, {name: score for name, (_, score) in known.items()} | bonuses
+    bonuses = _bonuses(scores.get("accuracy"), length, config)
+    parts = {name: scores[name] for name in weights if name in scores}
+    reward = sum(weights[name] * score for name, score in parts.items()) + sum(bonuses.values())
+    return reward, parts | bonuses
 
 
-def _bonuses(scores: EpisodeScores, config: ShapingConfig) -> dict[str, float]:
+def _bonuses(accuracy: float | None, length: int, config: ShapingConfig) -> dict[str, float]:
     bonuses: dict[str, float] = {}
     if config.overlong_penalty:
         # 0 up to overlong_max_length - overlong_buffer, then linearly to -1 (DAPO).
-        room = config.overlong_max_length - config.overlong_buffer - scores.length
+        room = config.overlong_max_length - config.overlong_buffer - length
         bonuses["overlong"] = config.overlong_penalty * min(0.0, max(-1.0, room / config.overlong_buffer))
-    if scores.accuracy is not None and config.length_bonus_weight:
-        distance = abs(scores.length - config.target_response_length) / config.target_response_length
-        bonuses["length_bonus"] = config.length_bonus_weight * scores.accuracy * max(0.0, 1 - distance)
-    if scores.accuracy is not None and config.enable_anti_hack and config.incorrect_answer_penalty:
-        bonuses["incorrect_answer"] = config.incorrect_answer_penalty * (1 - scores.accuracy)
+    if accuracy is not None and config.length_bonus_weight:
+        distance = abs(length - config.target_response_length) / config.target_response_length
+        bonuses["length_bonus"] = config.length_bonus_weight * accuracy * max(0.0, 1 - distance)
+    if accuracy is not None and config.enable_anti_hack and config.incorrect_answer_penalty:
+        bonuses["incorrect_answer"] = config.incorrect_answer_penalty * (1 - accuracy)
     return bonuses

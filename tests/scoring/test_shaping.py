@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config.schema import ShapingConfig
-from asyncrl.scoring.shaping import EpisodeScores, StepText, aggregate, earned, repeated, shape, transformed
+from asyncrl.scoring.shaping import StepText, accuracy, aggregate, earned, repeated, shape, transformed
 
 SCORES = np.array([0.5, 0.25, 1.0], np.float32)
 
@@ -127,53 +127,48 @@ def test_the_reward_is_the_weighted_sum_of_its_named_parts():
         environment_weight=0.25,
         prm_acc_bonus_weight=3.0,
     )
-    found = EpisodeScores(10, rules=1.1, outcome=1.0, outcome_model=0.8, process=0.25, environment=2.0)
-    reward, parts = shape(found, config)
-    assert parts == {
-        "rules": 1.1,
-        "outcome_model": 0.8,
-        "process": 0.25,
-        "environment": 2.0,
-        "accuracy": 1.0,
-    }
+    scores = {"rules": 1.1, "outcome_model": 0.8, "process": 0.25, "environment": 2.0, "accuracy": 1.0}
+    reward, parts = shape(scores, 10, config)
+    assert parts == scores
     assert reward == pytest.approx(2.2 + 0.1 + 0.125 + 0.5 + 3.0)
 
 
-def test_by_default_the_rules_alone_are_the_reward_and_the_parts_are_still_told():
-    reward, parts = shape(EpisodeScores(10, rules=0.5, outcome=0.5, process=0.9, environment=3.0), ShapingConfig())
-    assert reward == 0.5
-    assert set(parts) == {"rules", "process", "environment", "accuracy"}
+def test_by_default_the_rules_alone_are_the_reward():
+    assert shape({"rules": 0.5, "accuracy": 0.0, "process": 0.9, "environment": 3.0}, 10, ShapingConfig())[0] == 0.5
 
 
 def test_a_kind_that_a_source_does_not_need_is_no_part_of_its_reward():
-    assert shape(EpisodeScores(10, process=0.5), ShapingConfig(process_weight=2.0, prm_acc_bonus_weight=9.0))[0] == 1.0
+    config = ShapingConfig(process_weight=2.0, prm_acc_bonus_weight=9.0)
+    assert shape({"process": 0.5}, 10, config) == (1.0, {"process": 0.5})
 
 
-@pytest.mark.parametrize(("outcome", "accuracy"), [(1.0, 1.0), (0.51, 1.0), (0.5, 0.0), (-1.0, 0.0)])
-def test_an_answer_is_right_where_the_first_rule_gives_more_than_a_half(outcome, accuracy):
-    assert EpisodeScores(1, outcome=outcome).accuracy == accuracy
+def test_an_answer_is_right_where_the_first_rule_gives_more_than_a_half():
+    assert [accuracy(outcome) for outcome in (1.0, 0.51, 0.5, -1.0)] == [1.0, 1.0, 0.0, 0.0]
+
+
+RIGHT, WRONG = {"rules": 1.0, "accuracy": 1.0}, {"rules": 0.0, "accuracy": 0.0}
 
 
 @pytest.mark.parametrize(("length", "bonus"), [(400, 0.05), (200, 0.025), (600, 0.025), (800, 0), (1, 0.05 / 400)])
 def test_the_length_bonus_is_only_for_right_answers(length, bonus):
     config = ShapingConfig(length_bonus_weight=0.05)
-    reward, parts = shape(EpisodeScores(length, rules=1.0, outcome=1.0), config)
+    reward, parts = shape(RIGHT, length, config)
     assert reward == pytest.approx(1 + bonus)
     assert parts["length_bonus"] == pytest.approx(bonus)
-    assert shape(EpisodeScores(length, rules=0.0, outcome=0.0), config)[0] == 0
+    assert shape(WRONG, length, config)[0] == 0
 
 
 def test_a_wrong_answer_pays_the_penalty_while_anti_hack_is_on():
     config = ShapingConfig(incorrect_answer_penalty=-0.5)
-    assert shape(EpisodeScores(1, rules=0.0, outcome=0.0), config)[0] == -0.5
-    assert shape(EpisodeScores(1, rules=1.0, outcome=1.0), config)[1]["incorrect_answer"] == 0
+    assert shape(WRONG, 1, config)[0] == -0.5
+    assert shape(RIGHT, 1, config)[1]["incorrect_answer"] == 0
     config.enable_anti_hack = False
-    assert shape(EpisodeScores(1, rules=0.0, outcome=0.0), config)[0] == 0
+    assert shape(WRONG, 1, config)[0] == 0
 
 
 @pytest.mark.parametrize(("length", "penalty"), [(1, 0), (60, 0), (80, -0.25), (90, -0.375), (100, -0.5), (999, -0.5)])
 def test_the_overlong_penalty_grows_linearly_over_the_buffer(length, penalty):
     config = ShapingConfig(overlong_penalty=0.5, overlong_max_length=100, overlong_buffer=40)
-    reward, parts = shape(EpisodeScores(length, rules=1.0, outcome=1.0), config)
+    reward, parts = shape(RIGHT, length, config)
     assert reward == pytest.approx(1 + penalty)
     assert parts["overlong"] == pytest.approx(penalty)

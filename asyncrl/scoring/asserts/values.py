@@ -13,15 +13,21 @@ from typing import Any
 
 _CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
 _MAPPINGS: tuple[Any, ...] = (Counter, dict)
-# A datetime is a date too.
-_TIMES: tuple[Any, ...] = (datetime, date, time)
-_TEXTS: dict[type, Callable[[str], Any]] = {
-    Fraction: Fraction,
-    Decimal: Decimal,
-    complex: complex,
-    bytes: bytes.fromhex,
-    bytearray: bytearray.fromhex,
-}
+
+_LEAVES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
+    (Fraction, lambda value: str(Fraction(value)), Fraction),
+    (Decimal, lambda value: str(Decimal(value)), Decimal),
+    (complex, lambda value: str(complex(value)), complex),
+    (bytes, bytes.hex, bytes.fromhex),
+    (bytearray, bytearray.hex, bytearray.fromhex),
+    # A datetime is a date too.
+    (datetime, datetime.isoformat, datetime.fromisoformat),
+    (date, date.isoformat, date.fromisoformat),
+    (time, time.isoformat, time.fromisoformat),
+    (timedelta, lambda each: [each.days, each.seconds, each.microseconds], lambda content: timedelta(*content)),
+    (range, lambda each: [each.start, each.stop, each.step], lambda content: range(*content)),
+)
+"""Types of data that hold no other values, each with its functions to JSON and back."""
 
 
 def encode(value: Any, name: Callable[[Any], Any]) -> Any:
@@ -42,16 +48,9 @@ def encode(value: Any, name: Callable[[Any], Any]) -> Any:
                 return [mapping.__name__, [[inner(key), inner(each)] for key, each in dict.items(value)]]
         if isinstance(value, str):
             return str.__str__(value)
-        for kind in _TEXTS:
+        for kind, write, _ in _LEAVES:
             if isinstance(value, kind):
-                return [kind.__name__, value.hex() if isinstance(value, bytes | bytearray) else str(kind(value))]
-        for kind in _TIMES:
-            if isinstance(value, kind):
-                return [kind.__name__, kind.isoformat(value)]
-        if isinstance(value, timedelta):
-            return ["timedelta", [value.days, value.seconds, value.microseconds]]
-        if type(value) is range:
-            return ["range", [value.start, value.stop, value.step]]
+                return [kind.__name__, write(value)]
         if type(value) is slice:
             return ["slice", [inner(value.start), inner(value.stop), inner(value.step)]]
         if isinstance(value, Real) and not isinstance(value, type):
@@ -71,18 +70,11 @@ def decode(value: Any, named: Callable[[Any], Any]) -> Any:
     kind, content = value
     if kind == "object":
         return named(content)
-    if kind == "range":
-        return range(*content)
     if kind == "slice":
         return slice(*(decode(each, named) for each in content))
-    for text_kind, read in _TEXTS.items():
-        if kind == text_kind.__name__:
+    for leaf, _, read in _LEAVES:
+        if kind == leaf.__name__:
             return read(content)
-    for time_kind in _TIMES:
-        if kind == time_kind.__name__:
-            return time_kind.fromisoformat(content)
-    if kind == "timedelta":
-        return timedelta(*content)
     if kind == "namedtuple":
         name, fields, items = content
         return _named_tuple(name, tuple(fields))(*(decode(each, named) for each in items))

@@ -60,15 +60,13 @@ class RuleScores:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-def completed(result: object) -> Any:
+def completed(result: Any) -> Any:
     """The result of a rule; if that is a coroutine, the coroutine's result."""
-    if not inspect.isawaitable(result):
-        return result
 
     async def wait() -> Any:
         return await result
 
-    return asyncio.run(wait())
+    return asyncio.run(wait()) if inspect.isawaitable(result) else result
 
 
 def read_result(result: object) -> tuple[float, dict[str, float]]:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import resource
 import signal
-import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -71,18 +70,15 @@ class Confinement:
 
 
 class _Process:
-    """The parent's side of a forked process."""
+    """The parent's side of a forked process, which ends with the pipe."""
 
     def __init__(self, prepare: Prepare, compare: Compare) -> None:
         self.alive = True
-        self._pipe, theirs = Pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._pid = os.fork()
-        if not self._pid:
-            _serve(theirs, prepare, compare)
+        self._pipe, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=_serve, args=(theirs, prepare, compare), daemon=True)
+        self._process.start()
         theirs.close()
-        self._end = weakref.finalize(self, _end, self._pipe, self._pid)
 
     def score(self, truth: str, answer: str, truth_s: float, answer_s: float) -> Mapping[str, float]:
         prepared = False
@@ -97,7 +93,9 @@ class _Process:
                 prepared = True
         except (EOFError, OSError) as error:
             self.alive = False
-            status = self._end() or 0
+            self._process.kill()
+            self._process.join()
+            status = self._process.exitcode or 0
             if prepared and status == -signal.SIGPROF:
                 return _scores(0.0, out_of_time=True)
             if prepared and -status in _CRASHES:
@@ -120,18 +118,8 @@ def _scores(score: float, *, out_of_time: bool = False, out_of_memory: bool = Fa
     return {"score": score, "out_of_time": float(out_of_time), "out_of_memory": float(out_of_memory)}
 
 
-def _end(pipe: Connection, pid: int) -> int:
-    """Kills the process if it still runs. Returns its exit status, or minus the number of the signal that ended it."""
-    pipe.close()
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return 0
-
-
 def _serve(pipe: Connection, prepare: Prepare, compare: Compare) -> NoReturn:
-    """The forked process. It ends with the pipe, and closes all other files that it inherited."""
+    """The forked process. It closes all other files that it inherited, so that the pipe ends with the parent."""
     try:
         os.closerange(3, pipe.fileno())
         os.closerange(pipe.fileno() + 1, os.sysconf("SC_OPEN_MAX"))

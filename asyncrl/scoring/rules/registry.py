@@ -86,73 +86,92 @@ def load_rules(config: ScoringConfig, tokenizer: LoadTokenizer | None = None) ->
 def rule_names(config: ScoringConfig, data_source: str) -> str:
     """The names of the rules of a data source, as written in the configuration."""
     value = config.rules.get(data_source, config.rule)
-    return value if isinstance(value, str) else ",".join(str(_entry(each, "")["name"]) for each in value)
+    return (
+        value if isinstance(value, str) else ",".join(each if isinstance(each, str) else each["name"] for each in value)
+    )
 
 
 def _read(value: Any, key: str, tokenizer: LoadTokenizer | None) -> list[WeightedRule]:
     if not isinstance(value, str | list) or not value:
         raise ConfigError(f"{key}={value!r}: give the name of a rule, or a list such as [{{name: gsm8k, weight: 1.0}}]")
-    rules = []
-    for entry in [value] if isinstance(value, str) else value:
-        fields = _entry(entry, key)
-        name = fields.get("as") or fields["name"].rpartition(".")[2]
-        rules.append(WeightedRule(name, _resolve(fields, key, tokenizer), float(fields.get("weight", 1.0))))
+    entries = [value] if isinstance(value, str) else value
+    rules = [_rule({"name": each} if isinstance(each, str) else each, key, tokenizer) for each in entries]
     names = [rule.name for rule in rules]
     if len(set(names)) < len(names):
         raise ConfigError(f"{key} has two rules of one name among {', '.join(names)}; give one another name with `as`")
     return rules
 
 
-def _entry(entry: Any, key: str) -> dict[str, Any]:
-    if isinstance(entry, str):
-        return {"name": entry}
+def _rule(entry: Any, key: str, tokenizer: LoadTokenizer | None) -> WeightedRule:
     known = {"name", "as", "kind", "weight", "params"}
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry.keys() <= known:
         raise ConfigError(
             f"{key} holds {entry!r:.100}; each rule is a name, or {{name: ..., weight: ..., params: ...}}, with `as` "
             "and `kind` where needed"
         )
-    name, weight, alias = entry["name"], entry.get("weight", 1.0), entry.get("as")
+    name, weight, alias, kind = entry["name"], entry.get("weight", 1.0), entry.get("as"), entry.get("kind")
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise ConfigError(f"{key}: the weight of {name} is {weight!r}; it must be a number")
-    if entry.get("kind") not in (None, *KINDS):
-        raise ConfigError(f"{key}: the kind of {name} is {entry['kind']!r}; use one of {', '.join(KINDS)}")
+    if kind not in (None, *KINDS):
+        raise ConfigError(f"{key}: the kind of {name} is {kind!r}; use one of {', '.join(KINDS)}")
     if alias is not None and (not isinstance(alias, str) or not alias or "/" in alias):
         raise ConfigError(f"{key}: {name} has as={alias!r}; give a name without a slash")
-    return entry
+    function = _adapt(_found(name, f"{key}={name}"), f"{key}={name}", entry.get("params", {}), kind, tokenizer)
+    return WeightedRule(alias or name.rpartition(".")[2], function, float(weight))
 
 
-def _resolve(entry: Mapping[str, Any], key: str, tokenizer: LoadTokenizer | None) -> RuleFunction:
-    name, params, setting = entry["name"], entry.get("params", {}), f"{key}={entry['name']}"
+def _found(name: str, setting: str) -> Any:
     if name in BUILT_IN:
         module = importlib.import_module(f"asyncrl.scoring.rules.{name}")
         if hasattr(module, "prepare"):
             module.prepare()
-        return _adapt(getattr(module, name), setting, params)
+        return getattr(module, name)
     if "." not in name:
         raise ConfigError(
             f"{setting}: use one of {', '.join(BUILT_IN)}, or the dotted path of a function, such as "
             "my_package.rewards.score"
         )
-    return _adapt(imported(name, setting), setting, params, entry.get("kind"), tokenizer)
+    return imported(name, setting)
 
 
 def _adapt(
-    found: Any, setting: str, params: Mapping[str, Any], kind: str | None = None, tokenizer: LoadTokenizer | None = None
+    found: Any, setting: str, params: Mapping[str, Any], kind: str | None, tokenizer: LoadTokenizer | None
 ) -> RuleFunction:
     """`found` with its `params` bound. `setting` is its place in the configuration, such as `scoring.rule=my.rule`.
     `kind`, one of KINDS, decides for functions whose parameters do not. Reward managers need `tokenizer`.
 
     Raises ConfigError: `found` has none of the known signatures, or may have two.
     """
-    if isinstance(found, type) and _takes(found, _MANAGER, params):
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        signature = inspect.Signature()
+
+    def takes(parameters: Sequence[str]) -> bool:
+        try:
+            signature.bind(**dict.fromkeys(parameters), **params)
+        except TypeError:
+            return False
+        return True
+
+    if isinstance(found, type) and takes(_MANAGER):
         return _adapt_manager(found, params, setting, tokenizer)
-    offered = tuple(name for name in _OFFERED if name in _names(found) - params.keys())
-    takes = {"own": _takes(found, (*KINDS["own"], *offered), params), "verl": _takes(found, KINDS["verl"], params)}
-    match _choose(found, setting, [each for each in KINDS if takes[each] and kind in (None, each)]):
-        case "own":
+    named = signature.parameters.keys()
+    offered = [name for name in _OFFERED if name in named - params.keys()]
+    takes_all = {"own": takes([*KINDS["own"], *offered]), "verl": takes(KINDS["verl"])}
+    kinds = [each for each in KINDS if takes_all[each] and kind in (None, each)]
+    if len(kinds) > 1:
+        # Its ** takes the parameters of both kinds, so those that it names decide.
+        kinds = [each for each in kinds if named & set(KINDS[each])]
+        if len(kinds) != 1:
+            raise ConfigError(
+                f"{setting} does not say by its parameters whether it is a rule of yours or written for verl: give its "
+                "kind in scoring.rules, as [{name: ..., kind: own}] or [{name: ..., kind: verl}]"
+            )
+    match kinds:
+        case ["own"]:
             return _adapt_own(partial(found, **params), offered)
-        case "verl":
+        case ["verl"]:
             return verl_function(partial(found, **as_config(params)))
     own, verl, with_params = *map(", ".join, KINDS.values()), f" and params {', '.join(params)}" if params else ""
     raise ConfigError(
@@ -161,19 +180,7 @@ def _adapt(
     )
 
 
-def _choose(found: Any, setting: str, kinds: list[str]) -> str | None:
-    """Of the kinds that a function may be, the one whose parameters it names."""
-    if len(kinds) > 1:
-        kinds = [each for each in kinds if _names(found) & set(KINDS[each])]
-        if len(kinds) != 1:
-            raise ConfigError(
-                f"{setting} does not say by its parameters whether it is a rule of yours or written for verl: give its "
-                "kind in scoring.rules, as [{name: ..., kind: own}] or [{name: ..., kind: verl}]"
-            )
-    return kinds[0] if kinds else None
-
-
-def _adapt_own(rule: Callable[..., Any], names: tuple[str, ...]) -> RuleFunction:
+def _adapt_own(rule: Callable[..., Any], names: Sequence[str]) -> RuleFunction:
     confinement = Confinement()
 
     def score(given: RuleInput) -> Any:
@@ -198,19 +205,3 @@ def _adapt_manager(
 
         return refuse
     return verl_manager(found(tokenizer=tokenizer(), num_examine=0, **made_with))
-
-
-def _takes(function: Callable[..., Any], parameters: tuple[str, ...], params: Mapping[str, Any]) -> bool:
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(parameters), **params)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _names(function: Any) -> set[str]:
-    """The parameters that a function names; its ** may take others."""
-    try:
-        return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return set()
