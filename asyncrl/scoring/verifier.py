@@ -81,11 +81,9 @@ class Verifier:
         self._lock = threading.Lock()
         self._running: set[_RuleProcess] = set()
         self._closed = False
-        # Each thread has a process of its own, which starts with the thread's first episode.
         self._threads = ThreadPoolExecutor(config.rule_processes, "rules")
-        self._own = threading.local()
-        # One process starts now, to report rules that cannot be loaded.
-        self._threads.submit(self._start).result()
+        # One process starts now, to report rules that cannot be loaded. The others start when they are needed.
+        self._idle = [self._start()]
 
     def submit(self, given: RuleInput) -> Future[RuleScores]:
         """Scores in the background. The future raises ScoringError if a rule failed, overran a limit, or ended its
@@ -99,12 +97,16 @@ class Verifier:
         return self.submit(given).result()
 
     def _score(self, given: RuleInput) -> RuleScores:
-        process = getattr(self._own, "process", None) or self._start()
+        try:
+            process = self._idle.pop()
+        except IndexError:
+            process = self._start()
         try:
             reply = self._request(process, given)
-        except ScoringError:
+        except Exception:
             self._end(process)
             raise
+        self._idle.append(process)
         if reply.kind == "failed":
             raise ScoringError(str(reply.body["reason"]))
         return RuleScores(reply.body["outcome"], reply.body["total"], reply.body["scores"])
@@ -126,9 +128,7 @@ class Verifier:
         started = time.monotonic()
         try:
             process.send(Message("verify", 0, body, message.arrays))
-            return process.receive(self._timeout_s + GRACE_S, self._memory_mb << 20)
-        except RuleMemoryError as error:
-            raise ScoringError(f"the rule took more than scoring.rule_memory_mb={self._memory_mb}") from error
+            return process.receive(self._timeout_s + GRACE_S, self._memory_mb)
         except (EOFError, OSError) as error:
             if time.monotonic() - started >= self._timeout_s:
                 raise ScoringError(f"the rule took longer than scoring.timeout_s={self._timeout_s:g}") from error
@@ -140,27 +140,23 @@ class Verifier:
                 raise ScoringError("the verifier was closed")
             process = _RuleProcess(self._settings)
             self._running.add(process)
-            self._own.process = process
         try:
             reply = process.receive(START_TIMEOUT_S)
+            if reply.kind == "failed":
+                raise ConfigError(str(reply.body["reason"]))
         except (EOFError, OSError) as error:
             self._end(process)
             raise ConfigError("the process that runs the rules did not start; its output says why") from error
-        if reply.kind == "failed":
+        except ConfigError:
             self._end(process)
-            raise ConfigError(str(reply.body["reason"]))
+            raise
         return process
 
     def _end(self, process: _RuleProcess) -> None:
         with self._lock:
             self._running.discard(process)
-            self._own.process = None
         process.kill()
         process.close()
-
-
-class RuleMemoryError(Exception):
-    """A rule's process and its descendants take too much memory."""
 
 
 class _RuleProcess:
@@ -184,15 +180,15 @@ class _RuleProcess:
         self._memory_before = self._memory_before or self._memory()
         self._pipe.send_bytes(join(encode(message, MAX_LARGE_HEADER_BYTES)))
 
-    def receive(self, timeout_s: float, memory: int | None = None) -> Message:
-        """The next message, within `timeout_s`, and within `memory` bytes more than before the first request. Raises
-        TimeoutError, RuleMemoryError, and EOFError or OSError if the process has ended."""
+    def receive(self, timeout_s: float, memory_mb: int | None = None) -> Message:
+        """The next message. Raises TimeoutError, EOFError or OSError if the process has ended, and ScoringError if it
+        and its descendants take over `memory_mb` more than before the first request."""
         deadline = time.monotonic() + timeout_s
         while not self._pipe.poll(max(0.0, min(_WATCH_S, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 raise TimeoutError
-            if memory is not None and self._memory() - self._memory_before > memory:
-                raise RuleMemoryError
+            if memory_mb is not None and self._memory() - self._memory_before > memory_mb << 20:
+                raise ScoringError(f"the rule took more than scoring.rule_memory_mb={memory_mb}")
         return decode(split(self._pipe.recv_bytes()))
 
     def kill(self) -> None:
@@ -234,17 +230,17 @@ def serve(fd: int, settings: Mapping[str, Any]) -> None:
     """The process: answers each episode from the pipe `fd` with scores, and ends with the pipe and its session."""
     # Processes that a rule starts must not hold the pipe open.
     os.set_inheritable(fd, False)
-    pipe = Connection(fd)
     try:
-        _serve(pipe, settings)
+        with Connection(fd) as pipe, suppress(EOFError):
+            _serve(pipe, settings)
     except Exception:
         logger.exception("the process that runs the rules has failed")
     finally:
-        pipe.close()
         os.killpg(0, signal.SIGKILL)
 
 
 def _serve(pipe: Connection, settings: Mapping[str, Any]) -> None:
+    """Raises EOFError: the pipe has ended."""
     try:
         rules = _load(settings)
     except AsyncrlError as error:
@@ -252,13 +248,12 @@ def _serve(pipe: Connection, settings: Mapping[str, Any]) -> None:
         return
     limit_memory(_BACKSTOP * settings["rule_memory_mb"] << 20)
     _send(pipe, Message("ready"))
-    with suppress(EOFError):
-        while True:
-            request = pipe.recv_bytes()
-            faulthandler.dump_traceback_later(settings["timeout_s"], exit=True)
-            reply = _score(rules, request, time.monotonic() + settings["timeout_s"])
-            faulthandler.cancel_dump_traceback_later()
-            _send(pipe, reply)
+    while True:
+        request = pipe.recv_bytes()
+        faulthandler.dump_traceback_later(settings["timeout_s"], exit=True)
+        reply = _score(rules, request, time.monotonic() + settings["timeout_s"])
+        faulthandler.cancel_dump_traceback_later()
+        _send(pipe, reply)
 
 
 def _load(settings: Mapping[str, Any]) -> RuleSet:
@@ -277,9 +272,8 @@ def _load(settings: Mapping[str, Any]) -> RuleSet:
 
 def _score(rules: RuleSet, request: Buffer, deadline: float) -> Message:
     message = decode(split(request), MAX_LARGE_HEADER_BYTES)
-    body, trajectory = message.body, read_trajectory(message)
-    texts = body["answer"], body["response"]
-    given = RuleInput(read_task(body["row"]), trajectory, *texts, deadline, body["full_answer"])
+    texts = {name: message.body[name] for name in ("answer", "full_answer", "response")}
+    given = RuleInput(read_task(message.body["row"]), read_trajectory(message), deadline=deadline, **texts)
     try:
         found = rules.score(given)
     except ScoringError as error:

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -19,6 +19,7 @@ import aiohttp
 from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError, ScoringError, UnavailableError
+from asyncrl.scoring.models.base import Score
 from asyncrl.scoring.models.checkpoint import Checkpoint
 from asyncrl.scoring.transcript import Transcript
 
@@ -36,6 +37,14 @@ class RemoteParams:
     timeout_s: float = option(20.0, "seconds for one request with its retries; keep it under the lease", "(0, inf)")
     retries: int = option(2, "further tries of a request", "[0, inf)")
     tokenizer: str | None = option(None, "folder or hub name of the served model's tokenizer, for SGLang's contracts")
+
+
+@dataclass(frozen=True)
+class RemoteModel(Generic[Score]):
+    """A RewardModel whose `score` sends requests."""
+
+    name: str
+    score: Callable[[Sequence[Transcript]], list[Score]]
 
 
 class JsonEndpoint:
@@ -87,17 +96,21 @@ class JsonEndpoint:
         raise UnavailableError(f"{url} gave no scores ({failure})")
 
     def post_episodes(self, transcripts: Sequence[Transcript]) -> list[Any]:
-        """One unchecked entry a transcript, by the contract `json`. Raises ScoringError: their number is wrong.
-        Raises UnavailableError."""
+        """One unchecked entry a transcript, by the contract `json`. Raises as `post_for_scores`."""
         episodes = [
             {"segments": [{"text": each.text, "plain": each.plain, "is_step": each.is_step} for each in transcript]}
             for transcript in transcripts
         ]
-        answer = self.post("", {"episodes": episodes})
+        return self.post_for_scores("", {"episodes": episodes}, len(transcripts))
+
+    def post_for_scores(self, path: str, body: Any, count: int) -> list[Any]:
+        """The `count` unchecked entries of `scores` in the answer. Raises as `post`, and ScoringError: their number is
+        wrong."""
+        answer = self.post(path, body)
         scores = answer.get("scores") if isinstance(answer, dict) else None
-        if not isinstance(scores, list) or len(scores) != len(transcripts):
+        if not isinstance(scores, list) or len(scores) != count:
             raise ScoringError(
-                f'{self.url} must answer {{"scores": [...]}} with {len(transcripts)} entries: {answer!r:.200}'
+                f'{self.url}{path} must answer {{"scores": [...]}} with {count} entries: {answer!r:.200}'
             )
         return scores
 

@@ -8,14 +8,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ScoringError
 from asyncrl.scoring.models.encoding import Encode
-from asyncrl.scoring.models.remote import JsonEndpoint, RemoteParams, connect, served_tokenizer
+from asyncrl.scoring.models.remote import JsonEndpoint, RemoteModel, RemoteParams, connect, served_tokenizer
 from asyncrl.scoring.models.sequence_classifier import reading
 from asyncrl.scoring.transcript import Transcript
 
@@ -26,31 +28,30 @@ class Params(RemoteParams):
     label: int = option(1, "the good label of several", "[0, inf)")
 
 
-class RemoteOutcomeModel:
-    """A server that scores episodes; without `encode` by the contract `json`."""
+def load(config: ScoringModelConfig, params: Params, key: str) -> RemoteModel[float]:
+    """The model at the URL, to which nothing is sent yet. Raises ConfigError."""
+    endpoint, name = connect(config, params, key)
+    ask: Callable[[Sequence[Transcript]], list[Any]] = endpoint.post_episodes
+    if params.contract == "classify":
+        encode = reading(served_tokenizer(config, params, key), key)
+        ask = partial(_classify, endpoint, encode, params.label)
 
-    def __init__(self, name: str, endpoint: JsonEndpoint, encode: Encode | None, label: int) -> None:
-        self.name = name
-        self._endpoint = endpoint
-        self._encode = encode
-        self._label = label
-
-    def score(self, transcripts: Sequence[Transcript]) -> list[float]:
-        """See RewardModel."""
-        encode = self._encode
-        given = self._classify(transcripts, encode) if encode else self._endpoint.post_episodes(transcripts)
-        scores = self._endpoint.numbers(given, len(transcripts))
+    def score(transcripts: Sequence[Transcript]) -> list[float]:
+        scores = endpoint.numbers(ask(transcripts), len(transcripts))
         if not all(math.isfinite(score) for score in scores):
-            raise ScoringError(f"{self.name} gave scores that are not finite: {scores!r:.200}")
+            raise ScoringError(f"{name} gave scores that are not finite: {scores!r:.200}")
         return scores
 
-    def _classify(self, transcripts: Sequence[Transcript], encode: Encode) -> list[float]:
-        ids = [list(encode(transcript).ids) for transcript in transcripts]
-        answer = self._endpoint.post("/classify", {"input_ids": ids})
-        try:
-            return [_score(each["embedding"], self._label) for each in answer]
-        except (LookupError, TypeError, ValueError) as error:
-            raise ScoringError(f"{self._endpoint.url}/classify gave no scores ({error!r}): {answer!r:.200}") from error
+    return RemoteModel(name, score)
+
+
+def _classify(endpoint: JsonEndpoint, encode: Encode, label: int, transcripts: Sequence[Transcript]) -> list[float]:
+    ids = [list(encode(transcript).ids) for transcript in transcripts]
+    answer = endpoint.post("/classify", {"input_ids": ids})
+    try:
+        return [_score(each["embedding"], label) for each in answer]
+    except (LookupError, TypeError, ValueError) as error:
+        raise ScoringError(f"{endpoint.url}/classify gave no scores ({error!r}): {answer!r:.200}") from error
 
 
 def _score(logits: Sequence[float], label: int) -> float:
@@ -60,10 +61,3 @@ def _score(logits: Sequence[float], label: int) -> float:
     highest = max(logits)
     weights = [math.exp(logit - highest) for logit in logits]
     return weights[label] / sum(weights)
-
-
-def load(config: ScoringModelConfig, params: Params, key: str) -> RemoteOutcomeModel:
-    """The model at the URL, to which nothing is sent yet. Raises ConfigError."""
-    endpoint, name = connect(config, params, key)
-    encode = reading(served_tokenizer(config, params, key), key) if params.contract == "classify" else None
-    return RemoteOutcomeModel(name, endpoint, encode, params.label)

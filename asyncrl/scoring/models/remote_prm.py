@@ -12,10 +12,10 @@ the served model. At most `parallel` requests run at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
@@ -23,8 +23,8 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.models import math_shepherd, rlhflow
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.models.causal import LabelTokens
-from asyncrl.scoring.models.encoding import Encode, Encoded
-from asyncrl.scoring.models.remote import JsonEndpoint, RemoteParams, connect, served_tokenizer
+from asyncrl.scoring.models.encoding import Encoded
+from asyncrl.scoring.models.remote import JsonEndpoint, RemoteModel, RemoteParams, connect, served_tokenizer
 from asyncrl.scoring.transcript import Transcript
 
 
@@ -35,59 +35,33 @@ class Params(RemoteParams):
     parallel: int = option(8, "requests at once", "[1, inf)")
 
 
-class JsonPRM:
-    """A server of the contract `json`."""
-
-    def __init__(self, name: str, endpoint: JsonEndpoint) -> None:
-        self.name = name
-        self._endpoint = endpoint
-
-    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
-        """See RewardModel."""
-        steps = [sum(passage.is_step for passage in transcript) for transcript in transcripts]
-        pairs = zip(self._endpoint.post_episodes(transcripts), steps, strict=True)
-        return [StepScores.of_probabilities(self._endpoint.numbers(each, count)) for each, count in pairs]
-
-
-Request = Callable[[JsonEndpoint, Encoded, LabelTokens], StepScores]
-
-
-class SGLangPRM:
-    """An SGLang server with a causal model that judges by label tokens."""
-
-    def __init__(
-        self, name: str, endpoint: JsonEndpoint, encode: Encode, labels: LabelTokens, request: Request, parallel: int
-    ) -> None:
-        self.name = name
-        self._endpoint = endpoint
-        self._encode = encode
-        self._labels = labels
-        self._request = request
-        self._parallel = parallel
-
-    def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
-        """See RewardModel."""
-        inputs = [self._encode(transcript) for transcript in transcripts]
-        with ThreadPoolExecutor(self._parallel) as pool:
-            return list(pool.map(self._score, inputs))
-
-    def _score(self, encoded: Encoded) -> StepScores:
-        if not encoded.reads:
-            return StepScores.of_logits([])
-        return self._request(self._endpoint, encoded, self._labels)
-
-
-def load(config: ScoringModelConfig, params: Params, key: str) -> JsonPRM | SGLangPRM:
+def load(config: ScoringModelConfig, params: Params, key: str) -> RemoteModel[StepScores]:
     """The model at the URL, to which nothing is sent yet. Raises ConfigError."""
     endpoint, name = connect(config, params, key)
     if params.contract == "json":
-        return JsonPRM(name, endpoint)
+        return RemoteModel(name, partial(_json, endpoint))
     tokenizer = served_tokenizer(config, params, key)
     if params.format == "rlhflow":
         encode, labels = rlhflow.reading(tokenizer, rlhflow.Params(), key)
     else:
         encode, labels = math_shepherd.reading(tokenizer, math_shepherd.Params(), key)
-    return SGLangPRM(name, endpoint, encode, labels, _REQUESTS[params.contract], params.parallel)
+    request = _generate if params.contract == "generate" else _score
+
+    def score_one(encoded: Encoded) -> StepScores:
+        return request(endpoint, encoded, labels) if encoded.reads else StepScores.of_logits([])
+
+    def score(transcripts: Sequence[Transcript]) -> list[StepScores]:
+        inputs = [encode(transcript) for transcript in transcripts]
+        with ThreadPoolExecutor(params.parallel) as pool:
+            return list(pool.map(score_one, inputs))
+
+    return RemoteModel(name, score)
+
+
+def _json(endpoint: JsonEndpoint, transcripts: Sequence[Transcript]) -> list[StepScores]:
+    steps = [sum(passage.is_step for passage in transcript) for transcript in transcripts]
+    pairs = zip(endpoint.post_episodes(transcripts), steps, strict=True)
+    return [StepScores.of_probabilities(endpoint.numbers(each, count)) for each, count in pairs]
 
 
 def _generate(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> StepScores:
@@ -124,14 +98,8 @@ def _score(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> Ste
         "label_token_ids": list(labels),
         "apply_softmax": True,
     }
-    answer: Any = endpoint.post("/v1/score", body)
-    scores = answer.get("scores") if isinstance(answer, dict) else None
-    if not isinstance(scores, list) or len(scores) != len(reads):
-        raise ScoringError(f"{endpoint.url}/v1/score must give {len(reads)} scores: {answer!r:.200}")
+    scores = endpoint.post_for_scores("/v1/score", body, len(reads))
     pairs = [endpoint.numbers(pair, 2) for pair in scores]
     if not all(math.isclose(sum(pair), 1, abs_tol=1e-3) for pair in pairs):
         raise ScoringError(f"{endpoint.url}/v1/score gave probabilities that do not add up to 1: {pairs!r:.200}")
     return StepScores.of_probabilities([good for good, _ in pairs])
-
-
-_REQUESTS: dict[str, Request] = {"generate": _generate, "score": _score}
