@@ -24,9 +24,6 @@ def run(config: TrainConfig) -> None:
     process.limit_threads(config.cluster.scorer_threads)
     with ExitStack() as stack:
         workers = _workers(config, stop, stack)
-        if len(workers) == 1:
-            workers[0].run(stop)
-            return
         # Every worker has a thread. When one ends, it ends the others.
         with ThreadPoolExecutor(len(workers), thread_name_prefix="shard") as threads:
             running = [threads.submit(worker.run, stop) for worker in workers]
@@ -55,11 +52,8 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
     verifier = stack.enter_context(closing(Verifier(scoring, config.model))) if "rules" in kinds else None
     scorer = Scorer(scoring, tokenizer, verifier, prm, outcome)
-    workers, keys = [], client_keys(config.network)
-    endpoints, run = (
-        locations.replay_endpoints(config.network, config.replay.shards),
-        locations.run_identity(config.run),
-    )
+    workers, keys, run = [], client_keys(config.network), locations.run_identity(config.run)
+    endpoints = locations.replay_endpoints(config.network, config.replay.shards)
     for shard, endpoint in enumerate(endpoints):
         client = stack.enter_context(closing(ReplayClient(endpoint, name, life, stop, keys=keys, run=run)))
         file = name if len(endpoints) == 1 else f"{name}-shard-{shard}"

@@ -38,18 +38,17 @@ class HackAlarm:
         reward_change, agreement_change = self._changes()
         before = self.ringing
         self.ringing = reward_change >= self._config.reward_rise and agreement_change <= -self._config.agreement_fall
-        begins = self.ringing and not before
-        self.count += begins
-        return begins
+        self.count += self.ringing and not before
+        return self.ringing and not before
 
     def _changes(self) -> tuple[float, float]:
         """The changes of reward and agreement over the window, by a straight line; 0 until the window is half full."""
-        times, rewards, agreements = np.array(self._points).T
+        times, *trends = np.array(self._points).T
         span = times[-1] - times[0]
         if len(times) < _LEAST_POINTS or span < self._config.window_s / 2:
             return 0.0, 0.0
-        slopes = np.polyfit(times - times[0], np.stack([rewards, agreements], axis=1), 1)[0]
-        return float(slopes[0] * span), float(slopes[1] * span)
+        reward, agreement = np.polyfit(times - times[0], np.stack(trends, axis=1), 1)[0] * span
+        return float(reward), float(agreement)
 
 
 class ScoringStats:

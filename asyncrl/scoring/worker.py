@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from asyncrl.config.needs import serves
 from asyncrl.config.schema import ScoringConfig
@@ -81,7 +80,7 @@ class ScoringWorker:
         self._background.begin(leases)
         while leases and not stop.is_set():
             results = self._background.results()
-            self._deliver(leases[: len(results)], results)
+            self._deliver(list(zip(leases, results, strict=False)))
             leases = leases[len(results) :]
             self._keep(progress=bool(results))
 
@@ -101,8 +100,7 @@ class ScoringWorker:
             self._client.renew()
             self._renewed = now
 
-    def _deliver(self, leases: Sequence[Lease], results: Sequence[Result]) -> None:
-        pairs = list(zip(leases, results, strict=True))
+    def _deliver(self, pairs: Sequence[tuple[Lease, Result]]) -> None:
         self._send([(lease, result) for lease, result in pairs if isinstance(result, ScoredEpisode)])
         for lease, result in pairs:
             if isinstance(result, KindUnavailableError):
@@ -120,14 +118,14 @@ class ScoringWorker:
         try:
             self._client.label([each.labels for _, each in scored])
         except (RefusedError, WireError) as error:
-            if len(scored) > 1:
+            if len(scored) == 1:
+                self._fail(scored[0][0], error)
+            else:
                 for one in scored:
                     self._send([one])
-                return
-            self._fail(scored[0][0], error)
-            return
-        for lease, each in scored:
-            self._stats.count(lease.trajectory, each)
+        else:
+            for lease, each in scored:
+                self._stats.count(lease.trajectory, each)
 
     def _fail(self, lease: Lease, error: ScoringError | RefusedError | WireError) -> None:
         logger.warning("trajectory %s was not scored: %s", lease.trajectory.id, error)
@@ -135,42 +133,31 @@ class ScoringWorker:
         self._stats.count_failure("failed" if isinstance(error, ScoringError) else "refused")
 
 
-@dataclass(slots=True)
-class _Outage:
-    since: float
-    pause: float
-    until: float
-
-
 class Outages:
     """Kinds whose service is unavailable, tried again after growing pauses. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._outages: dict[str, _Outage] = {}
+        # When the outage began, its last pause, and when that pause ends.
+        self._outages: dict[str, tuple[float, float, float]] = {}
 
     def available(self, kinds: Iterable[str], now: float) -> list[str]:
         """The kinds that may be tried now."""
-        return [kind for kind in kinds if kind not in self._outages or now >= self._outages[kind].until]
+        return [kind for kind in kinds if kind not in self._outages or now >= self._outages[kind][2]]
 
     def begin(self, error: KindUnavailableError, now: float) -> None:
         """Leave the kind alone for a pause, twice as long as the last one. Within a pause this changes nothing."""
-        outage = self._outages.setdefault(error.kind, _Outage(now, FIRST_PAUSE_S / 2, now))
-        if now < outage.until:
+        since, pause, until = self._outages.get(error.kind, (now, FIRST_PAUSE_S / 2, now))
+        if now < until:
             return
-        outage.pause = min(2 * outage.pause, LONGEST_PAUSE_S)
-        outage.until = now + outage.pause
-        logger.warning(
-            "%s has been unavailable for %.0f s: its trajectories wait, and the next try is in %.0f s (%s)",
-            error.kind,
-            now - outage.since,
-            outage.pause,
-            error,
-        )
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+        self._outages[error.kind] = since, pause, now + pause
+        message = "%s has been unavailable for %.0f s: its trajectories wait, and the next try is in %.0f s (%s)"
+        logger.warning(message, error.kind, now - since, pause, error)
 
     def end(self, kinds: Sequence[str], now: float) -> None:
         """These kinds gave scores."""
         for kind in self._outages.keys() & set(kinds):
-            logger.warning("%s is available again after %.0f s", kind, now - self._outages.pop(kind).since)
+            logger.warning("%s is available again after %.0f s", kind, now - self._outages.pop(kind)[0])
 
 
 class _Background:
