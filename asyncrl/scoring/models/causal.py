@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,13 +89,17 @@ class CausalReader:
         ids = [each.ids[prefix:end] for each, end in zip(inputs, ends, strict=True)]
         hidden = self._run(ids, past, use_cache=prefix > 0).last_hidden_state
         where = [
-            (row, at - prefix, each.ids[at + 1] if at + 1 < len(each.ids) else 0)
+            (row, step, at - prefix, each.ids[at + 1] if at + 1 < len(each.ids) else 0)
             for row, each in enumerate(inputs)
-            for at in chain.from_iterable(each.reads)
+            for step, reads in enumerate(each.reads)
+            for at in reads
         ]
-        rows, columns, following = torch.tensor(where, device=hidden.device).T
-        values = self._readout(hidden[rows, columns], following).double().cpu().numpy()
-        return _sum_by_step(values, inputs)
+        rows, _, columns, following = torch.tensor(where, device=hidden.device).T
+        values = self._readout(hidden[rows, columns], following).double().cpu().tolist()
+        sums = [np.zeros(len(each.reads)) for each in inputs]
+        for (row, step, _, _), value in zip(where, values, strict=True):
+            sums[row][step] += value
+        return sums
 
     def _run(self, ids: Sequence[Sequence[int]], past: Any = None, *, use_cache: bool) -> Any:
         longest = max(len(each) for each in ids)
@@ -109,16 +113,6 @@ def _caches_attention_only(config: Any) -> bool:
     """Whether several inputs can continue a cached prefix: recurrent layers keep another kind of state."""
     layers = set(getattr(config, "layer_types", None) or ())
     return hasattr(config, "num_attention_heads") and layers <= {"full_attention", "sliding_attention"}
-
-
-def _sum_by_step(values: NDArray[np.float64], inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-    """From flat values, in the order of inputs, steps and reads, to the sum of each step."""
-    sums, position = [], 0
-    for each in inputs:
-        bounds = [position, *(position + count for count in accumulate(len(reads) for reads in each.reads))]
-        sums.append(np.array([values[start:end].sum() for start, end in pairwise(bounds)]))
-        position = bounds[-1]
-    return sums
 
 
 class CausalPRM:

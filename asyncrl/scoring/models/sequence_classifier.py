@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from asyncrl.config.option import option
 from asyncrl.config.schema import ScoringModelConfig
@@ -75,15 +74,14 @@ class SequenceClassifier:
             ends = {each[-1] for each in ids}
             padding = next(token for token in range(len(ends) + 1) if token not in ends)
         self._model.config.get_text_config().pad_token_id = padding
-        tokens = self._tensor([[*each, *[padding] * (longest - len(each))] for each in ids])
-        mask = self._tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
-        masked = {"attention_mask": mask} if len(ids) > 1 else {}
+        rows = [[*each, *[padding] * (longest - len(each))] for each in ids]
+        tokens = torch.tensor(rows, device=self._model.device)
+        lengths = torch.tensor([[len(each)] for each in ids], device=self._model.device)
+        mask = torch.arange(longest, device=self._model.device) < lengths
+        masked = {"attention_mask": mask.long()} if len(ids) > 1 else {}
         logits = self._model(input_ids=tokens, **masked).logits.float()
         scores = logits[:, 0] if logits.shape[1] == 1 else logits.softmax(-1)[:, self._label]
         return [float(score) for score in scores.cpu()]
-
-    def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(rows, device=self._model.device)
 
 
 def classifies_padded(model: Any) -> bool:
@@ -110,23 +108,15 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> SequenceClassi
 
 def reading(tokenizer: Any, key: str) -> Encode:
     """The encoding of episodes. Raises ConfigError."""
-    if not getattr(tokenizer, "chat_template", None):
+    has_chat = bool(getattr(tokenizer, "chat_template", None))
+    frame = chat_frame(tokenizer, ["user", "assistant"], key) if has_chat else None
 
-        def encode_plain(transcript: Transcript) -> Encoded:
-            return Encoded(
-                tokenizer.encode("\n".join(_problem_and_response(transcript)), split_special_tokens=True), []
-            )
-
-        return encode_plain
-    before, between, after = chat_frame(tokenizer, ["user", "assistant"], key)
-
-    def encode_chat(transcript: Transcript) -> Encoded:
-        problem, response = _problem_and_response(transcript)
+    def encode(transcript: Transcript) -> Encoded:
+        problem, steps = problem_and_steps(transcript)
+        response = "\n".join(steps)
+        if frame is None:
+            return Encoded(tokenizer.encode(f"{problem}\n{response}", split_special_tokens=True), [])
+        before, between, after = frame
         return Encoded([*before, *words(tokenizer, problem), *between, *words(tokenizer, response), *after], [])
 
-    return encode_chat
-
-
-def _problem_and_response(transcript: Transcript) -> tuple[str, str]:
-    problem, steps = problem_and_steps(transcript)
-    return problem, "\n".join(steps)
+    return encode

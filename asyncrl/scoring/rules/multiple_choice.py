@@ -132,7 +132,7 @@ def option(text: str) -> str | None:
 
 def _named(text: str) -> str | None:
     patterns = (*_STATED, _CORRECTED, _SMALL)
-    stated = [each for pattern in patterns for each in pattern.finditer(text) if not _doubted(text, each)]
+    stated = [each for pattern in patterns for each in _sure(pattern, text)]
     stated = [each for each in stated if not _near(_THINGS, text, each.start(each.lastgroup or 0))]
     stated += [each for each in _FOREIGN.finditer(text) if not _near(_FOREIGN_DOUBT, text, each.start())]
     if stated:
@@ -141,12 +141,16 @@ def _named(text: str) -> str | None:
     for line in (lines[-1], lines[0]) if lines else ():
         if (found := _LINE.fullmatch(line)) and not _denied(line, found):
             return _letter(found)
-    concluded = [each for each in _CONCLUDED.finditer(text) if not _doubted(text, each) and not _denied(text, each)]
+    concluded = [each for each in _sure(_CONCLUDED, text) if not _denied(text, each)]
     if concluded:
         return _letter(concluded[-1])
-    mentioned = [each for each in _MENTIONED.finditer(text) if not _doubted(text, each) and not _denied(text, each)]
-    letters = {_letter(each) for each in mentioned}
+    letters = {_letter(each) for each in _sure(_MENTIONED, text) if not _denied(text, each)}
     return letters.pop() if len(letters) == 1 else None
+
+
+def _sure(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    """Where the pattern occurs without a doubt before it."""
+    return [each for each in pattern.finditer(text) if not _near(_DOUBT, text, each.start())]
 
 
 def _only(text: str) -> str | None:
@@ -173,10 +177,6 @@ def _letter(found: re.Match[str]) -> str:
 
 def _end(found: re.Match[str]) -> int:
     return found.end(found.lastgroup or 0)
-
-
-def _doubted(text: str, found: re.Match[str]) -> bool:
-    return _near(_DOUBT, text, found.start())
 
 
 def _near(pattern: re.Pattern[str], text: str, end: int) -> bool:

@@ -83,6 +83,9 @@ def num_turns(trajectory: Trajectory) -> int:
     return sum(1 for _ in groupby(turn.role for turn in trajectory.turns if turn.start >= start))
 
 
+Names = Sequence[str]
+
+
 @dataclass(frozen=True)
 class VerlBatch:
     """A batch of one episode under the names of verl's DataProto.
@@ -99,9 +102,9 @@ class VerlBatch:
     def of(cls, given: RuleInput) -> VerlBatch:
         import torch
 
-        trajectory = given.trajectory
-        begin, behind = prompt_and_response(trajectory)
-        start = behind - begin
+        task, trajectory = given.task, given.trajectory
+        begin, response = prompt_and_response(trajectory)
+        start = response - begin
         tokens = torch.tensor(trajectory.tokens[None, begin:], dtype=torch.int64)
         mask = torch.tensor(trajectory.loss_mask[None, begin:], dtype=torch.int64)
         tensors = {
@@ -111,7 +114,6 @@ class VerlBatch:
             "attention_mask": torch.ones_like(tokens),
             "response_mask": mask[:, start:],
         }
-        task = given.task
         row = {
             "data_source": task.data_source,
             "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
@@ -135,12 +137,7 @@ class VerlBatch:
     def __iter__(self) -> Iterator[VerlBatch]:
         return (self[index] for index in range(len(self)))
 
-    def pop(
-        self,
-        batch_keys: Sequence[str] = (),
-        non_tensor_batch_keys: Sequence[str] = (),
-        meta_info_keys: Sequence[str] = (),
-    ) -> VerlBatch:
+    def pop(self, batch_keys: Names = (), non_tensor_batch_keys: Names = (), meta_info_keys: Names = ()) -> VerlBatch:
         """Removes the named fields, and returns them as a batch."""
         return VerlBatch(
             {name: self.batch.pop(name) for name in batch_keys or ()},
