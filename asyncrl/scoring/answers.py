@@ -45,7 +45,8 @@ def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: boo
     if not strip_thoughts:
         return turn, turn
     before = trajectory.tokens[max(0, last.start - _GENERATION_PROMPT) : last.start].tolist()
-    return after_thoughts(turn, _ends_open(decode(before, tokenizer, skip_special=False))), turn
+    _, *after_tags = _OPENING.split(decode(before, tokenizer, skip_special=False))
+    return after_thoughts(turn, begins_open=after_tags != [] and not after_tags[-1].strip()), turn
 
 
 def prompt_and_response(trajectory: Trajectory) -> tuple[int, int]:
@@ -68,12 +69,6 @@ def after_thoughts(text: str, begins_open: bool = False) -> str:
         return "" if begins_open or _OPENING.search(text) else text
     rest = text[closed[-1].end() :]
     return "" if _OPENING.search(rest) else rest.lstrip()
-
-
-def _ends_open(prompt: str) -> bool:
-    """Whether the prompt ends with an opening tag."""
-    tags = list(_OPENING.finditer(prompt))
-    return bool(tags) and not prompt[tags[-1].end() :].strip()
 
 
 def _with_tags(tokens: list[int], tokenizer: Decoder) -> str:

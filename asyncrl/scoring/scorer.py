@@ -93,21 +93,19 @@ class Scorer:
     def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
         """The result of each lease, in order, as soon as it is ready. Some may be a KindUnavailableError. Rules run
         while the models do."""
-        rules = [self._submit(lease) if "rules" in lease.kinds else None for lease in leases]
+        chosen = {index: lease for index, lease in enumerate(leases) if "rules" in lease.kinds}
+        rules = {index: _attempt(partial(self._submit, lease)) for index, lease in chosen.items()}
         outcomes = self._score_with("outcome_model", self._outcome_model, self._outcome_scores, leases)
         steps = self._score_with("prm", self._prm, self._step_scores, leases)
         for index, lease in enumerate(leases):
-            yield _attempt(partial(self._label, lease, rules[index], outcomes.get(index), steps.get(index)))
+            yield _attempt(partial(self._label, lease, rules.get(index), outcomes.get(index), steps.get(index)))
 
-    def _submit(self, lease: Lease) -> Future[RuleScores] | ScoringError:
-        def submit() -> Future[RuleScores]:
-            trajectory, tokenizer = lease.trajectory, self._tokenizer
-            answer, full_answer = answer_texts(trajectory, tokenizer, self._config.strip_thoughts)
-            response = response_text(trajectory, tokenizer)
-            given = RuleInput(lease.task, trajectory, answer, response, full_answer=full_answer)
-            return _served(self._rules, "rules").submit(given)
-
-        return _attempt(submit)
+    def _submit(self, lease: Lease) -> Future[RuleScores]:
+        trajectory, tokenizer = lease.trajectory, self._tokenizer
+        answer, full_answer = answer_texts(trajectory, tokenizer, self._config.strip_thoughts)
+        response = response_text(trajectory, tokenizer)
+        given = RuleInput(lease.task, trajectory, answer, response, full_answer=full_answer)
+        return _served(self._rules, "rules").submit(given)
 
     def _score_with(
         self,
@@ -265,8 +263,8 @@ def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Seq
     for lease in leases:
         one: list[T | ScoringError] = _together_or_singly(score, [lease])
         results += one
-        if isinstance(one[0], KindUnavailableError):
-            return results + one * (len(leases) - len(results))
+        if isinstance(results[-1], KindUnavailableError):
+            return results + results[-1:] * (len(leases) - len(results))
     return results
 
 

@@ -74,24 +74,22 @@ def transcripts(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[
 def _passages(
     trajectory: Trajectory, span: tuple[int, int], tokenizer: Decoder, problem: str | None
 ) -> Iterator[Passage]:
-    start, end = span
-    position = start
+    position, end = span
     for step in trajectory.steps:
         if not position <= step.start < end:
             continue
         if step.start > position:
             tokens = trajectory.tokens[position : step.start].tolist()
-            is_problem = position == start and problem is not None
-            yield _passage(tokens, tokenizer, False, problem if is_problem else _without_template(tokens, tokenizer))
+            is_prompt = position == span[0]
+            bare = problem if is_prompt and problem is not None else _without_template(tokens, tokenizer)
+            yield _passage(tokens, tokenizer, False, bare)
         tokens = trajectory.tokens[step.start : step.end].tolist()
         yield _passage(tokens, tokenizer, True, decode(tokens, tokenizer, skip_special=True))
         position = step.end
 
 
 def _passage(tokens: list[int], tokenizer: Decoder, is_step: bool, bare: str | None) -> Passage:
-    runs = [
-        (is_special, decode(piece, tokenizer, skip_special=False)) for is_special, piece in _runs(tokens, tokenizer)
-    ]
+    runs = [(special, decode(piece, tokenizer, skip_special=False)) for special, piece in _runs(tokens, tokenizer)]
     return Passage(decode(tokens, tokenizer, skip_special=False), is_step, bare, runs)
 
 

@@ -34,6 +34,8 @@ class Checkpoint:
         self.drop_oldest = config.long_inputs == "drop_oldest"
         self._config = config
         self._key = key
+        automatic = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = automatic if config.device == "auto" else config.device
         if config.path is None:
             raise ConfigError(f"{key}.path must be set: a local folder or a hub name")
         self.folder = Path(config.path)
@@ -51,13 +53,6 @@ class Checkpoint:
         """An error that names the key, its value and the problem."""
         return ConfigError(f"{self._key}.path={self._config.path}: {problem}")
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model runs."""
-        if self._config.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self._config.device)
-
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
@@ -69,12 +64,9 @@ class Checkpoint:
         import transformers
 
         with self._refusing():
-            model = getattr(transformers, auto_class).from_pretrained(
-                self.folder,
-                dtype=getattr(torch, self._config.dtype),
-                trust_remote_code=self._config.trust_remote_code,
-            )
-            return model.to(self.device).eval()
+            dtype, trust = getattr(torch, self._config.dtype), self._config.trust_remote_code
+            model = getattr(transformers, auto_class).from_pretrained(self.folder, dtype=dtype, trust_remote_code=trust)
+            return model.to(self._device).eval()
 
     def causal_model(self, auto_class: str) -> Any:
         """As `model`. Raises ConfigError: a token's hidden state depends on later tokens."""
@@ -99,25 +91,21 @@ class Checkpoint:
 
         Raises ConfigError: one is missing, or has another shape.
         """
+        from safetensors import safe_open
+
+        found: dict[str, Tensor] = {}
         with self._refusing():
-            found = dict(self._stored(set(shapes)))
+            for file in sorted(self.folder.glob("*.safetensors")):
+                with safe_open(file, "pt") as stored:
+                    found |= {name: stored.get_tensor(name) for name in shapes.keys() & set(stored.keys())}
+            for file in sorted(self.folder.glob("pytorch_model*.bin")):
+                weights = torch.load(file, weights_only=True, mmap=True)
+                found |= {name: weights[name] for name in shapes.keys() & weights.keys()}
         for name, shape in shapes.items():
             if name not in found or tuple(found[name].shape) != shape:
                 has = tuple(found[name].shape) if name in found else "nothing"
                 raise self.refuse(f"{name} must be {shape}, and its weights hold {has}: is it of another family?")
-        return [found[name].to(self.device, torch.float32) for name in shapes]
-
-    def _stored(self, names: set[str]) -> Iterator[tuple[str, Tensor]]:
-        from safetensors import safe_open
-
-        for file in sorted(self.folder.glob("*.safetensors")):
-            with safe_open(file, "pt") as stored:
-                for name in names & set(stored.keys()):
-                    yield name, stored.get_tensor(name)
-        for file in sorted(self.folder.glob("pytorch_model*.bin")):
-            stored = torch.load(file, weights_only=True, mmap=True)
-            for name in names & stored.keys():
-                yield name, stored[name]
+        return [found[name].to(self._device, torch.float32) for name in shapes]
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -43,7 +43,11 @@ def tool_calls(
     made = [call for turn in trajectory.turns if turn.start >= start for call in turn.tool_calls]
 
     def fits(wanted: ToolCall, call: ToolCall) -> bool:
-        return wanted.name == call.name and _arguments_fit(wanted.arguments, call.arguments, arguments, tolerance)
+        if wanted.name != call.name or arguments == "ignore":
+            return wanted.name == call.name
+        names = wanted.arguments.keys() | (call.arguments.keys() if arguments == "exact" else ())
+        both = wanted.arguments.keys() & call.arguments.keys()
+        return names <= both and all(_same(wanted.arguments[name], call.arguments[name], tolerance) for name in names)
 
     matched = (_in_order if order else _in_any_order)(expected, made, fits)
     complete = matched == len(expected) and (extra_calls or len(made) == len(expected))
@@ -60,13 +64,6 @@ def _expected(task: Task) -> list[ToolCall]:
             f"the ground truth of task {task.id} must be a JSON list of calls with name and arguments "
             f"({type(error).__name__}: {error})"
         ) from error
-
-
-def _arguments_fit(wanted: Mapping[str, Any], given: Mapping[str, Any], how: str, tolerance: float) -> bool:
-    if how == "ignore":
-        return True
-    names = wanted.keys() if how == "subset" else wanted.keys() | given.keys()
-    return all(name in wanted and name in given and _same(wanted[name], given[name], tolerance) for name in names)
 
 
 def _same(wanted: Any, given: Any, tolerance: float) -> bool:
