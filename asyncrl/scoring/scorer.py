@@ -22,22 +22,12 @@ from numpy.typing import NDArray
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
+from asyncrl.scoring import shaping
 from asyncrl.scoring.answers import answer_texts, response_text
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, RewardModel
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.registry import rule_names
-from asyncrl.scoring.shaping import (
-    Scores,
-    accuracy,
-    aggregate,
-    earned,
-    middle,
-    repeated,
-    scale,
-    shape,
-    step_texts,
-    transformed,
-)
+from asyncrl.scoring.shaping import Scores
 from asyncrl.scoring.transcript import Decoder, Passage, Transcript, transcripts
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.text import reason_of
@@ -139,7 +129,7 @@ class Scorer:
         model = _served(self._prm, "prm")
         by_lease = [self._transcripts(lease) for lease in leases]
         branches = [branch for each in by_lease for branch in each]
-        scores = [scale(each, self._config.shaping) for each in model.score(branches)]
+        scores = [shaping.scale(each, self._config.shaping) for each in model.score(branches)]
         shapes = [each.shape for each in scores]
         wanted = [(sum(passage.is_step for passage in branch),) for branch in branches]
         if shapes != wanted:
@@ -180,18 +170,18 @@ class Scorer:
         """The final labels, from the numbers of all kinds; `step_scores` are those of all steps, or empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         texts = [each.plain for branch in self._transcripts(lease) for each in branch if each.is_step]
-        steps = step_texts(trajectory, texts)
+        steps = shaping.step_texts(trajectory, texts)
         counted, kept = step_scores, list[int]()
         models = {name: score for name, score in numbers.items() if name == "outcome_model"}
         if len(step_scores):
-            counted, kept = earned(step_scores, steps, trajectory.sampled_tokens, config)
-            if (process := aggregate(counted, config.prm_aggregation)) is not None:
+            counted, kept = shaping.earned(step_scores, steps, trajectory.sampled_tokens, config)
+            if (process := shaping.aggregate(counted, config.prm_aggregation)) is not None:
                 models["process"] = process
         scores = {} if shadow else dict(models)
         if "rules" in numbers:
-            scores |= {"rules": numbers["rules"], "accuracy": accuracy(numbers["outcome"])}
+            scores |= {"rules": numbers["rules"], "accuracy": shaping.accuracy(numbers["outcome"])}
         scores["environment"] = float(sum(trajectory.rewards.values()))
-        reward, parts = shape(scores, trajectory.sampled_tokens, config)
+        reward, parts = shaping.shape(scores, trajectory.sampled_tokens, config)
         by_rule = {name: score for name, score in numbers.items() if name.startswith("rule/")}
         shadowed = {f"shadow/{name}": score for name, score in models.items() if shadow}
         labels = Labels(
@@ -199,20 +189,20 @@ class Scorer:
             reward=reward,
             outcome=_outcome(numbers.get("outcome"), scores, counted, trajectory.id),
             scorer=self._name(lease),
-            step_scores=_NO_SCORES if shadow else transformed(counted, config),
+            step_scores=_NO_SCORES if shadow else shaping.transformed(counted, config),
             step_ends=_NO_ENDS if shadow else _ends(lease)[kept],
             extra=by_rule | parts | shadowed,
         )
-        share = sum(repeated(steps)) / max(1, len(steps))
+        share = sum(shaping.repeated(steps)) / max(1, len(steps))
         return ScoredEpisode(labels, True, step_scores, share, self._agree(step_scores, scores.get("accuracy")))
 
     def _agree(self, step_scores: Scores, accuracy: float | None) -> bool | None:
         if accuracy is None or not len(step_scores):
             return None
         how = self._config.shaping.prm_aggregation
-        score = aggregate(step_scores, "mean_response" if how == "per_step" else how)
+        score = shaping.aggregate(step_scores, "mean_response" if how == "per_step" else how)
         assert score is not None
-        return (score >= middle(self._config.shaping)) == bool(accuracy)
+        return (score >= shaping.middle(self._config.shaping)) == bool(accuracy)
 
     def _name(self, lease: Lease) -> str:
         """The names with versions of all scorers so far."""

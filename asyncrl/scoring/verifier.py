@@ -25,25 +25,14 @@ from typing import Any
 
 import psutil
 
+from asyncrl import wire
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.confined import limit_memory
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.text import reason_of
-from asyncrl.wire import (
-    MAX_LARGE_HEADER_BYTES,
-    Buffer,
-    Message,
-    decode,
-    encode,
-    join,
-    read_task,
-    read_trajectory,
-    split,
-    task_body,
-    trajectory_message,
-)
+from asyncrl.wire import Message
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +111,9 @@ class Verifier:
             self._end(process)
 
     def _request(self, process: _RuleProcess, given: RuleInput) -> Message:
-        message = trajectory_message(given.trajectory)
+        message = wire.trajectory_message(given.trajectory)
         texts = {"answer": given.answer, "full_answer": given.full_answer, "response": given.response}
-        body = {**message.body, "row": task_body(given.task), **texts}
+        body = {**message.body, "row": wire.task_body(given.task), **texts}
         started = time.monotonic()
         try:
             process.send(Message("verify", 0, body, message.arrays))
@@ -168,7 +157,7 @@ class _RuleProcess:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._pipe, theirs = Pipe()
         fd = theirs.fileno()
-        # What can be imported here can be imported there.
+        # The process imports the same modules as this one.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "asyncrl.scoring.verifier", str(fd), json.dumps(settings)]
         self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
@@ -178,7 +167,7 @@ class _RuleProcess:
     def send(self, message: Message) -> None:
         """Raises OSError: the process has ended; WireError: the message cannot be encoded."""
         self._memory_before = self._memory_before or self._memory()
-        self._pipe.send_bytes(join(encode(message, MAX_LARGE_HEADER_BYTES)))
+        self._pipe.send_bytes(wire.join(wire.encode(message, wire.MAX_LARGE_HEADER_BYTES)))
 
     def receive(self, timeout_s: float, memory_mb: int | None = None) -> Message:
         """The next message. Raises TimeoutError, EOFError or OSError if the process has ended, and ScoringError if it
@@ -189,7 +178,7 @@ class _RuleProcess:
                 raise TimeoutError
             if memory_mb is not None and self._memory() - self._memory_before > memory_mb << 20:
                 raise ScoringError(f"the rule took more than scoring.rule_memory_mb={memory_mb}")
-        return decode(split(self._pipe.recv_bytes()))
+        return wire.decode(wire.split(self._pipe.recv_bytes()))
 
     def kill(self) -> None:
         """Ends the process and all its descendants."""
@@ -270,10 +259,10 @@ def _load(settings: Mapping[str, Any]) -> RuleSet:
     return load_rules(ScoringConfig(rule=settings["rule"], rules=settings["rules"]), tokenizer)
 
 
-def _score(rules: RuleSet, request: Buffer, deadline: float) -> Message:
-    message = decode(split(request), MAX_LARGE_HEADER_BYTES)
+def _score(rules: RuleSet, request: wire.Buffer, deadline: float) -> Message:
+    message = wire.decode(wire.split(request), wire.MAX_LARGE_HEADER_BYTES)
     texts = {name: message.body[name] for name in ("answer", "full_answer", "response")}
-    given = RuleInput(read_task(message.body["row"]), read_trajectory(message), deadline=deadline, **texts)
+    given = RuleInput(wire.read_task(message.body["row"]), wire.read_trajectory(message), deadline=deadline, **texts)
     try:
         found = rules.score(given)
     except ScoringError as error:
@@ -290,10 +279,10 @@ def _failed(reason: str) -> Message:
 
 def _send(pipe: Connection, message: Message) -> None:
     try:
-        frames = encode(message)
+        frames = wire.encode(message)
     except WireError as error:
-        frames = encode(_failed(f"the rule's scores cannot be sent: {error}"))
-    pipe.send_bytes(join(frames))
+        frames = wire.encode(_failed(f"the rule's scores cannot be sent: {error}"))
+    pipe.send_bytes(wire.join(frames))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def lines(*texts: str, index: int = 0, **changes) -> tuple[Task, Trajectory]:
 
 
 def rule_input(text: str, truth: str = "72", **changes) -> RuleInput:
-    """What a rule is given of an answered episode."""
+    """The input of a rule for an answered episode."""
     task, trajectory = answered(text, truth=truth, **changes)
     tokenizer = CharTokenizer()
     answer, full_answer = answer_texts(trajectory, tokenizer)

@@ -22,7 +22,7 @@ from tests.scoring.fakes import (
 
 
 def all_of(*episodes, prm=None, **config):
-    """What becomes of a batch that passes through rules and process model at once."""
+    """The results of a batch that passes through rules and process model at once."""
     scorer = make_scorer(ScoringConfig(**config), prm or FakePRM())
     return list(scorer.score([lease(each, "rules", "prm") for each in episodes]))
 

@@ -1,4 +1,4 @@
-"""What a reward model is, and what it says of a step."""
+"""The interface of a reward model, and the scores that it gives to steps."""
 
 from __future__ import annotations
 

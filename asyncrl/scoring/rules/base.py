@@ -1,4 +1,4 @@
-"""What a rule is, what it reads, and how its result is understood."""
+"""The interface of a rule: its signature, its input and its result."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def _named(text: str) -> str | None:
 
 
 def _sure(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """Where the pattern occurs without a doubt before it."""
+    """The occurrences of the pattern without a doubt before them."""
     return [each for each in pattern.finditer(text) if not _near(_DOUBT, text, each.start())]
 
 

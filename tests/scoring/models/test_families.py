@@ -1,4 +1,4 @@
-"""What holds for every family of models, and what each refuses."""
+"""The promises of every family of models, and the inputs that each refuses."""
 
 from functools import partial
 

@@ -123,7 +123,7 @@ def test_a_server_that_is_busy_is_asked_again_and_not_for_ever():
 
 
 def test_an_answer_that_breaks_off_is_asked_for_again():
-    """As where the server dies while it writes; half a number is a number too."""
+    """A server may die while it writes. Half a number would be read as a number."""
     whole = b'{"scores": [0.5, 0.25, 0.125]}'
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(whole)
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n1e\r\n"

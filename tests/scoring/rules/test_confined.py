@@ -1,4 +1,4 @@
-"""What an answer can make endless is the answer's fault; what the ground truth or the machine does is a failure."""
+"""An answer that keeps a comparison busy scores 0. A ground truth or a machine at fault is a failure."""
 
 import json
 import math

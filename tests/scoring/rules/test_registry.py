@@ -144,11 +144,6 @@ def test_a_bare_name_in_a_list_weighs_one():
     assert judge(["exact_match", {"name": "format", "weight": 0}]).total == 1.0
 
 
-def test_exact_match_ignores_only_outer_white_space():
-    assert judge("exact_match", " 72\n").outcome == 1.0
-    assert judge("exact_match", "72.0").outcome == 0.0
-
-
 @pytest.mark.parametrize(
     ("name", "fix"),
     [

@@ -98,7 +98,7 @@ def test_the_expected_calls_in_another_order_match_in_any_order(calls, random):
     assert judge(calls, calls) == {"score": 1.0, "matched": 1.0}
 
 
-# What is expected, as arguments of one call of `f`, and what models give for it.
+# The expected arguments of one call of `f`, and arguments that models give.
 SAME_ARGUMENTS = [
     ({}, [{}]),
     ({"a": 1}, [{"a": 1}, {"a": 1.0}]),

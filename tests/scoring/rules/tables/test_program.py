@@ -1,4 +1,4 @@
-"""Where models put their program in an answer: every table row is extracted, and what was extracted is run."""
+"""Models put their program at many places of an answer. Each test finds the program of every row, and runs it."""
 
 import textwrap
 
