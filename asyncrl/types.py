@@ -303,7 +303,7 @@ class _Runs(NamedTuple):
 
     def _out_of_order(self, owner: str, what: str, start: int, end: int) -> InvariantError:
         return InvariantError(
-            f"{owner}: {what} [{start}, {end}) overlaps its predecessor or leaves the {self.length} tokens"
+            f"{owner}: {what} [{start}, {end}) overlaps the one before or leaves the {self.length} tokens"
         )
 
     def _all_sampled(self, start: int, end: int) -> bool:

@@ -180,9 +180,7 @@ def _read_header(frame: Buffer, max_bytes: int) -> _Header:
     except _UNREADABLE as error:
         raise WireError(f"the header must be [protocol, kind, sequence, body, arrays] in msgpack: {error}") from error
     if header.protocol not in READABLE:
-        raise WireError(
-            f"the message speaks protocol {header.protocol}, this side speaks {PROTOCOL}; use one asyncrl version"
-        )
+        raise WireError(f"protocol {header.protocol}, this side speaks {PROTOCOL}; use one asyncrl version")
     if len(header.arrays) > MAX_ARRAYS:
         raise WireError(f"the header announces {len(header.arrays)} arrays; at most {MAX_ARRAYS} are taken")
     return header
@@ -367,5 +365,5 @@ def check_run(theirs: RunIdentity | None, kind: str, own: RunIdentity, server: s
         raise RefusedError(f"this is the {server} of run {own}; {kind!r:.50} does not say which run's it is")
     if not theirs.may_be(own):
         raise RefusedError(
-            f"this is the {server} of run {own}, not of {theirs}: look at network.host, {port}, run.name and run.dir"
+            f"this is the {server} of run {own}, not of {theirs}: look at network.host, {port} and run.*"
         )

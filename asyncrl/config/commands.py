@@ -38,12 +38,10 @@ COMMANDS: Mapping[str, Command] = {
     "scoring": Command("asyncrl.scoring.__main__", "verify and score trajectories", True),
     "learner": Command("asyncrl.learner.__main__", "train the policy and publish its weights", True),
     "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
-    "data": Command(
-        "asyncrl.data.gsm8k", "make task files: `asyncrl data gsm8k --source DIR --out FILE`", False, ("gsm8k",)
-    ),
+    "data": Command("asyncrl.data.gsm8k", "make task files: `asyncrl data gsm8k --help`", False, ("gsm8k",)),
     "algorithms": Command("asyncrl.algorithms.docs", "list every advantage, loss, correction, KL and aggregation"),
     "completion": Command(
-        "asyncrl.config.completion", "print the completion script of a shell: bash or zsh", False, ("bash", "zsh")
+        "asyncrl.config.completion", "print the completion script of a shell", False, ("bash", "zsh")
     ),
 }
 

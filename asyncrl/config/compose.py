@@ -198,5 +198,5 @@ def _reason(error: Exception) -> str:
     """The beginning of another library's message, in one line."""
     lines = [line.strip() for line in str(error).splitlines()]
     return "; ".join(
-        line for line in lines[:4] if line and not line.startswith(("See https", "full_key", "object_type"))
+        line for line in lines[:4] if line and not line.startswith(("See http", "full_key", "object_type"))
     )

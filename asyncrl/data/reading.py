@@ -62,9 +62,7 @@ class TaskFile(Sequence[Task]):
         if not _is_list(prompts.type) or not {"role", "content"} <= set(_fields(prompts.type.value_type)):
             raise DataError(f"{self._path}: column prompt must be a list of messages, each with role and content")
         if "extra_info" in self._table.column_names and not self._fields("extra_info"):
-            raise DataError(
-                f"{self._path}: column extra_info must be a struct, as {{'index': 0}}; leave it out otherwise"
-            )
+            raise DataError(f"{self._path}: column extra_info must be a struct, as {{'index': 0}}")
         for name in REQUIRED:
             self._check_rows(name, pc.is_null(self._table.column(name)), "is null")
         self._check_rows("prompt", pc.equal(pc.list_value_length(prompts), 0), "has no messages")

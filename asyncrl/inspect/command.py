@@ -92,9 +92,7 @@ def parser() -> ArgumentParser:
     add("dead-letters", dead_letters, "attempts that were given up, and why", plain)
     command = add("export", export, "all trajectories, plans and dead letters to Parquet", run)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
-    command.add_argument(
-        "--state", action="append", default=[], help="only trajectories in this state, such as trained"
-    )
+    command.add_argument("--state", action="append", default=[], help="only those in this state, such as trained")
     command = add("import", import_back, "an exported run to a new store")
     command.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder of the export")
     command.add_argument("--to", type=Path, required=True, metavar="STORE", help="folder of the store to make")

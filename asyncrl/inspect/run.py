@@ -70,9 +70,7 @@ def read_config(path: Path) -> TrainConfig:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path)))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"{path} was written by another version of asyncrl ({reason}): inspect it with that version"
-        ) from error
+        raise ConfigError(f"{path} is of another version of asyncrl ({reason}): inspect it with that one") from error
     assert isinstance(config, TrainConfig)
     return config
 

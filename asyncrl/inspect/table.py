@@ -75,9 +75,8 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _title(status: Mapping[str, Any]) -> Text:
-    title = Text.assemble(
-        (status["store"], "bold"), f"\nversion {status['version']}   {status['steps']} steps planned   "
-    )
+    title = Text(status["store"], "bold")
+    title.append(f"\nversion {status['version']}   {status['steps']} steps planned   ", "not bold")
     if status["problem"] is None:
         return title.append("running", "green")
     title.append("running in part" if status["running"] else "not running", "yellow")

@@ -112,7 +112,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         raise ConfigError(
-            f"{path} is there already; keys are never overwritten: choose another place, or delete it"
+            f"{path} is there already; keys are never overwritten: delete it, or choose another place"
         ) from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(content + b"\n")

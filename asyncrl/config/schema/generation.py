@@ -14,9 +14,7 @@ class ActorConfig:
 
     concurrency: int = option(64, "episodes that one actor runs at once", "[1, inf)")
     temperature: float = option(1.0, "sampling temperature of training episodes", "(0, inf)")
-    episode_timeout_s: float = option(
-        3600.0, "seconds after which an episode is tried again; waiting for a version does not count", "(0, inf)"
-    )
+    episode_timeout_s: float = option(3600.0, "seconds until an episode is tried again", "(0, inf)")
     max_turns: int = option(8, "assistant turns of an episode", "[1, inf)")
     max_turn_tokens: int = option(512, "tokens of one assistant turn", "[1, inf)")
     max_tokens: int = option(4096, "tokens of an episode's sequence, with prompt and tool results", "[1, inf)")
@@ -25,13 +23,9 @@ class ActorConfig:
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
     max_tool_chars: int = option(4096, "characters of a tool's result; the middle of a longer one is cut", "[1, inf)")
     template_kwargs: dict[str, Any] = option({}, "arguments of the chat template, such as {enable_thinking: false}")
-    history: str = option(
-        "sampled", "from what a turn continues, if the template rewrites the past", choices=("sampled", "template")
-    )
+    history: str = option("sampled", "what a turn continues from (docs/agents.md)", choices=("sampled", "template"))
     agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/agents.md)")
-    max_total_tokens: int = option(
-        16384, "tokens of all sequences of an episode, with an agent or with history=template", "[1, inf)"
-    )
+    max_total_tokens: int = option(16384, "all tokens of an episode of several sequences", "[1, inf)")
     chat_api_host: str = option("127.0.0.1", "address at which agents reach the policy (docs/agents.md)")
     chat_api_port: int = option(0, "port of that address; 0: any free", "[0, 65535]")
     step_split: str = option("turn", "what one step is: turn, paragraph, line, or the dotted path of a function")
@@ -45,9 +39,7 @@ class ServerConfig:
     port: int = option(0, "port of the first server; the others take those that follow; 0: any free", "[0, 65535]")
     tp_size: int = option(1, "GPUs of one server (tensor parallelism)", "[1, inf)")
     first_gpu: int = option(0, "GPU of the first server; the others take those that follow", "[0, inf)")
-    memory: float | None = option(
-        None, "share of a GPU's memory for weights and cache; null: SGLang's choice", "(0, 1)"
-    )
+    memory: float | None = option(None, "share of a GPU's memory for weights and cache; null: as SGLang", "(0, 1)")
     arguments: list[str] = option([], "further arguments of the server")
     environment: dict[str, str] = option({}, "environment variables of the server")
     start_s: float = option(900.0, "seconds that a server may take to start", "(0, inf)")
@@ -58,9 +50,7 @@ class ServerConfig:
 class EngineConfig:
     """What samples tokens."""
 
-    kind: str = option(
-        "embedded", "in-process torch (embedded), or servers of a kind", choices=("embedded", "sglang", "vllm")
-    )
+    kind: str = option("embedded", "in-process torch, or a kind of servers", choices=("embedded", "sglang", "vllm"))
     slots: int = option(64, "requests that the embedded engine decodes at once", "[1, inf)")
     max_length: int = option(4096, "tokens that one slot of the embedded engine holds", "[1, inf)")
     urls: list[str] = option([], "urls of servers; a server belongs to one actor")
@@ -85,14 +75,10 @@ class WeightsConfig:
         "how they travel to engines: auto (the fastest that is safe), or one channel (docs/weights.md)",
         choices=("auto", "zmq", "disk", "distributed"),
     )
-    history: int = option(
-        4, "deltas kept for engines that are behind, zmq only; 0 sends whole versions only", "[0, inf)"
-    )
+    history: int = option(4, "deltas kept for engines that are behind (zmq); 0: no deltas", "[0, inf)")
     timeout_s: float = option(30.0, "seconds that learner and engine wait for a silent other side", "(0, inf)")
     dir: str | None = option(None, "folder of the disk channel; null: pushed/ in the run's folder")
-    bucket_mb: int = option(
-        64, "megabytes of weights that are gathered, broadcast, or put into a server at a time", "[1, inf)"
-    )
+    bucket_mb: int = option(64, "megabytes of weights that are gathered and sent at a time", "[1, inf)")
     mode: str = option(
         "retract",
         "what happens to running requests at an update (docs/sglang.md)",
@@ -104,6 +90,4 @@ class WeightsConfig:
         "how they get into servers: auto (the fastest way that a server takes), or one way (docs/weights.md)",
         choices=("auto", "ipc", "nccl", "disk", "gloo"),
     )
-    load_s: float = option(
-        300.0, "seconds that one call of an update may take before the server counts as lost", "(0, inf)"
-    )
+    load_s: float = option(300.0, "seconds after which a server that updates counts as lost", "(0, inf)")

@@ -16,9 +16,7 @@ class LearnerConfig:
     batch_size: int = option(64, "trajectories a step; a multiple of group_size", "[1, inf)")
     group_size: int = option(8, "trajectories of one task that share a baseline", "[1, inf)")
     minibatches: int = option(1, "optimiser updates a step; each takes an equal share of the batch", "[1, inf)")
-    micro_tokens: int = option(
-        16384, "packed tokens of one forward and backward pass on one rank", "[1, inf)", resumable=True
-    )
+    micro_tokens: int = option(16384, "packed tokens of one pass on one rank", "[1, inf)", resumable=True)
     lr: float = option(1e-6, "learning rate of AdamW", "(0, inf)")
     betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
     weight_decay: float = option(0.0, "AdamW's weight decay", "[0, inf)")
@@ -27,9 +25,7 @@ class LearnerConfig:
     publish_every: int = option(1, "steps between two weight publishes", "[1, inf)")
     checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)", resumable=True)
     keep_checkpoints: int = option(2, "checkpoints that are kept", "[1, inf)", resumable=True)
-    eval_every: int = option(
-        0, "steps between two evaluations on data.eval, the first at step 0; 0: none", "[0, inf)", resumable=True
-    )
+    eval_every: int = option(0, "steps between evaluations, from step 0 on; 0: none", "[0, inf)", resumable=True)
     export: bool = option(True, "write a Hugging Face folder at the end", resumable=True)
 
 
@@ -70,9 +66,7 @@ class AlgorithmConfig:
         [PartConfig("truncate", {"level": "token", "cap": 2.0})],
         "importance corrections from the behaviour to the proximal policy, in this order",
     )
-    proximal: str = option(
-        "recompute", "log-probs of the proximal policy", choices=("recompute", "interpolate", "behaviour")
-    )
+    proximal: str = option("recompute", "proximal log-probs", choices=("recompute", "interpolate", "behaviour"))
     kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")
     aggregation: PartConfig = option(PartConfig("token-mean"), "how the losses of tokens become one number")
     entropy_weight: float = option(0.0, "weight of the entropy bonus")

@@ -34,23 +34,15 @@ class ReplayConfig:
     max_lag: int = option(2, "versions that a trained token may lag behind the learner; 0: synchronous", "[0, inf)")
     durability: str = option(
         "fsync",
-        "what stored data survives: a power loss (fsync) or only a killed process (os)",
+        "what stored data survive: a power loss (fsync) or a killed process (os)",
         choices=("fsync", "os"),
         resumable=True,
     )
-    lease_s: float = option(
-        30.0, "seconds after which others get the work of a silent worker", "(0, inf)", resumable=True
-    )
+    lease_s: float = option(30.0, "seconds until others get a silent worker's work", "(0, inf)", resumable=True)
     max_attempts: int = option(3, "attempts at an episode, or at its scoring, before its group is dropped", "[1, inf)")
-    max_store_gb: float = option(
-        64.0, "largest store of one shard; above 0.8 of it no tickets are issued", "(0, inf)", resumable=True
-    )
-    max_dead_letters: int = option(
-        10_000, "dead letters that one shard keeps; new ones replace the oldest", "[1, inf)", resumable=True
-    )
-    dead_letter_share: float = option(
-        0.1, "share of max_store_gb for dead letters and their episodes", "(0, 0.5]", resumable=True
-    )
+    max_store_gb: float = option(64.0, "largest store of a shard; tickets end at 0.8 of it", "(0, inf)", resumable=True)
+    max_dead_letters: int = option(10_000, "dead letters that a shard keeps, the newest", "[1, inf)", resumable=True)
+    dead_letter_share: float = option(0.1, "share of max_store_gb for dead letters", "(0, 0.5]", resumable=True)
     retention: str = option(
         "none",
         "trained trajectories to keep; window: those of retention_steps",

@@ -22,9 +22,7 @@ class ModelConfig:
 
     path: str = option(REQUIRED, "Hugging Face folder or hub name of the policy, with its tokenizer")
     dtype: str = option("float32", "compute dtype of learner and embedded engine", choices=("float32", "bfloat16"))
-    attention: str = option(
-        "sdpa", "attention kernel of the learner", choices=("sdpa", "flash_attention_2", "flex_attention")
-    )
+    attention: str = option("sdpa", "the learner's attention", choices=("sdpa", "flash_attention_2", "flex_attention"))
     recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
@@ -51,9 +49,7 @@ class ClusterConfig:
     actor_threads: int = option(1, "torch threads of one actor", "[1, inf)")
     scorer_threads: int = option(1, "torch threads of one scorer", "[1, inf)")
     learner_threads: int = option(1, "torch threads of one learner rank", "[1, inf)")
-    max_restarts: int = option(
-        20, "failures of a role that end the run; 5 minutes without one reset the count", "[0, inf)"
-    )
+    max_restarts: int = option(20, "failures of a role that end the run; 5 good minutes reset the count", "[0, inf)")
     restart_pause_s: float = option(60.0, "longest pause before a restart; the pause doubles from 0.25 s", "[0, inf)")
 
 
@@ -62,12 +58,8 @@ class NetworkConfig:
     """Where the roles reach each other."""
 
     host: str = option("127.0.0.1", "address that replay and learner bind, and that others connect to")
-    replay_port: int = option(
-        5755, "port of the replay; shards take those that follow; 0: `asyncrl train` chooses", "[0, 65535]"
-    )
-    weights_port: int = option(
-        5756, "port on which the learner serves weights; 0: `asyncrl train` chooses", "[0, 65535]"
-    )
+    replay_port: int = option(5755, "port of the replay's first shard; 0: `asyncrl train` chooses", "[0, 65535]")
+    weights_port: int = option(5756, "the learner's port for weights; 0: `asyncrl train` chooses", "[0, 65535]")
     keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md")
     insecure: bool = option(False, "allow an address that other machines can reach without keys")
     max_message_mb: int = option(256, "largest frame of a message; a larger one ends its connection", "[1, 4095]")

@@ -24,9 +24,7 @@ class ShapingConfig:
     environment_weight: float = option(0.0, "weight of the sum of the tools' own rewards in the reward")
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
     use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau); before the sigmoid")
-    tanh_tau: float = option(
-        2.0, "scale of the logit in tanh; with 2 and tanh_rmax 1 it is 2 * sigmoid - 1", "(0, inf)"
-    )
+    tanh_tau: float = option(2.0, "scale of the logit in tanh", "(0, inf)")
     tanh_rmax: float = option(1.0, "largest score that tanh gives", "(0, inf)")
     prm_aggregation: str = option(
         "mean_response",
@@ -37,17 +35,13 @@ class ShapingConfig:
     clip_eta: float = option(0.5, "clip makes a score r_k min(r_k - clip_eta, 0); delta makes it r_k - r_{k+1}")
     enable_anti_hack: bool = option(True, "turns on the five keys below, and leaves out repeated steps")
     stop_at_answer: bool = option(True, "steps after the first final answer count only if their score is negative")
-    answer_pattern: str = option(
-        r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression that a step with a final answer matches"
-    )
+    answer_pattern: str = option(r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression of a final answer")
     incorrect_answer_penalty: float = option(0.0, "added to the reward of a wrong answer", "(-inf, 0]")
     max_step_tokens: int = option(512, "policy tokens over which a step earns nothing", "[1, inf)")
     max_resp_len: int = option(1024, "policy tokens over which an episode earns no process score", "[1, inf)")
     prm_acc_bonus_weight: float = option(0.0, "added to the reward of a right answer", "[0, inf)")
     length_bonus_weight: float = option(0.0, "largest bonus of a right answer for its length", "[0, inf)")
-    target_response_length: int = option(
-        400, "policy tokens with the largest bonus; 0 or twice as many: none", "[1, inf)"
-    )
+    target_response_length: int = option(400, "policy tokens with the largest bonus; none at twice as many", "[1, inf)")
     overlong_penalty: float = option(0.0, "taken from the reward of an answer of overlong_max_length", "[0, inf)")
     overlong_max_length: int = option(0, "policy tokens from which the whole penalty is taken", "[0, inf)")
     overlong_buffer: int = option(512, "policy tokens before that over which the penalty grows linearly", "[1, inf)")
@@ -63,9 +57,7 @@ class ScoringModelConfig:
     device: str = option("cpu", "where it runs: cpu, cuda, cuda:N, or auto (a GPU if there is one)")
     micro_tokens: int = option(16384, "tokens of one forward pass, padding included", "[1, inf)")
     long_inputs: str = option(
-        "refuse",
-        "too long inputs: refuse them, or drop their oldest tool results",
-        choices=("refuse", "drop_oldest"),
+        "refuse", "too long inputs: refuse them, or drop their oldest tool results", choices=("refuse", "drop_oldest")
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
     params: dict[str, Any] = option({}, "parameters of the family that differ from its defaults")
@@ -101,9 +93,7 @@ class ScoringConfig:
     serve: list[str] = option([], "kinds that a scoring process does; empty: all that are configured", choices=KINDS)
     batch_trajectories: int = option(32, "largest number of trajectories in one lease", "[1, inf)")
     batch_tokens: int = option(65536, "largest number of tokens in one lease", "[1, inf)")
-    stall_s: float = option(
-        600.0, "seconds without any result after which a scorer counts as hung and ends", "(0, inf)"
-    )
+    stall_s: float = option(600.0, "seconds without a result after which a scorer ends as hung", "(0, inf)")
     shadow: bool = option(False, "record the scores of the models, but train without them")
     prm: ScoringModelConfig = field(default_factory=ScoringModelConfig)
     outcome_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)
