@@ -92,12 +92,10 @@ async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStac
         player = ToolPlayer(toolbox)
     else:
         from asyncrl.actor.chat_api.agent import AgentPlayer, load_agent
-        from asyncrl.actor.chat_api.server import ChatServer
 
-        server = ChatServer(actor.chat_api_host, actor.chat_api_port)
-        player = AgentPlayer(load_agent(actor.agent), server)
-        await server.start()
-        stack.push_async_callback(server.close)
+        player = AgentPlayer(load_agent(actor.agent), actor.chat_api_host, actor.chat_api_port)
+        await player.start()
+        stack.push_async_callback(player.close)
     # An episode with one branch only is not limited by max_total_tokens, which may be less.
     total = max(actor.max_tokens, actor.max_total_tokens)
     return EpisodeRunner(

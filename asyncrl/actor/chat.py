@@ -86,8 +86,8 @@ class Chat:
         text = self._template.render(hidden, shown, generation_prompt=False)
         return _frozen(self._contents.encode(self._ended(text, messages[-1])))
 
-    def written(self, messages: Messages, tools: Messages) -> str:
-        """The text that the policy would have to write for the template to render the last message, an assistant turn,
+    def written(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
+        """Ids of what the policy would have to write for the template to render the last message, an assistant turn,
         with the end of the turn. If the template drops or moves some of it: the message itself, calls in hermes form.
 
         Raises RefusedError.
@@ -96,13 +96,13 @@ class Chat:
         opening = self._template.render(before, tools)
         rendered = self._ended(self._template.render(messages, tools, generation_prompt=False), turn)
         text = rendered.removeprefix(opening)
-        if text != rendered and all(word.strip() in text for word in re.split("</?think>", turn["content"])):
-            return text
-        text = turn["content"].removeprefix("<think>\n") if opening.endswith("<think>\n") else turn["content"]
-        for call in turn.get("tool_calls") or ():
-            text += "\n" if text and not text.endswith("\n") else ""
-            text += f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
-        return self._ended(text, turn)
+        if text == rendered or not all(word.strip() in text for word in re.split("</?think>", turn["content"])):
+            text = turn["content"].removeprefix("<think>\n") if opening.endswith("<think>\n") else turn["content"]
+            for call in turn.get("tool_calls") or ():
+                text += "\n" if text and not text.endswith("\n") else ""
+                text += f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+            text = self._ended(text, turn)
+        return _frozen(list(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def _ended(self, text: str, turn: Mapping[str, Any]) -> str:
         """A text that ends with an assistant turn, up to and including the end of that turn. Raises RefusedError."""
@@ -110,10 +110,6 @@ class Chat:
         if not end:
             raise RefusedError(_NO_CALLS)
         return text + end if self._ends_at_next or end not in text else text[: text.rindex(end)] + end
-
-    def encode(self, text: str) -> NDArray[np.int32]:
-        """Ids of what the policy might write, special tokens included."""
-        return _frozen(list(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def text(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
         """The text of tokens, marks included."""

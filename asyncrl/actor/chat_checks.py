@@ -142,7 +142,7 @@ def _recorded(chat: Chat, messages: Messages, tools: Messages) -> NDArray[np.int
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     tokens = [chat.prompt(messages[: turns[0]], tools)]
     for turn, following in zip(turns, [*turns[1:], len(messages)], strict=True):
-        sampled = chat.encode(chat.written(messages[: turn + 1], tools))
+        sampled = chat.written(messages[: turn + 1], tools)
         tokens.append(sampled)
         if turn + 1 < len(messages):
             tokens.append(chat.suffix(messages[turn + 1 : following], tools, int(sampled[-1])))

@@ -108,19 +108,14 @@ class Contents:
 
 
 def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
-    """The tokens with which a template can begin or end a turn."""
-    tokens = tokenizer.added_tokens_decoder.values()
+    """The tokens with which a template can begin or end a turn. Added tokens for words or blanks, which some tokenizers
+    have, are no such tokens."""
     return [
         token
-        for token in tokens
-        if token.content.strip() and token.content not in OWN_MARKS
-        if token.special or (token.content in source and _is_mark(token.content))
+        for token in tokenizer.added_tokens_decoder.values()
+        if (text := token.content).strip() and text not in OWN_MARKS
+        if token.special or (text in source and not text[0].isalnum() and not text[-1].isalnum())
     ]
-
-
-def _is_mark(text: str) -> bool:
-    """Whether an added token is a mark: some tokenizers have added tokens for frequent words and for blanks."""
-    return not text[0].isalnum() and not text[-1].isalnum()
 
 
 def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:

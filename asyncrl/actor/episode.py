@@ -108,7 +108,11 @@ class Episode:
         text = chat.text(sampled.tokens[:-1] if ended else sampled.tokens)
         calls = read_calls(text, ended)
         made = [call for call in calls if isinstance(call, ToolCall)]
-        message = _message(text, made if len(made) == len(calls) else [])
+        if made and len(made) == len(calls):
+            before = text.partition(CALL_MARK)[0].strip()
+            message = calling([call.arguments for call in made], [call.name for call in made], before)
+        else:
+            message = answer(text)
         self.recorder.record(reservation, sampled, message, made)
         return Completion(message, calls, sampled.finish_reason, seen, len(sampled.tokens))
 
@@ -172,31 +176,22 @@ class ToolPlayer:
         def read_calls(text: str, ended: bool) -> Calls:
             return parse_tool_calls(text, tools.functions, episode.chat.one_call) if ended else ()
 
-        messages, shown, recorder = tuple(episode.ticket.task.messages), tuple(tools.shown), episode.recorder
+        messages, recorder = tuple(episode.ticket.task.messages), episode.recorder
         while True:
             try:
-                completion = await episode.complete(CompletionRequest(messages, shown), read_calls)
+                completion = await episode.complete(CompletionRequest(messages, tuple(tools.shown)), read_calls)
             except LimitError:
                 if not recorder.completions:
                     raise
                 return
-            if not completion.calls:
+            calls = completion.calls
+            if not calls:
                 return
             if not recorder.turns_left:
                 recorder.truncated = True
                 return
             with episode.timed("tools"):
-                results = await tools.answer(completion.calls)
-            answers = (
-                {"role": "tool", "name": call.name, "content": result}
-                for call, result in zip(completion.calls, results, strict=True)
-            )
+                results = await tools.answer(calls)
+            answered = zip(calls, results, strict=True)
+            answers = ({"role": "tool", "name": call.name, "content": result} for call, result in answered)
             messages = (*messages, completion.message, *answers)
-
-
-def _message(text: str, calls: Sequence[ToolCall]) -> Message:
-    """A turn of the policy as templates take it: text and tool calls or, without calls, all of it as text."""
-    if not calls:
-        return answer(text)
-    before = text.partition(CALL_MARK)[0].strip()
-    return calling([call.arguments for call in calls], [call.name for call in calls], before)

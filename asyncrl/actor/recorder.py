@@ -124,11 +124,6 @@ class Prefix(NamedTuple):
     def tokens(self) -> NDArray[np.int32]:
         return self.branch.tokens[: self.turn.end]
 
-    @property
-    def is_continued(self) -> bool:
-        """Whether more tokens follow in the branch, or will."""
-        return len(self.branch) > self.turn.end or self.branch.reserved > 0
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
@@ -169,7 +164,7 @@ class Recorder:
         BusyError: completions in flight may leave room when they end.
         """
         prefix, added = self._continuation(request)
-        extends = prefix is not None and not prefix.is_continued
+        extends = prefix is not None and len(prefix.branch) == prefix.turn.end and not prefix.branch.reserved
         seen = len(added) + (prefix.turn.end if prefix else 0)
         new = len(added) if extends else seen
         in_flight = [branch for branch in self.branches if branch.reserved]
@@ -179,8 +174,14 @@ class Recorder:
                 raise BusyError("completions in flight may take the rest of the episode's room")
             self.truncated = True
             raise self._refusal(seen, new)
-        branch = prefix.branch if prefix and extends else self._begin(prefix)
-        start = len(branch) if extends else 0
+        if prefix and extends:
+            branch, start = prefix.branch, prefix.turn.end
+        else:
+            branch, start = Branch(next(self._sessions), self._limits.max_tokens), 0
+            self.branches.append(branch)
+            if prefix:
+                turns = prefix.branch.turns_within(prefix.turn.end)
+                branch.add(prefix.tokens, Role.PROMPT, [call for turn in turns for call in turn.tool_calls])
         branch.add(added, Role.TOOL if prefix else Role.PROMPT)
         branch.reserved = min(room, request.max_tokens or room)
         return Reservation(request, branch, start, self.truncated)
@@ -253,7 +254,8 @@ class Recorder:
         """The prefix that the request continues, if any, and the tokens that it adds."""
         for prefix in reversed(self.completions):
             known, following = request.messages[: len(prefix.messages)], request.messages[len(prefix.messages) :]
-            if known == prefix.messages and request.tools == prefix.tools and _is_context(following):
+            is_context = following and all(message["role"] != "assistant" for message in following)
+            if known == prefix.messages and request.tools == prefix.tools and is_context:
                 added = self._chat.suffix(following, request.tools, int(prefix.tokens[-1]))
                 if self._keeps(prefix, added, request):
                     return prefix, added
@@ -291,17 +293,3 @@ class Recorder:
                 f"the episode has {total} tokens, no room is left in actor.max_total_tokens={limits.max_total_tokens}"
             )
         return LimitError("context_length_exceeded", reason)
-
-    def _begin(self, prefix: Prefix | None) -> Branch:
-        """A new branch, with a copy of `prefix`."""
-        branch = Branch(next(self._sessions), self._limits.max_tokens)
-        self.branches.append(branch)
-        if prefix:
-            turns = prefix.branch.turns_within(prefix.turn.end)
-            branch.add(prefix.tokens, Role.PROMPT, [call for turn in turns for call in turn.tool_calls])
-        return branch
-
-
-def _is_context(messages: Sequence[Message]) -> bool:
-    """Whether the policy is to write behind these messages, and wrote none of them."""
-    return bool(messages) and all(message["role"] != "assistant" for message in messages)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +71,11 @@ class Toolbox:
             await opened.create(ticket.task.tools_kwargs)
             yield opened
         finally:
-            await _to_the_end(_release_all(tools, self._limits.timeout_s))
+            releasing = asyncio.ensure_future(_release_all(tools, self._limits.timeout_s))
+            try:
+                await asyncio.shield(releasing)
+            finally:  # also if we are cancelled meanwhile
+                await releasing
 
     def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
         if not ticket.task.tools:
@@ -153,16 +157,6 @@ class OpenTools:
                 self._counts.failures += 1
                 reason = reason_of(error)
         raise ToolError(f"tool {name} failed to {what} {attempt} times, at last with {reason}")
-
-
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work` to its end, even if we are cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
 
 
 async def _release_all(tools: Mapping[str, Tool], timeout_s: float) -> None:

@@ -128,7 +128,7 @@ def recorded(chat: Chat, messages: Sequence[dict[str, Any]], tools: Sequence[dic
             continue
         request = read_request({"messages": messages[:index], "tools": tools})[0]
         [turn] = read_request({"messages": [message]})[0].messages
-        said = chat.encode(chat.written([*request.messages, turn], request.tools))
+        said = chat.written([*request.messages, turn], request.tools)
         none = np.zeros(len(said), np.float32), np.zeros(len(said), np.int32)
         recorder.record(recorder.reserve(request), Generation(said, *none, "stop"), turn, [])
     [branch] = recorder.branches

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.agent import AgentError, AgentPlayer, load_agent
-from asyncrl.actor.chat_api.server import MAX_REQUEST_BYTES, ChatServer
+from asyncrl.actor.chat_api.agent import MAX_REQUEST_BYTES, AgentError, AgentPlayer, load_agent
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.recorder import EpisodeLimits
@@ -48,9 +47,10 @@ class Agent:
     """An agent's side of an episode: what it knows, sends and, at its end, returns or raises. `pending` are requests
     that it does not wait for; they end before the episode's `trajectory` is there."""
 
-    def __init__(self, engine: ScriptedEngine, server: ChatServer) -> None:
+    def __init__(self, engine: ScriptedEngine) -> None:
         self.engine = engine
-        self.counts = server.counts
+        self.player = AgentPlayer(self)
+        self.counts = self.player.counts
         self.outcome: dict[str, float] | Exception | None = None
         self.pending: list[asyncio.Task[Any]] = []
         self.address: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
@@ -100,10 +100,9 @@ async def episode(
 ) -> AsyncIterator[Agent]:
     """An episode whose agent does what the body does. Then it has a trajectory, or `fails` so."""
     engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(tokenizer, script, end=end)
-    server = ChatServer()
-    await server.start()
-    agent = Agent(engine, server)
-    runner = EpisodeRunner(engine, Chat(tokenizer), AgentPlayer(agent, server), limits, **options)
+    agent = Agent(engine)
+    await agent.player.start()
+    runner = EpisodeRunner(engine, Chat(tokenizer), agent.player, limits, **options)
     running = asyncio.create_task(runner.run(make_ticket("t/1"), lambda: None))
     try:
         yield agent
@@ -117,7 +116,7 @@ async def episode(
         assert_trains_what_was_sampled(agent.trajectory, engine)
     finally:
         running.cancel()
-        await server.close()
+        await agent.player.close()
 
 
 def user(text: str) -> dict[str, Any]:
@@ -426,7 +425,7 @@ async def my_agent(task: Task, base_url: str, api_key: str) -> None:
 
 
 def test_an_agent_is_found_by_its_path_and_refused_with_the_fix():
-    assert load_agent("tests.actor.chat_api.test_server.my_agent") is my_agent
+    assert load_agent("tests.actor.chat_api.test_agent.my_agent") is my_agent
     for path, reason in (
         ("nowhere.agent", "cannot be imported"),
         ("asyncrl.types.Task", "async def"),
