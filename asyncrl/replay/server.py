@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 
 import lmdb
@@ -141,12 +142,10 @@ class ReplayServer:
 
     def _fetch(self, client: bytes, call: Call) -> bool:
         """Send stored frames; False where the turn must refuse the request, and count it."""
-        try:
-            with self._store.transaction(write=False) as tx:
-                self._send(client, encode_reply(OK, call.sequence, self._service.handle(tx, call) or Reply()))
+        with suppress(Exception), self._store.transaction(write=False) as tx:
+            self._send(client, encode_reply(OK, call.sequence, self._service.handle(tx, call) or Reply()))
             return True
-        except (AsyncrlError, lmdb.Error):
-            return False
+        return False
 
     def _finish(self, turn: Turn) -> None:
         replies, rest = turn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,10 @@ class Core:
     def put(self, trajectory: Trajectory) -> str:
         return str(self.ask(protocol.PutTrajectory(), encode(trajectory_message(trajectory))))
 
+    def deliver(self, tickets: Iterable[Ticket], **changes: Any) -> list[str]:
+        """Put a trajectory for each ticket; their ids."""
+        return [ticket.id for ticket in tickets if self.put(make_trajectory(ticket, **changes))]
+
     def fail(self, ticket: str) -> None:
         self.ask(protocol.FailEpisode(ticket, "broken"))
 
@@ -123,6 +127,11 @@ class Core:
 
     def label(self, trajectory: str, reward: float = 1.0, worker: str = "s") -> None:
         self.put_labels(make_labels(trajectory, reward), worker)
+
+    def label_all(self, reward: float = 1.0) -> None:
+        """Lease and label what waits for its scores."""
+        for trajectory in self.lease():
+            self.label(trajectory.id, reward)
 
     def put_labels(self, labels: Labels, worker: str = "s") -> None:
         self.ask(protocol.PutLabels(worker, "1"), encode(labels_message(labels)))
@@ -197,12 +206,8 @@ class Core:
 
     def run_episodes(self, want: int, version: int = 0) -> list[str]:
         """Take tickets, run them, label them; returns the trajectories' ids."""
-        done = []
-        for ticket in self.tickets(want):
-            self.put(make_trajectory(ticket, version))
-            done.append(ticket.id)
-        for trajectory in self.lease():
-            self.label(trajectory.id)
+        done = self.deliver(self.tickets(want), version=version)
+        self.label_all()
         return done
 
 

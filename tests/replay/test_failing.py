@@ -31,11 +31,9 @@ def fail_scorings(core: Core, count: int, length: int) -> list[str]:
     """Deliver `count` trajectories that no scorer can score; their ids in the order of being given up."""
     failed: list[str] = []
     while len(failed) < count:
-        for ticket in core.tickets(1):
-            core.put(make_trajectory(ticket, length=length))
-            while leased := core.lease():
-                core.scoring_failed(leased[0].id)
-            failed.append(ticket.id)
+        failed += core.deliver(core.tickets(1), length=length)
+        while leased := core.lease():
+            core.scoring_failed(leased[0].id)
         core.tick(LONGEST_S)
     return failed
 
@@ -71,7 +69,7 @@ def test_a_dead_letter_that_is_dropped_cannot_be_put_back_and_the_others_can(tmp
     assert (status["depth_dead"], status["dead_letter_bytes"], status["dead_letters_dropped"]) == (0, 0, 1)
 
 
-def test_an_episode_that_is_scored_again_and_given_up_again_counts_once(tmp_path: Path) -> None:
+def test_an_episode_that_is_scored_again_and_given_up_again_counts_once_until_it_is_discarded(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings(max_attempts=2))
     (name,) = fail_scorings(core, 1, length=100)
     before = core.status()["dead_letter_bytes"]
@@ -80,6 +78,8 @@ def test_an_episode_that_is_scored_again_and_given_up_again_counts_once(tmp_path
     while leased := core.lease():
         core.scoring_failed(leased[0].id)
     assert (core.status()["depth_dead"], core.status()["dead_letter_bytes"]) == (1, before)
+    core.discard(name)
+    assert (core.status()["depth_data"], core.status()["dead_letter_bytes"], core.audit()["lost"]) == (0, 0, 0)
 
 
 class Clock:

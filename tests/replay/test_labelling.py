@@ -18,10 +18,7 @@ def core(tmp_path: Path) -> Core:
 
 
 def put(core: Core, count: int = 2) -> list[str]:
-    tickets = core.tickets(count)
-    for ticket in tickets:
-        core.put(make_trajectory(ticket))
-    return [ticket.id for ticket in tickets]
+    return core.deliver(core.tickets(count))
 
 
 def test_a_trajectory_passes_through_the_kinds_in_order_and_is_complete_after_the_last(core: Core) -> None:
@@ -104,14 +101,6 @@ def test_a_requeued_dead_letter_of_a_closed_group_runs_its_task_again(core: Core
     assert (again.task.id, again.group_id[0]) == (ticket.task.id, "r")
     with pytest.raises(RefusedError, match="no dead letter"):
         core.requeue(ticket.id)
-
-
-def test_a_discarded_dead_letter_gives_its_room_back(core: Core) -> None:
-    name = dead_letter(core)
-    before = core.status()["depth_data"]
-    core.discard(name)
-    assert core.status()["depth_data"] == before - 1
-    assert core.audit()["lost"] == 0
 
 
 def test_a_ticket_that_stands_in_the_queue_twice_is_held_by_one_actor(core: Core) -> None:

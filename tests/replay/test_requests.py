@@ -19,16 +19,17 @@ from tests.helpers import make_labels, make_trajectory
 from tests.replay.support import Core, make_settings
 
 WHO = ("w", "1")
+# Each is valid, and none changes what honest clients get: the fuzz damages these.
 VALID: list[ReplayRequest] = [
-    protocol.GetTickets(*WHO, [], [], 1),
+    protocol.GetTickets(*WHO, ["nobody"], [], 0),
     protocol.PutTrajectory(),
     protocol.FailEpisode("nobody", "x"),
-    protocol.LeaseTrajectories(*WHO, ["rules"], 1, 1),
+    protocol.LeaseTrajectories(*WHO, ["rules", "process"], 0, 4096),
     protocol.RenewLease("w"),
     protocol.PutLabels(*WHO),
     protocol.FailScoring(*WHO, "nobody", "x"),
-    protocol.GetPlan(0),
-    protocol.Fetch("data", []),
+    protocol.GetPlan(10**6),
+    protocol.Fetch("data", ["nobody", "no one"]),
     protocol.Published(0),
     protocol.Checkpointed(0, 0),
     protocol.Evaluate(0),
@@ -67,7 +68,7 @@ def test_every_valid_request_is_taken(core: Core) -> None:
     assert set(KINDS) == {request.kind for request in VALID}
     for request in VALID:
         assert decode_request(encode_request(request, 7)).request == request
-        if request.kind not in ("Requeue", "Discard", "SkipPlan"):  # there is no dead letter and no plan
+        if request.kind not in ("Fetch", "GetPlan", "Requeue", "Discard", "SkipPlan"):  # these name what is not there
             send(core, request.kind, fields(request))
 
 
@@ -85,10 +86,10 @@ def test_a_field_of_another_type_or_none_is_refused(core: Core, request_: Replay
 
 
 @pytest.mark.parametrize("body", [None, 1, [], "x", {"unknown": 1}])
-@pytest.mark.parametrize("request_", VALID, ids=lambda request: request.kind)
-def test_a_body_that_is_none_of_its_kind_is_refused(core: Core, request_: ReplayRequest, body: Any) -> None:
-    with pytest.raises(WireError, match="malformed request"):
-        send(core, request_.kind, body)
+def test_a_body_that_is_none_of_its_kind_is_refused(core: Core, body: Any) -> None:
+    for request in VALID:
+        with pytest.raises(WireError, match="malformed request"):
+            send(core, request.kind, body)
 
 
 def test_frames_come_only_with_requests_that_have_some(core: Core) -> None:

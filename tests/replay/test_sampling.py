@@ -82,16 +82,19 @@ def test_reuse_promises_as_many_uses_as_training_takes(tmp_path: Path) -> None:
     core.planned(1)
 
 
+def run_with_rewards(core: Core, *rewards: float) -> None:
+    for ticket, reward in zip(core.tickets(len(rewards)), rewards, strict=True):
+        core.put(make_trajectory(ticket))
+        core.label_all(reward)
+
+
 def test_filtered_groups_are_counted_by_reason_and_replaced(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings(filters=Filters(zero_variance=True), admission=Admission(0, 4)))
     core.run_episodes(4)
     status = core.status()
     assert (status["filtered"], status["filtered/zero_variance"], status["committed"]) == (4, 2, 0)
     assert core.plan(0) is None
-    for index, ticket in enumerate(core.tickets(4)):
-        core.put(make_trajectory(ticket))
-        core.lease()
-        core.label(ticket.id, float(index % 2))
+    run_with_rewards(core, 0.0, 1.0, 0.0, 1.0)
     core.planned(0)
 
 
@@ -105,10 +108,7 @@ def test_filtered_groups_are_counted_by_reason_and_replaced(tmp_path: Path) -> N
 )
 def test_rewards_out_of_range_and_long_members_are_filtered(tmp_path: Path, filters: Filters, reason: str) -> None:
     core = Core(tmp_path, make_settings(filters=filters))
-    for index, ticket in enumerate(core.tickets(2)):
-        core.put(make_trajectory(ticket))
-        core.lease()
-        core.label(ticket.id, float(index))
+    run_with_rewards(core, 0.0, 1.0)
     assert core.status()[f"filtered/{reason}"] == 1
 
 
@@ -126,8 +126,7 @@ def test_an_evicted_groups_task_runs_again_where_the_rules_say_so(tmp_path: Path
     tasks = [ticket.task.id for ticket in core.tickets(6)]
     for name in core.holding():
         core.put(make_trajectory(id=name, group_id=name.split(".")[0], member=int(name.split(".")[1])))
-    for trajectory in core.lease():
-        core.label(trajectory.id)
+    core.label_all()
     core.planned(0)
     core.publish(1)
     again = core.tickets(2)

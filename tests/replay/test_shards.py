@@ -86,18 +86,8 @@ def test_a_shard_that_is_away_stops_nobody_on_the_others_and_its_part_comes_when
 
 
 def test_evaluations_of_shards_weigh_by_their_counts() -> None:
-    def own(tokens: int, newer: int, newest: int) -> dict[str, int]:
-        return {"tokens": tokens, "newer_tokens": newer, "newest_version": newest}
-
-    parts = [
-        {"accuracy": 1.0, "mean_reward": 2.0, "count": 3, "failed": 0, **own(9, 2, 5)},
-        {"accuracy": 0.0, "mean_reward": -2.0, "count": 1, "failed": 2, **own(4, 0, 3)},
-        {"accuracy": float("nan"), "mean_reward": float("nan"), "count": 0, "failed": 1, **own(0, 0, -1)},
-    ]
-    assert join_evaluations(parts) == {
-        "accuracy": 0.75,
-        "mean_reward": 1.0,
-        "count": 4,
-        "failed": 3,
-        **own(13, 2, 5),
-    }
+    names = ("accuracy", "mean_reward", "count", "failed", "tokens", "newer_tokens", "newest_version")
+    nan = float("nan")
+    rows = [(1.0, 2.0, 3, 0, 9, 2, 5), (0.0, -2.0, 1, 2, 4, 0, 3), (nan, nan, 0, 1, 0, 0, -1)]
+    parts = [dict(zip(names, row, strict=True)) for row in rows]
+    assert tuple(join_evaluations(parts)[name] for name in names) == (0.75, 1.0, 4, 3, 13, 2, 5)

@@ -6,6 +6,7 @@ import math
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import TrajectoryRecord
-from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised, Sampler
+from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised
 from asyncrl.types import Ticket
 from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_settings
@@ -28,38 +29,23 @@ class ReplayMachine(RuleBasedStateMachine):
     """The model knows only: which ids were acknowledged as stored, and which plans were handed out."""
 
     @initialize(
-        max_lag=st.integers(0, 2),
-        uses=st.integers(1, 2),
-        oversample=st.sampled_from([1.0, 1.5]),
-        sampler=st.sampled_from([Fifo(), Freshest(), Prioritised(0.5, 0.5)]),
-        zero_variance=st.booleans(),
-        reissue=st.booleans(),
-        keep=st.sampled_from([0, 1, math.inf]),
+        options=st.fixed_dictionaries(
+            {
+                "sampler": st.sampled_from([Fifo(), Freshest(), Prioritised(0.5, 0.5)]),
+                "filters": st.builds(Filters, zero_variance=st.booleans()),
+                "reissue_evicted": st.booleans(),
+                "keep_steps": st.sampled_from([0, 1, math.inf]),
+                "admission": st.builds(
+                    Admission, st.integers(0, 2), st.just(4), st.integers(1, 2), st.sampled_from([1.0, 1.5])
+                ),
+            }
+        ),
         kinds=st.sampled_from([("rules",), ("rules", "prm")]),
     )
-    def start(
-        self,
-        max_lag: int,
-        uses: int,
-        oversample: float,
-        sampler: Sampler,
-        zero_variance: bool,
-        reissue: bool,
-        keep: float,
-        kinds: tuple[str, ...],
-    ) -> None:
+    def start(self, options: dict[str, Any], kinds: tuple[str, ...]) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.max_lag, self.uses, self.kinds = max_lag, uses, kinds
-        self.admission = Admission(max_lag, 4, uses, oversample)
-        rules = make_settings(
-            admission=self.admission,
-            sampler=sampler,
-            filters=Filters(zero_variance=zero_variance),
-            reissue_evicted=reissue,
-            keep_steps=keep,
-            needs=lambda source: kinds,
-        )
-        self.core = Core(Path(self.folder.name), rules)
+        self.admission, self.kinds = options["admission"], kinds
+        self.core = Core(Path(self.folder.name), make_settings(**options, needs=lambda source: kinds))
         self.held: dict[str, list[Ticket]] = {"a": [], "b": []}
         self.leased: dict[str, list[str]] = {"a": [], "b": []}
         self.stored: Counter[str] = Counter()
@@ -137,15 +123,13 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_stored_or_planned_twice(self) -> None:
-        if not hasattr(self, "core"):
-            return
         assert all(times <= 1 for times in self.stored.values())
-        assert all(times <= self.uses for times in Counter(name for plan in self.plans for name in plan).values())
+        assert all(
+            times <= self.admission.uses for times in Counter(name for plan in self.plans for name in plan).values()
+        )
 
     @invariant()
     def plans_never_change_and_hold_whole_groups(self) -> None:
-        if not hasattr(self, "core"):
-            return
         for step, ids in enumerate(self.plans):
             plan = self.core.plan(step)
             assert plan is not None
@@ -154,8 +138,6 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_and_everything_is_counted(self) -> None:
-        if not hasattr(self, "core"):
-            return
         audit, status = self.core.audit(), self.core.status()
         assert (audit["lost"], audit["trained_twice"]) == (0, 0)
         assert sum(audit["states"].values()) == status["accepted"] == sum(self.stored.values())
@@ -164,12 +146,10 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @invariant()
     def admission_holds_and_no_trained_token_is_too_old(self) -> None:
-        if not hasattr(self, "core"):
-            return
         assert 0 <= self.core.status()["committed"] <= self.admission.capacity(self.version)
         with self.core.store.transaction(write=False) as tx:
             for step, ids in enumerate(self.plans):
-                assert all(step - TrajectoryRecord.of(tx, name).oldest <= self.max_lag for name in ids)
+                assert all(step - TrajectoryRecord.of(tx, name).oldest <= self.admission.max_lag for name in ids)
 
     def teardown(self) -> None:
         if hasattr(self, "core"):

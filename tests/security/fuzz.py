@@ -23,7 +23,8 @@ from typing import Any
 
 import zmq
 
-from asyncrl.network.sockets import PEER_MESSAGES, connect
+from asyncrl.network.listener import PEER_MESSAGES
+from asyncrl.network.sockets import connect
 from asyncrl.wire import Message, encode
 from tests.security import honest, targets
 from tests.security.mutator import REPLAY_REQUESTS, WEIGHT_REQUESTS, Mutator

@@ -18,11 +18,11 @@ from asyncrl.replay.protocol import decode_request, encode_request
 from asyncrl.types import Role, RunIdentity, ToolCall, Turn
 from asyncrl.wire import PROTOCOL, Message, encode, labels_message, trajectory_message
 from tests.helpers import make_labels, make_trajectory
+from tests.replay.test_requests import VALID, WHO
 
 Frames = list[bytes]
 
 RUN = RunIdentity("train")
-WHO = ("stranger", "1")
 CALLS = Turn(4, 8, Role.ASSISTANT, "stop", (ToolCall("calculator", {"expression": "1+1", "nested": [[{"a": [1]}]]}),))
 TRAJECTORIES = [
     make_trajectory(id="nobody", group_id="nothing"),
@@ -41,26 +41,7 @@ REPLAY_REQUESTS: Sequence[Frames] = [
         [
             *((protocol.PutTrajectory(), encode(trajectory_message(each))) for each in TRAJECTORIES),
             (protocol.PutLabels(*WHO), encode(labels_message(make_labels("nobody")))),
-            *(
-                (request, ())
-                for request in (
-                    protocol.GetTickets(*WHO, ["nobody"], [], 0),
-                    protocol.FailEpisode("nobody", "broken"),
-                    protocol.LeaseTrajectories(*WHO, ["rules", "process"], 0, 4096),
-                    protocol.RenewLease("nobody"),
-                    protocol.FailScoring(*WHO, "nobody", "nonsense"),
-                    protocol.GetPlan(10**6),
-                    protocol.Fetch("data", ["nobody", "no one"]),
-                    protocol.Published(0),
-                    protocol.Checkpointed(0, 0),
-                    protocol.Evaluate(0),
-                    protocol.GetEvaluation(0, False),
-                    protocol.GetStatus(),
-                    protocol.GetAudit(),
-                    protocol.Requeue("nobody"),
-                    protocol.Discard("nobody"),
-                )
-            ),
+            *((request, ()) for request in VALID if not request.frames and request.kind != "SkipPlan"),
         ]
     )
 ]
