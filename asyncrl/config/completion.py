@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from asyncrl.config.commands import COMMANDS
 from asyncrl.config.files import GROUPS, choices
@@ -42,21 +42,19 @@ INSTALL = """to use it, add a line to ~/.bashrc, or to ~/.zshrc below `compinit`
 def candidates(words: Sequence[str]) -> Iterator[str]:
     """What the last word behind `asyncrl` may become. A word that is complete ends with a space."""
     *before, current = words
-    known = _known(before, current.lstrip("+"))
-    yield from (word for word in known if word.startswith(current.lstrip("+")))
+    current = current.lstrip("+")
+    return (word for word in _known(before, current) if word.startswith(current))
 
 
 def _known(before: Sequence[str], current: str) -> Iterator[str]:
     if not before:
         yield from (f"{word} " for word in [*COMMANDS, "--help", "--version"])
-        return
-    command = COMMANDS.get(before[0])
-    if command is None:
-        return
-    if len(before) == 1:
+    command = COMMANDS.get(before[0]) if before else None
+    if command and len(before) == 1:
         yield from (f"{word} " for word in command.subcommands)
-    if command.is_role:
-        yield from _values(current) if "=" in current else _keys(current)
+    if command and command.is_role:
+        key, is_value, _ = current.partition("=")
+        yield from (f"{key}={value} " for value in _values(key)) if is_value else _keys(current)
 
 
 def _keys(current: str) -> Iterator[str]:
@@ -68,14 +66,11 @@ def _keys(current: str) -> Iterator[str]:
         yield from dict.fromkeys(f"{key.partition('.')[0]}." for key in OPTIONS)
 
 
-def _values(current: str) -> Iterator[str]:
-    key = current.partition("=")[0]
-    known: Sequence[str] = ()
+def _values(key: str) -> Iterable[str]:
     if key in GROUPS:
-        known = list(choices(key))
-    elif option := OPTIONS.get(key):
-        known = ("true", "false") if option.type is bool else option.choices
-    yield from (f"{key}={value} " for value in known)
+        return choices(key)
+    option = OPTIONS.get(key)
+    return () if option is None else ("true", "false") if option.type is bool else option.choices
 
 
 def main() -> None:

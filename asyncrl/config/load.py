@@ -50,25 +50,21 @@ def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | No
         return
     sys.stdout, sys.stderr = LossyText(1), LossyText(2)
     log_to_stderr()
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("--config-dir", type=Path)
     try:
-        _run(role, arguments)
+        given = parser.parse_intermixed_args(arguments)
+        if given.cfg:
+            sys.stdout.write(OmegaConf.to_yaml(composed(given.words, given.config_dir)))
+        else:
+            role(read(given.words, given.config_dir))
     except StoppedError:
         sys.exit(EXIT_STOPPED)
     except AsyncrlError as error:
         sys.stderr.write("".join(f"asyncrl: {cut(line, MAX_LINE_CHARS)}\n" for line in str(error).splitlines()))
         sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE)
-
-
-def _run(role: Callable[[TrainConfig], None], arguments: Sequence[str]) -> None:
-    parser = _Parser(allow_abbrev=False, add_help=False)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("-c", "--cfg", choices=["job"])
-    parser.add_argument("--config-dir", type=Path)
-    given = parser.parse_intermixed_args(arguments)
-    if given.cfg:
-        sys.stdout.write(OmegaConf.to_yaml(composed(given.words, given.config_dir)))
-    else:
-        role(read(given.words, given.config_dir))
 
 
 def log_to_stderr() -> None:

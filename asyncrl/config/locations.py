@@ -38,18 +38,15 @@ def run_identity(config: RunConfig, make: bool = False) -> RunIdentity:
     """
     path = run_dir(config) / IDENTITY_FILE
     if make and not path.exists():
-        _write_once(path, uuid.uuid4().hex)
+        identity = uuid.uuid4().hex
+        partial = path.with_name(f".{path.name}-{identity}.partial")
+        write_whole(partial, identity)
+        # Another process may have been faster.
+        with suppress(FileExistsError):
+            path.hardlink_to(partial)
+        partial.unlink()
     if not path.exists():
         return RunIdentity(config.name, "")
     if not (identity := path.read_text().strip()):
         raise ConfigError(f"{path} is empty: put the run's id back from a copy, or give this run another run.name")
     return RunIdentity(config.name, identity)
-
-
-def _write_once(path: Path, text: str) -> None:
-    """Write a new file in one step; do nothing where another process was faster."""
-    partial = path.with_name(f".{path.name}-{uuid.uuid4().hex}.partial")
-    write_whole(partial, text)
-    with suppress(FileExistsError):
-        path.hardlink_to(partial)
-    partial.unlink()

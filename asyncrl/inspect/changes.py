@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from asyncrl.errors import ConfigError, RefusedError, UnavailableError
+from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.ids import shard_of
 from asyncrl.inspect.run import InspectedRun, LiveReplay
 from asyncrl.replay.client import ReplayClient
@@ -44,10 +44,8 @@ def discard(client: ReplayClient, name: str) -> str:
 
 def change_all(live: LiveReplay, names: Sequence[str], change: Change) -> Iterator[ChangeResult]:
     """Change dead letters through the replay, shard by shard. Raises UnavailableError: it does not run."""
-    for shard, path in enumerate(shard_paths(live.folder)):
+    for shard in range(live.shards):
         if own := [name for name in names if shard_of(name, live.shards) == shard]:
-            if not in_use(path):
-                raise UnavailableError(f"no replay serves {path}: start the run, then try again")
             yield from live.call(shard, partial(_change_each, names=own, change=change))
 
 

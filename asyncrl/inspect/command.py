@@ -74,7 +74,7 @@ def parser() -> ArgumentParser:
         help="address of the replay, once for each shard, where the run's folder has no config.yaml",
     )
     run.add_argument("--keys", metavar="DIR", help="keys to connect with, where the run's folder has no config.yaml")
-    run.add_argument("--wait", type=float, metavar="S", help="seconds to wait for the replay (1; for changes 10)")
+    run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")
     plain = ArgumentParser(add_help=False, parents=[run])
     plain.add_argument("--json", action="store_true", help="print JSON for programs")
 
@@ -122,15 +122,11 @@ def _run(arguments: Namespace) -> InspectedRun:
     return find(arguments.run, arguments.store, arguments.endpoint, arguments.keys)
 
 
-def _wait_s(arguments: Namespace, default: float) -> float:
-    return default if arguments.wait is None else float(arguments.wait)
-
-
 def status(arguments: Namespace) -> int:
     """A live table on a terminal; one print elsewhere, with --once and with --json."""
     console = Console()
     with _opened(arguments) as (run, stored):
-        views = _views(run, LiveReplay(run, stored, _wait_s(arguments, 1.0)), stored, arguments.interval)
+        views = _views(run, LiveReplay(run, stored, arguments.wait), stored, arguments.interval)
         if console.is_terminal and not (arguments.once or arguments.json):
             with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as table:
                 for view in views:
@@ -234,7 +230,7 @@ def change_dead_letters(arguments: Namespace) -> int:
     """Requeue or discard dead letters; status 1 where one was refused."""
     with _opened(arguments) as (run, stored):
         names = [name for name, _ in stored.dead_letters()] if arguments.all else arguments.ids
-        live = LiveReplay(run, stored, _wait_s(arguments, 10.0))
+        live = LiveReplay(run, stored, arguments.wait)
     if not names:
         sys.stdout.write("there are no dead letters\n")
     refused = False
@@ -246,7 +242,7 @@ def change_dead_letters(arguments: Namespace) -> int:
 
 def skip_plan(arguments: Namespace) -> int:
     """Make a recorded plan train nothing."""
-    dead = changes.skip_plan(_run(arguments), arguments.step, arguments.reason, _wait_s(arguments, 10.0))
+    dead = changes.skip_plan(_run(arguments), arguments.step, arguments.reason, arguments.wait)
     sys.stdout.write(f"step {arguments.step} trains nothing; {dead} of its trajectories are dead letters now\n")
     return 0
 

@@ -18,7 +18,8 @@ from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableErr
 from asyncrl.machine import process
 from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.stored import StoredRun
+from asyncrl.replay.store import in_use
+from asyncrl.replay.stored import StoredRun, shard_paths
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class LiveReplay:
     """The replay that serves the stores of `stored`. Each call connects anew, and fails after `give_up_s`."""
 
     def __init__(self, run: InspectedRun, stored: StoredRun, give_up_s: float) -> None:
-        self.folder, self.shards = run.folder, stored.shards
+        self.shards = stored.shards
         self._run = run
         self._identities = stored.each(lambda tx: tx.identity)
         self._owners = stored.each(lambda tx: tx.run)
@@ -93,7 +94,9 @@ class LiveReplay:
     def call(self, shard: int, request: Callable[[ReplayClient], T]) -> T:
         """The answer of a shard's replay. Raises UnavailableError: it does not run, or the address belongs to another
         run; ConfigError: the keys cannot be read."""
-        endpoints = self._run.endpoints
+        endpoints, path = self._run.endpoints, shard_paths(self._run.folder)[shard]
+        if not in_use(path):
+            raise UnavailableError(f"no replay serves {path}: start the run, then try again")
         if shard >= len(endpoints):
             raise UnavailableError(
                 f"the address of the replay of {self._run.folder} is not known (`asyncrl train` writes it down): "

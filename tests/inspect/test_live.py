@@ -50,17 +50,16 @@ class AtWork:
         endpoint = self._replay.stdout.readline().strip()
         self.run = InspectedRun(folder, None, [endpoint])
         self.worker = ReplayClient(endpoint, "worker", "1", run=OWN_RUN)
-        self.wait_s = WAIT_S
 
     def status(self) -> dict[str, Any]:
         with closing(StoredRun(self.folder)) as stored:
-            live = LiveReplay(self.run, stored, self.wait_s)
+            live = LiveReplay(self.run, stored, WAIT_S)
             before = sample(stored, live, 0.0)
             return describe(self.folder, sample(stored, live, 2.0), before, 1000)
 
     def change(self, change: Change, *names: str) -> list[ChangeResult]:
         with closing(StoredRun(self.folder)) as stored:
-            return [*change_all(LiveReplay(self.run, stored, self.wait_s), names, change)]
+            return [*change_all(LiveReplay(self.run, stored, WAIT_S), names, change)]
 
     def end(self) -> None:
         self.worker.close()
@@ -104,10 +103,9 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
 def test_the_status_of_a_finished_run_is_that_of_its_store(at_work: AtWork) -> None:
     at_work.worker.tickets([], 1)
     at_work.end()
-    at_work.wait_s = 0.1
     status = at_work.status()
     assert not status["running"]
-    assert "no answer" in status["problem"]
+    assert "no replay serves" in status["problem"]
     assert status["depths"]["tickets"] == 2
     assert status["leases"] == [{"kind": "actors", "worker": "worker", "holds": 1, "silence_s": None}]
     assert status["disk"]["high_water_bytes"] == 1000
@@ -118,13 +116,12 @@ def test_the_status_names_a_shard_that_does_not_run(tmp_path: Path) -> None:
     running = AtWork(tmp_path / "replay" / "0")
     make_run(tmp_path / "other").store.close()
     (tmp_path / "other" / "replay").rename(tmp_path / "replay" / "1")
-    running.folder, away = tmp_path / "replay", "tcp://127.0.0.1:6"
-    running.run = InspectedRun(running.folder, None, [*running.run.endpoints, away])
-    running.wait_s = 1.0
+    running.folder = tmp_path / "replay"
+    running.run = InspectedRun(running.folder, None, [*running.run.endpoints, "tcp://127.0.0.1:6"])
     status = running.status()
     running.end()
     assert status["running"]
-    assert away in status["problem"]
+    assert f"no replay serves {running.folder / '1'}" in status["problem"]
     assert "running in part" in printed(status_table(status))
 
 
@@ -146,20 +143,23 @@ def test_dead_letters_are_listed_put_back_and_discarded_and_one_that_is_unknown_
     assert (counts["depth_dead"], counts["depth_again"]) == (0, 1)
 
 
-def test_nothing_is_changed_where_no_replay_or_that_of_another_run_answers(at_work: AtWork, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("known", "why"), [(True, "serves another run"), (False, "address by --endpoint tcp"), (None, "no replay serves")]
+)
+def test_nothing_is_asked_where_no_replay_or_that_of_another_run_answers(
+    at_work: AtWork, tmp_path: Path, known: bool | None, why: str
+) -> None:
     name = at_work.worker.tickets([], 1)[0].id
     at_work.worker.fail(name, "broken")
-    make_run(tmp_path / "other").store.close()
-    other = tmp_path / "other" / "replay"
-    with closing(StoredRun(other)) as stored:
-        for endpoints, why in ((at_work.run.endpoints, "serves another run"), ([], "address by --endpoint")):
-            live = LiveReplay(InspectedRun(other, None, endpoints), stored, WAIT_S)
-            with pytest.raises(UnavailableError, match=why):
-                live.call(0, lambda client: client.discard(name))
+    other = AtWork(tmp_path / "other")
+    run = InspectedRun(other.folder, None, at_work.run.endpoints if known else [])
+    if known is None:
+        other.end()
+    with closing(StoredRun(run.folder)) as stored, pytest.raises(UnavailableError, match=why):
+        list(change_all(LiveReplay(run, stored, WAIT_S), [name], discard))
+    if known is not None:
+        other.end()
     assert at_work.worker.status()["depth_dead"] == 1
-    at_work.end()
-    with pytest.raises(UnavailableError, match="no replay serves"):
-        at_work.change(discard, name)
 
 
 def test_a_plan_is_skipped_through_the_replay_that_serves_it(at_work: AtWork) -> None:
@@ -169,12 +169,12 @@ def test_a_plan_is_skipped_through_the_replay_that_serves_it(at_work: AtWork) ->
     at_work.worker.label([make_labels(lease.trajectory.id) for lease in leases])
     plan = at_work.worker.plan(0)
     assert plan is not None
-    assert skip_plan(at_work.run, 0, "poison", at_work.wait_s) == len(plan.ids)
+    assert skip_plan(at_work.run, 0, "poison", WAIT_S) == len(plan.ids)
     again = at_work.worker.plan(0)
     assert again is not None
     assert again.skipped == "poison"
     with pytest.raises(RefusedError, match="step 7 has no recorded plan"):
-        skip_plan(at_work.run, 7, "poison", at_work.wait_s)
+        skip_plan(at_work.run, 7, "poison", WAIT_S)
 
 
 def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) -> None:
