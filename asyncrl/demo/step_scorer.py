@@ -2,6 +2,11 @@
 
 Half of its transcripts work out random expressions, half calculations of GSM8K. It is saved as
 `asyncrl/scoring/models/value_head.py` loads it.
+
+`gsm8k.txt` has the calculations of two to four steps on whole numbers in the first 2,000 training problems of GSM8K
+(Cobbe et al. 2021, arXiv:2110.14168, MIT), in their order. The solutions note every calculation as `<<12*2=24>>`. If
+one uses an earlier result, the earlier expression replaces the result where precedence allows: `<<12*2=24>>` and
+`<<12+24=36>>` became `12+12*2`.
 """
 
 from __future__ import annotations
@@ -17,14 +22,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM, Qwen3Model
 
-from asyncrl.demo.arithmetic import Expression, distinct_expressions
-from asyncrl.demo.gsm8k import excerpt
+from asyncrl.demo.arithmetic import Expression, distinct_expressions, parse
 from asyncrl.demo.transcripts import batch, judged
 from asyncrl.demo.warm_start import descend, make_optimisers, schedule
 from asyncrl.scoring.models.value_head import HEAD_FILE
 
 BATCH = 24
 JUDGEMENTS_FILE = "held_out.json"
+GSM8K = Path(__file__).with_name("gsm8k.txt")
 
 
 class StepScorer(nn.Module):
@@ -61,7 +66,7 @@ def train_step_scorer(
     rng = random.Random(seed)
     scorer = _untrained(policy)
     optimisers = make_optimisers(scorer)
-    noted = excerpt()
+    noted = [expression for line in GSM8K.read_text().split() if (expression := parse(line))]
     sources = {"generated": distinct_expressions(held_out, random.Random(seed + 1)), "GSM8K": noted[:held_out]}
     unseen = {each for expressions in sources.values() for each in expressions}
     known = [each for each in noted if each not in unseen]

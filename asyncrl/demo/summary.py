@@ -23,12 +23,14 @@ _SHARES = ("accuracy", "learner_idle", "rollout_idle", "waited_for_labels")
 def summarise(config: TrainConfig, run_dir: Path, seconds: float) -> dict[str, Any]:
     """The figures of a finished run; `seconds` is how long its loop took."""
     learner = read_lines(run_dir / "metrics" / "learner.jsonl")
-    steps = _steps(learner)
-    accuracies = [line["eval/accuracy"] for line in _evaluations(learner)]
-    counts, audit = _replay(config, run_dir)
+    steps = _newest(learner, "reward/mean")
+    accuracies = [line["eval/accuracy"] for line in _newest(learner, "eval/accuracy")]
+    with closing(StoredRun(run_dir / "replay")) as stored:
+        counts, audit = stored.counters(), stored.audit(config.replay.sampler.max_times_sampled)
     actors = [_totals(lines, _ENGINE) for lines in _lines_of(run_dir, "actor-*")]
     waited = [_totals(lines, [_WAITED])[_WAITED] for lines in _lines_of(run_dir, "replay*")]
     engine_seconds = sum(actor["seconds"] for actor in actors)
+    step_seconds = sum(line["seconds/step"] for line in steps)
     return {
         "accuracy_before": accuracies[0] if accuracies else None,
         "accuracy_after": accuracies[-1] if accuracies else None,
@@ -39,26 +41,17 @@ def summarise(config: TrainConfig, run_dir: Path, seconds: float) -> dict[str, A
         "trained_twice": audit["trained_twice"],
         "max_lag_seen": int(max(line["lag/max"] for line in steps)),
         "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / seconds, 1),
-        "learner_idle": round(sum(line["idle"] * line["seconds/step"] for line in steps) / _total(steps), 4),
+        "learner_idle": round(sum(line["idle"] * line["seconds/step"] for line in steps) / step_seconds, 4),
         "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / engine_seconds, 4),
         "waited_for_labels": round(max(waited, default=0.0) / seconds, 4),
         "seconds": round(seconds, 1),
     }
 
 
-def _steps(learner: Lines) -> Lines:
-    """The newest line of each learner step: a step that was trained again after a crash has two."""
-    newest = {line["step"]: line for line in learner if "reward/mean" in line}
+def _newest(learner: Lines, name: str) -> Lines:
+    """The newest line with a value of that name of each step: a step that was trained again after a crash has two."""
+    newest = {line["step"]: line for line in learner if name in line}
     return [newest[step] for step in sorted(newest)]
-
-
-def _evaluations(learner: Lines) -> Lines:
-    newest = {line["step"]: line for line in learner if "eval/accuracy" in line}
-    return [newest[step] for step in sorted(newest)]
-
-
-def _total(steps: Lines) -> float:
-    return float(sum(line["seconds/step"] for line in steps))
 
 
 def _lines_of(run_dir: Path, roles: str) -> list[Lines]:
@@ -73,11 +66,6 @@ def _totals(lines: Lines, names: Sequence[str]) -> dict[str, float]:
             if following is None or following[name] < line[name]:
                 totals[name] += line[name]
     return totals
-
-
-def _replay(config: TrainConfig, run_dir: Path) -> tuple[dict[str, int], dict[str, Any]]:
-    with closing(StoredRun(run_dir / "replay")) as stored:
-        return stored.counters(), stored.audit(config.replay.sampler.max_times_sampled)
 
 
 def table(summary: dict[str, Any]) -> Table:
@@ -99,7 +87,7 @@ def draw(run_dir: Path, picture: Path) -> None:
     learner = read_lines(run_dir / "metrics" / "learner.jsonl")
     actors = _lines_of(run_dir, "actor-*")
     start = min(lines[0]["time"] for lines in [learner, *actors] if lines)
-    steps, evaluations = _steps(learner), _evaluations(learner)
+    steps, evaluations = _newest(learner, "reward/mean"), _newest(learner, "eval/accuracy")
     minutes = [(line["time"] - start) / 60 for line in steps]
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
     top.plot(minutes, [line["outcome/mean"] for line in steps], color="0.6", label="outcome of the trained batch")

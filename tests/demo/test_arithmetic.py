@@ -17,6 +17,7 @@ from asyncrl.demo.arithmetic import (
     parse,
     random_expression,
 )
+from asyncrl.demo.step_scorer import GSM8K
 from asyncrl.demo.tool import StepCalculator
 from asyncrl.demo.transcripts import demonstration, judged
 
@@ -39,6 +40,12 @@ def test_the_value_is_that_of_the_usual_precedence(expression: Expression) -> No
 @given(worked)
 def test_an_expression_is_read_back_from_its_text(expression: Expression) -> None:
     assert parse(str(expression)) == expression
+
+
+def test_the_shipped_calculations_are_different_expressions_of_two_to_four_steps() -> None:
+    found = [parse(line) for line in GSM8K.read_text().split()]
+    assert len(set(found)) == len(found) == 1490
+    assert all(each is not None and 2 <= len(each.operators) <= 4 for each in found)
 
 
 @pytest.mark.parametrize("text", ["", "7+", "+7", "7/2", "7 + 2", "(7+2)", "7++2", "1.5+2", "7+-", "٣+٤"])
