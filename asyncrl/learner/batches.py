@@ -32,16 +32,22 @@ class BatchSource(Protocol):
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]: ...
 
-    def published(self, version: int) -> None: ...
+    # A source without actors inherits what follows: nobody waits for its versions, or evaluates them.
 
-    def checkpointed(self, steps: int, kept: int) -> None: ...
+    def published(self, version: int) -> None:
+        return None
 
-    def evaluate(self, version: int) -> None: ...
+    def checkpointed(self, steps: int, kept: int) -> None:
+        return None
 
-    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None: ...
+    def evaluate(self, version: int) -> None:
+        return None
+
+    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
+        return None
 
 
-class RecordedReplay:
+class RecordedReplay(BatchSource):
     """The plans of the run whose replay folder is `source`, in order: the learner trains them again, without actors.
 
     Raises StoreError: there is no store, or it has fewer plans than `steps`.
@@ -65,19 +71,6 @@ class RecordedReplay:
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         """The trajectories of `ids`. Raises StoreError: one was not kept."""
         return [self._kept(name, self._stored.trajectory) for name in ids]
-
-    def published(self, version: int) -> None:
-        """Does nothing: no actor waits for the version."""
-
-    def checkpointed(self, steps: int, kept: int) -> None:
-        """Does nothing: the store stays as it is."""
-
-    def evaluate(self, version: int) -> None:
-        """Does nothing: no actor can run episodes."""
-
-    def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
-        """None: there are no evaluations."""
-        return None
 
     def _kept(self, name: str, read: Callable[[str], T | None]) -> T:
         found = read(name)

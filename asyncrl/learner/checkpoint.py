@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from xxhash import xxh3_64
 
-from asyncrl.errors import CheckpointError, StoppedError
+from asyncrl.errors import CheckpointError
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import Models, read_state, write_state
 from asyncrl.machine.files import sync, when_there_is_room, write_whole
@@ -103,13 +103,8 @@ class Checkpoints:
 
     def _write(self, checkpoint: Path, write: Callable[[], None], by_first: bool = False) -> None:
         """Have every rank, or the first one alone, `write`. All ranks go on together."""
-        stopped = False
-        if self._ranks.rank == 0 or not by_first:
-            try:
-                when_there_is_room(write, self._stop, str(checkpoint))
-            except StoppedError:
-                stopped = True
-        self._ranks.leave_if(stopped)
+        writes = self._ranks.rank == 0 or not by_first
+        self._ranks.together(lambda: when_there_is_room(write, self._stop, str(checkpoint)) if writes else None)
 
     def restore(self, models: Models) -> Progress | None:
         """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, where there is no

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 from asyncrl.config.schema import ModelConfig
-from asyncrl.errors import StoppedError
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
@@ -23,13 +22,12 @@ def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop
     """Write `folder` anew, parameters in the compute dtype, as soon as the disk has room. The folder appears whole, or
     not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
     tensors = gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], ranks)
-    stopped = False
-    if ranks.rank == 0:
-        try:
+
+    def write() -> None:
+        if ranks.rank == 0:
             when_there_is_room(lambda: _write(policy, tensors, config, folder), stop, str(folder))
-        except StoppedError:
-            stopped = True
-    ranks.leave_if(stopped)
+
+    ranks.together(write)
 
 
 def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:

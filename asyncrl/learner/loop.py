@@ -11,7 +11,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -127,11 +126,14 @@ class Learner:
 
     def _together(self, request: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """This rank's answer to a request that may wait. Raises StoppedError on every rank if one is asked to stop."""
-        answers: list[T] = []
-        with suppress(StoppedError):
-            answers.append(request(*args, **kwargs))
-        self._ranks.leave_if(not answers or self._stop.is_set())
-        return answers[0]
+
+        def answer() -> T:
+            result = request(*args, **kwargs)
+            if self._stop.is_set():
+                raise StoppedError("asked to stop")
+            return result
+
+        return self._ranks.together(answer)
 
     def _version(self, step: int) -> int:
         """The version of the weights that are served after `step` steps; the last weights always have their own."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import safetensors.torch
 import torch
@@ -21,6 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from asyncrl.errors import StoppedError
 from asyncrl.learner.launcher import Membership
 from asyncrl.weights.group import loopback_interface
+
+T = TypeVar("T")
 
 TIMEOUT = timedelta(days=1)
 """How long a rank waits for the others, who may wait for a slow replay. The launcher notices ranks that die or hang."""
@@ -65,6 +68,15 @@ class Ranks:
         """Raises StoppedError on every rank if `stopped` is true on any, so that none waits for one that left."""
         if self.sum(torch.tensor(int(stopped))).item():
             raise StoppedError("the learner was asked to stop")
+
+    def together(self, request: Callable[[], T]) -> T:
+        """This rank's answer to a request that may wait. Raises StoppedError on every rank if the request of one
+        does."""
+        answers: list[T] = []
+        with suppress(StoppedError):
+            answers.append(request())
+        self.leave_if(not answers)
+        return answers[0]
 
     def agree(self, value: int) -> int:
         """The value that rank 0 gives."""
