@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.groups import Groups
 from asyncrl.errors import InvariantError
 
 Reduce = Callable[[Tensor], Tensor]
@@ -53,6 +54,10 @@ class Episodes:
     def count(self) -> int:
         """S, the sequences of the global batch."""
         return self.group.numel()
+
+    @property
+    def groups(self) -> Groups:
+        return Groups.of(self.group)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.base import Advantage
@@ -13,7 +13,6 @@ from asyncrl.algorithms.corrections.base import Correction
 from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.losses.base import Loss
 from asyncrl.algorithms.losses.value import Value
-from asyncrl.algorithms.parts import Part
 from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from asyncrl.errors import ConfigError
@@ -37,22 +36,19 @@ class Composition:
     def of(cls, config: AlgorithmConfig) -> Composition:
         """The parts that the config names. Raises ConfigError."""
         parts = cls(
-            rewards=tuple(cast(Reward, _build("reward", choice)) for choice in config.reward),
-            advantage=cast(Advantage, _build("advantage", config.advantage)),
-            loss=cast(Loss, _build("loss", config.loss)),
-            corrections=tuple(cast(Correction, _build("correction", choice)) for choice in config.correction),
+            rewards=tuple(_build("reward", choice) for choice in config.reward),
+            advantage=_build("advantage", config.advantage),
+            loss=_build("loss", config.loss),
+            corrections=tuple(_build("correction", choice) for choice in config.correction),
             proximal=config.proximal,
-            kl=cast(Kl, _build("kl", config.kl)),
-            aggregation=cast(Aggregation, _build("aggregation", config.aggregation)),
-            value=cast(Value, _build("value", config.value)),
+            kl=_build("kl", config.kl),
+            aggregation=_build("aggregation", config.aggregation),
+            value=_build("value", config.value),
             entropy_weight=config.entropy_weight,
         )
-        _refuse(parts.conflicts(config.greedy_sibling))
+        conflicts = (_weight_conflicts(parts), _proximal_conflicts(parts), _other_conflicts(parts, config))
+        _refuse(text for found in conflicts for text in found)
         return parts
-
-    def conflicts(self, greedy: bool) -> list[str]:
-        """What does not go together, in words; empty where all does."""
-        return [*self._weight_conflicts(), *self._proximal_conflicts(), *self._sequence_conflicts(greedy)]
 
     @property
     def has_kl(self) -> bool:
@@ -68,85 +64,71 @@ class Composition:
         """Whether the rule is applied in every forward pass, not once before the updates."""
         return rule.follows_policy or (self.proximal == "interpolate" and rule.uses_ratio)
 
-    def _weight_conflicts(self) -> list[str]:
-        weighing = [rule.name for rule in self.corrections if rule.weighs]
-        setting = f"algorithm.correction has {', '.join(weighing)}, which weigh tokens by pi_prox / mu"
-        found = []
-        if len(weighing) > 1:
-            found.append(f"{setting}: only one may; use reject or veto for further bounds")
-        if weighing and self.loss.corrects:
-            found.append(f"{setting}, and algorithm.loss={self.loss.name} does so itself: set algorithm.correction=[]")
-        if weighing and self.advantage.uses_ratio:
-            found.append(
-                f"{setting}, and algorithm.advantage={self.advantage.name} does so itself: set algorithm.correction=[]"
-            )
-        names = [rule.name for rule in self.corrections]
-        if "normalise" in names and not any(rule.weighs for rule in self.corrections[: names.index("normalise")]):
-            found.append("algorithm.correction normalise has no weights to normalise: put truncate or mask before it")
-        return found
 
-    def _proximal_conflicts(self) -> list[str]:
-        setting = f"algorithm.proximal={self.proximal}"
-        by_ratio = [rule for rule in self.corrections if rule.uses_ratio]
-        if self.proximal == "behaviour" and (by_ratio or self.advantage.uses_ratio):
-            names = [rule.name for rule in by_ratio] or [self.advantage.name]
-            return [
-                f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(names)} would do nothing: set "
-                "algorithm.proximal=recompute, or algorithm.correction=[]"
-            ]
-        early = [rule.name for rule in by_ratio if rule.whole_batch]
-        early += [self.advantage.name] if self.advantage.uses_ratio else []
-        early += [self.loss.name] if self.loss.selects else []
-        early += [self.kl.name] if self.has_kl and (self.kl.place == "reward" or self.kl.target) else []
-        if self.proximal == "interpolate" and early:
-            needed = f"is known only in the forward pass, and {', '.join(early)} needs it before: use recompute"
-            return [f"{setting} {needed}"]
-        return []
+def _weight_conflicts(parts: Composition) -> Iterator[str]:
+    weighing = [rule.name for rule in parts.corrections if rule.weighs]
+    setting = f"algorithm.correction has {', '.join(weighing)}, which weigh tokens by pi_prox / mu"
+    if len(weighing) > 1:
+        yield f"{setting}: only one may; use reject or veto for further bounds"
+    for part, corrects in ((parts.loss, parts.loss.corrects), (parts.advantage, parts.advantage.uses_ratio)):
+        if weighing and corrects:
+            yield f"{setting}, and algorithm.{part.kind}={part.name} does so itself: set algorithm.correction=[]"
+    names = [rule.name for rule in parts.corrections]
+    if "normalise" in names and not any(rule.weighs for rule in parts.corrections[: names.index("normalise")]):
+        yield "algorithm.correction normalise has no weights to normalise: put truncate or mask before it"
 
-    def _sequence_conflicts(self, greedy: bool) -> list[str]:
-        found = []
-        by_token = [rule.name for rule in self.corrections if rule.by_token]
-        if self.loss.sequence_level and by_token:
-            found.append(
-                f"algorithm.loss={self.loss.name} has one ratio a sequence, and algorithm.correction "
-                f"{', '.join(by_token)} treats its tokens differently: set level=sequence or level=geometric "
-                "(reject: over=sequence_mean)"
-            )
-        if self.advantage.needs_greedy and not greedy:
-            found.append(
-                f"algorithm.advantage={self.advantage.name} needs a greedily sampled member in every group: set "
-                "algorithm.greedy_sibling=true"
-            )
-        if self.has_kl and self.kl.place == "reward" and not self.advantage.uses_reward:
-            found.append(
-                f"algorithm.kl place=reward: algorithm.advantage={self.advantage.name} does not read the reward; set "
-                "place=loss"
-            )
-        return found
+
+def _proximal_conflicts(parts: Composition) -> Iterator[str]:
+    setting, advantage, kl = f"algorithm.proximal={parts.proximal}", parts.advantage, parts.kl
+    by_ratio = [rule for rule in parts.corrections if rule.uses_ratio]
+    if parts.proximal == "behaviour" and (by_ratio or advantage.uses_ratio):
+        names = [rule.name for rule in by_ratio] or [advantage.name]
+        yield (
+            f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(names)} would do nothing: set "
+            "algorithm.proximal=recompute, or algorithm.correction=[]"
+        )
+    early = [rule.name for rule in by_ratio if rule.whole_batch]
+    early += [advantage.name] if advantage.uses_ratio else []
+    early += [parts.loss.name] if parts.loss.selects else []
+    early += [kl.name] if parts.has_kl and (kl.place == "reward" or kl.target) else []
+    if parts.proximal == "interpolate" and early:
+        yield f"{setting} is known only in the forward pass, and {', '.join(early)} needs it before: use recompute"
+
+
+def _other_conflicts(parts: Composition, config: AlgorithmConfig) -> Iterator[str]:
+    by_token = [rule.name for rule in parts.corrections if rule.by_token]
+    if parts.loss.sequence_level and by_token:
+        yield (
+            f"algorithm.loss={parts.loss.name} has one ratio a sequence, and algorithm.correction "
+            f"{', '.join(by_token)} treats its tokens differently: set level=sequence or level=geometric "
+            "(reject: over=sequence_mean)"
+        )
+    advantage = f"algorithm.advantage={parts.advantage.name}"
+    if parts.advantage.needs_greedy and not config.greedy_sibling:
+        yield f"{advantage} needs a greedily sampled member in every group: set algorithm.greedy_sibling=true"
+    if parts.has_kl and parts.kl.place == "reward" and not parts.advantage.uses_reward:
+        yield f"algorithm.kl place=reward: {advantage} does not read the reward; set place=loss"
 
 
 def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int) -> None:
     """Raises ConfigError: the parts do not go together, or need step scores (a process model) or larger groups than the
     run has."""
-    parts = Composition.of(config)
-    advantage = parts.advantage
-    found = []
+    _refuse(_missing(Composition.of(config).advantage, step_scores, group_size))
+
+
+def _missing(advantage: Advantage, step_scores: bool, group_size: int) -> Iterator[str]:
+    setting = f"algorithm.advantage={advantage.name}"
     if advantage.needs_steps and not step_scores:
-        found.append(
-            f"algorithm.advantage={advantage.name} needs step scores: set scoring.prm.path to a process reward model"
-            + (", or implicit.train=true" if advantage.name == "prime" else "")
-        )
+        implicit = ", or implicit.train=true" if advantage.name == "prime" else ""
+        yield f"{setting} needs step scores: set scoring.prm.path to a process reward model{implicit}"
     if group_size == 1 and advantage.needs_group:
-        found.append(
-            f"algorithm.advantage={advantage.name} compares the members of a group: set learner.group_size above 1"
-        )
-    _refuse(found)
+        yield f"{setting} compares the members of a group: set learner.group_size above 1"
 
 
-def _build(kind: str, choice: PartConfig) -> Part:
+def _build(kind: str, choice: PartConfig) -> Any:
     return registry.build(kind, choice.name, choice.params)
 
 
-def _refuse(found: Sequence[str]) -> None:
-    if found:
-        raise ConfigError("\n".join(found))
+def _refuse(conflicts: Iterable[str]) -> None:
+    if text := "\n".join(conflicts):
+        raise ConfigError(text)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
-from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.view import View
 
 AGREEMENT = 1e-4
@@ -93,7 +92,7 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
 
 def episode_metrics(episodes: Episodes) -> dict[str, float]:
     """Of the whole batch, once a step: reward and length statistics, and the share of groups without any signal."""
-    reward, lengths, groups = episodes.reward.double(), episodes.lengths.double(), Groups.of(episodes.group)
+    reward, lengths, groups = episodes.reward.double(), episodes.lengths.double(), episodes.groups
     level = groups.total(groups.greatest(reward) == groups.least(reward)) > 0
     return {
         "reward/mean": float(reward.mean()),

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Reduce, Tokens
-from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.view import View, clamp_log, linear_scan
 from asyncrl.errors import InvariantError
@@ -42,10 +41,6 @@ class Rollouts:
         """float[M]: pi_prox / mu, its log clamped."""
         assert self.tokens.proximal is not None
         return clamp_log(self.view.take(self.tokens.proximal).sub_(self.view.take(self.tokens.behaviour))).exp_()
-
-    @property
-    def groups(self) -> Groups:
-        return Groups.of(self.episodes.group)
 
     def differences(self, values: Tensor, targets: Tensor, gamma: float, step_weight: float) -> Tensor:
         """float[M]: r_t + gamma target_{t+1} - V_t, all in one buffer, because new pages cost more than the sums."""

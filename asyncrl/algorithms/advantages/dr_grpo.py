@@ -4,7 +4,6 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import Groups
 
 
 class DrGrpo(SequenceAdvantage):
@@ -19,4 +18,4 @@ class DrGrpo(SequenceAdvantage):
     name = "dr_grpo"
 
     def scores(self, episodes: Episodes) -> Tensor:
-        return Groups.of(episodes.group).normalise(episodes.reward, by_std=False)
+        return episodes.groups.normalise(episodes.reward, by_std=False)

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import param
 
 
@@ -22,4 +21,4 @@ class Grpo(SequenceAdvantage):
     normalise_std: bool = param(True, "divide by the group's standard deviation")
 
     def scores(self, episodes: Episodes) -> Tensor:
-        return Groups.of(episodes.group).normalise(episodes.reward, self.normalise_std)
+        return episodes.groups.normalise(episodes.reward, self.normalise_std)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import EPSILON, Groups
+from asyncrl.algorithms.groups import EPSILON
 from asyncrl.algorithms.parts import param
 
 
@@ -24,7 +24,7 @@ class GrpoPassk(SequenceAdvantage):
     normalise_std: bool = param(True, "divide by the group's standard deviation")
 
     def scores(self, episodes: Episodes) -> Tensor:
-        groups, reward = Groups.of(episodes.group), episodes.reward.double()
+        groups, reward = episodes.groups, episodes.reward.double()
         best = reward == groups.greatest(reward)
         alone = best & (groups.sum(best) == 1) & (groups.size() > 1)
         second = groups.greatest(torch.where(best, -torch.inf, reward))

@@ -25,7 +25,7 @@ class GrpoTurns(Advantage):
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         episodes = rollouts.episodes
-        outcome = rollouts.groups.normalise(episodes.reward, self.normalise_std)
+        outcome = episodes.groups.normalise(episodes.reward, self.normalise_std)
         own = Groups(episodes.step_sequence, episodes.count).centre(episodes.step_scores)
         follows = episodes.step_sequence[1:] == episodes.step_sequence[:-1]
         drop = own.clone()

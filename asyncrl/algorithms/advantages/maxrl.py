@@ -5,7 +5,6 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import Groups
 
 
 class MaxRl(SequenceAdvantage):
@@ -21,6 +20,6 @@ class MaxRl(SequenceAdvantage):
     needs_group = True
 
     def scores(self, episodes: Episodes) -> Tensor:
-        groups, reward = Groups.of(episodes.group), episodes.reward.double()
+        groups, reward = episodes.groups, episodes.reward.double()
         mean = groups.sum(reward) / groups.size()
         return torch.where(mean > 0, groups.centre(reward) / mean, 0.0)

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import Groups
 
 
 class Opo(SequenceAdvantage):
@@ -20,6 +19,6 @@ class Opo(SequenceAdvantage):
     needs_group = True
 
     def scores(self, episodes: Episodes) -> Tensor:
-        groups = Groups.of(episodes.group)
+        groups = episodes.groups
         above = episodes.reward.double() - groups.least(episodes.reward)
         return above - groups.sum(above * episodes.lengths) / groups.sum(episodes.lengths)

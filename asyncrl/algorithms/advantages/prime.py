@@ -34,7 +34,7 @@ class Prime(Advantage):
             self._token_rewards(rollouts) if rollouts.tokens.implicit is not None else self._step_rewards(rollouts)
         )
         returns = linear_scan(rollouts.view.decay(self.gamma, rewards), rewards)
-        outcome = self.outcome_weight * rollouts.groups.leave_one_out(rollouts.episodes.outcome)
+        outcome = self.outcome_weight * rollouts.episodes.groups.leave_one_out(rollouts.episodes.outcome)
         return Estimate(rollouts.whiten(returns + rollouts.spread(outcome)), returns)
 
     def _token_rewards(self, rollouts: Rollouts) -> Tensor:
@@ -44,14 +44,14 @@ class Prime(Advantage):
         rewards = self.beta * view.take(rollouts.tokens.implicit)
         mean = torch.zeros(count, dtype=torch.float64, device=rewards.device)
         mean = rollouts.reduce(mean.index_copy_(0, view.owner, view.sequences.mean(rewards)))
-        return rewards - rollouts.spread(_others(rollouts.groups, mean))
+        return rewards - rollouts.spread(_others(rollouts.episodes.groups, mean))
 
     def _step_rewards(self, rollouts: Rollouts) -> Tensor:
         """float[M]: every step's score minus the others' mean score a step, on its last token."""
         episodes = rollouts.episodes
         steps = Groups(episodes.step_sequence, episodes.count)
         mean = steps.total(episodes.step_scores) / steps.total(torch.ones_like(episodes.step_scores)).clamp(min=1)
-        return rollouts.at_steps(episodes.step_scores - _others(rollouts.groups, mean)[episodes.step_sequence])
+        return rollouts.at_steps(episodes.step_scores - _others(episodes.groups, mean)[episodes.step_sequence])
 
 
 def _others(groups: Groups, values: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ class ProcessGrpo(Advantage):
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         episodes = rollouts.episodes
-        steps = Groups(episodes.group[episodes.step_sequence], rollouts.groups.count)
+        steps = Groups(episodes.group[episodes.step_sequence], episodes.groups.count)
         advantages = rollouts.after(steps.normalise(episodes.step_scores, self.normalise_std))
         if self.outcome_weight:
-            outcome = rollouts.groups.normalise(episodes.outcome, self.normalise_std)
+            outcome = episodes.groups.normalise(episodes.outcome, self.normalise_std)
             advantages = advantages + self.outcome_weight * rollouts.spread(outcome)
         return Estimate(advantages)

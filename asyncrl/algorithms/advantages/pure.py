@@ -27,7 +27,7 @@ class Pure(Advantage):
     outcome_weight: float = param(0.0, "weight of the leave-one-out outcome, added to every token", "[0, inf)")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
-        episodes, groups = rollouts.episodes, rollouts.groups
+        episodes, groups = rollouts.episodes, rollouts.episodes.groups
         rewards = min_form(episodes, self.temperature)
         own = Groups(episodes.step_sequence, episodes.count).total(rewards)
         others = (groups.sum(episodes.lengths) - episodes.lengths).clamp(min=1)

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Estimate, Rollouts, SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import Groups
 
 
 class ReinforcePpBaseline(SequenceAdvantage):
@@ -20,7 +19,7 @@ class ReinforcePpBaseline(SequenceAdvantage):
     needs_group = True
 
     def scores(self, episodes: Episodes) -> Tensor:
-        return Groups.of(episodes.group).centre(episodes.reward)
+        return episodes.groups.centre(episodes.reward)
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         return Estimate(rollouts.whiten(super().__call__(rollouts).advantages))

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import Groups
 from asyncrl.errors import InvariantError
 
 
@@ -27,7 +26,7 @@ class Remax(SequenceAdvantage):
         """Raises InvariantError: a group has no greedy member."""
         if episodes.greedy is None:
             raise InvariantError("greedy is missing: remax needs one greedily sampled member in every group")
-        groups, reward = Groups.of(episodes.group), episodes.reward.double()
+        groups, reward = episodes.groups, episodes.reward.double()
         siblings = groups.sum(episodes.greedy)
         if not bool((siblings > 0).all()):
             group = int(episodes.group[siblings == 0][0])

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import Groups
 
 
 class Rloo(SequenceAdvantage):
@@ -20,4 +19,4 @@ class Rloo(SequenceAdvantage):
     needs_group = True
 
     def scores(self, episodes: Episodes) -> Tensor:
-        return Groups.of(episodes.group).leave_one_out(episodes.reward)
+        return episodes.groups.leave_one_out(episodes.reward)

@@ -3,7 +3,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from asyncrl.algorithms.corrections.base import Ages, Correction
-from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import param
 
 
@@ -24,5 +23,5 @@ class ZeroVariance(Correction):
 
     def keep(self, ages: Ages) -> Tensor:
         assert ages.episodes is not None
-        reward, groups = ages.episodes.reward, Groups.of(ages.episodes.group)
+        reward, groups = ages.episodes.reward, ages.episodes.groups
         return ages.view.by_sequence(groups.greatest(reward) - groups.least(reward) > self.tolerance)

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes
-from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.errors import InvariantError
@@ -33,5 +32,5 @@ class BestOfN(Reward):
                 f"best_of_n reads the score {self.score}, and the labels have {sorted(episodes.extra)}"
             )
         scores = episodes.extra[self.score].double()
-        beaten = scores < Groups.of(episodes.group).greatest(scores)
+        beaten = scores < episodes.groups.greatest(scores)
         return episodes.reward - self.weight * torch.where(beaten, scores.clamp(min=0), torch.zeros_like(scores))
