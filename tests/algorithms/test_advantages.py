@@ -14,13 +14,17 @@ from torch import Tensor
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.gae import Gae
 from asyncrl.algorithms.advantages.gdpo import Gdpo
+from asyncrl.algorithms.advantages.grpo import Grpo
+from asyncrl.algorithms.advantages.grpo_passk import GrpoPassk
+from asyncrl.algorithms.advantages.maxrl import MaxRl
 from asyncrl.algorithms.advantages.opo import Opo
 from asyncrl.algorithms.advantages.prime import Prime
 from asyncrl.algorithms.advantages.process_grpo import ProcessGrpo
-from asyncrl.algorithms.advantages.pure import Pure
+from asyncrl.algorithms.advantages.pure import Pure, min_form
 from asyncrl.algorithms.advantages.reinforce_pp import ReinforcePp
 from asyncrl.algorithms.advantages.reinforce_pp_baseline import ReinforcePpBaseline
 from asyncrl.algorithms.advantages.remax import Remax
+from asyncrl.algorithms.advantages.rloo import Rloo
 from asyncrl.algorithms.advantages.vtrace import Vtrace
 from asyncrl.errors import InvariantError
 from tests.algorithms.support import (
@@ -72,6 +76,39 @@ def test_gae_equals_the_loop_over_padded_rows(seed):
 
 def steps_of(episodes):
     return zip(episodes.step_sequence.tolist(), episodes.step_end.tolist(), episodes.step_scores.tolist(), strict=True)
+
+
+def test_group_estimators_on_two_groups_of_two():
+    four, half = make_episodes([1, 0, 0.5, 1], [0, 0, 1, 1]), math.sqrt(0.5)
+    assert Grpo().scores(four).tolist() == pytest.approx([half, -half, -half, half], abs=2e-6)
+    assert Rloo().scores(four).tolist() == [1, -1, -0.5, 0.5]
+    assert GrpoPassk().scores(four).tolist() == pytest.approx([1.4142, 0, 0, 1.4142], abs=1e-4)
+
+
+def test_leave_one_out_and_maxrl_with_one_success_among_four():
+    one = make_episodes([1, 0, 0, 0], [0, 0, 0, 0])
+    assert Rloo().scores(one).tolist() == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    assert MaxRl().scores(one).tolist() == pytest.approx([3, -1, -1, -1])
+    assert MaxRl().scores(make_episodes([0, 0], [0, 0])).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "maxrl", "grpo_passk"])
+def test_in_uneven_groups_a_group_of_equal_rewards_gets_exactly_zero(name):
+    reward = [0.1, 0.9, 0.3, 0.4, 5.0, 5.0, 5.0, 0.7, 0.2, 0.2, 0.1]
+    episodes = make_episodes(reward, [0] * 4 + [1] * 3 + [2] * 4, lengths=torch.arange(1, 12))
+    scores = registry.build("advantage", name, {}).scores(episodes)
+    assert scores[4:7].tolist() == [0, 0, 0]
+    assert scores.count_nonzero() >= 2
+
+
+def test_pure_credits_nearly_all_to_the_worst_step():
+    scores = [0.8, 0.6, -0.4, 0.9]
+    episodes = make_episodes([0], [0], steps=[(0, end, score) for end, score in enumerate(scores, 1)])
+    credit = min_form(episodes, 0.1).flip(0).cumsum(0).flip(0)
+    assert credit.tolist() == pytest.approx([-0.399944, -0.399949, -0.399976, 0.000002], abs=1e-6)
+    tokens = make_tokens([[1, 1, 1, 1]])
+    advantages = registry.build("advantage", "pure", {"temperature": 0.1})(make_rollouts(episodes, tokens)).advantages
+    assert torch.equal(advantages, credit)
 
 
 def test_opo_weighs_the_baseline_by_length():

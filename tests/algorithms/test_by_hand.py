@@ -70,44 +70,6 @@ def test_overlong_takes_from_the_reward_before_the_group_is_compared():
     assert prepared.advantages.tolist() == pytest.approx([1, 0.5, -0.5, -1])
 
 
-def charged(place: str, **changes):
-    """Two episodes of rewards 1 and 0; d = log pi - log ref is .2 and .4 on the first one's tokens, .6 on the other's,
-    and 9 on a tool's token, which counts nowhere."""
-    old = floats(-1, -5, -2, -1)
-    tokens = make_tokens([[1, 0, 1], [1]], behaviour=old, proximal=old, reference=old - floats(0.2, 9, 0.4, 0.6))
-    algorithm = make_algorithm(
-        kl=("k1", {"weight": 0.5, "place": place, **changes}), correction=[], advantage="dr_grpo"
-    )
-    return algorithm, make_episodes([1, 0], [0, 0]), tokens
-
-
-def test_kl_in_the_reward_is_taken_from_it_before_the_group_is_compared():
-    # Rewards 1 - (.2 + .4)/2 = .7 and 0 - .6/2 = -.3; mean .2: advantages +-1/2.
-    algorithm, episodes, tokens = charged("reward")
-    assert algorithm.prepare(episodes, tokens, alone).advantages.tolist() == pytest.approx([0.5, 0, 0.5, -0.5])
-    # With k2: .02 + .08 = .1 and .18, halved: .95 and -.09; half of their difference 1.04.
-    algorithm = make_algorithm(kl=("k2", {"weight": 0.5, "place": "reward"}), correction=[], advantage="dr_grpo")
-    assert algorithm.prepare(episodes, tokens, alone).advantages.tolist() == pytest.approx([0.52, 0, 0.52, -0.52])
-
-
-def test_an_adaptive_coefficient_grows_by_the_clamped_error_times_the_sequences_over_the_horizon():
-    # KL a token (.2 + .4 + .6) / 3 = .4. Target .1: error 3, clamped to .2: 1/2 (1 + .2 * 2 / 4) = .55.
-    algorithm, episodes, tokens = charged("reward", target=0.1, horizon=4)
-    prepared = algorithm.prepare(episodes, tokens, alone)
-    assert algorithm.kl_weight == pytest.approx(0.55)
-    # The same step is charged with it: 1 - .33 = .67 and -.33; mean .17.
-    assert prepared.advantages.tolist() == pytest.approx([0.5, 0, 0.5, -0.5])
-    algorithm.prepare(episodes, tokens, alone)
-    assert algorithm.kl_weight == pytest.approx(0.605)
-
-
-def test_an_adaptive_coefficient_shrinks_below_its_target():
-    # KL .4, target .44: error .4 / .44 - 1 = -1/11 within the clamp: 1/2 (1 - 1/11 * 2 / 4) = 1/2 * 21/22.
-    algorithm, episodes, tokens = charged("loss", target=0.44, horizon=4)
-    algorithm.prepare(episodes, tokens, alone)
-    assert algorithm.kl_weight == pytest.approx(0.5 * 21 / 22)
-
-
 def test_entropy_is_taken_from_the_loss_under_the_same_aggregation():
     # seq-mean-token-mean: (2 + 4)/2 = 3 and 7: mean 5. Weight .1: -.5. Gradient -.1 / (2 * 2) twice, -.1 / 2.
     algorithm = make_algorithm(

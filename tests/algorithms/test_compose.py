@@ -229,6 +229,19 @@ def test_a_pass_without_any_policy_token_is_zero_with_zero_gradient(composition)
     assert all(value == value for value in algorithm.summary(sums).values())
 
 
+def test_a_log_ratio_of_89_gives_a_finite_loss_and_gradient():
+    for advantage in ([1.0, 0.0], [0.0, 1.0]):
+        old = torch.full((2,), -90.0)
+        tokens = make_tokens([[1], [1]], behaviour=old, proximal=old, reference=old)
+        algorithm = make_algorithm(kl="k3")
+        tokens = algorithm.prepare(make_episodes(advantage, [0, 0]), tokens, alone)
+        logprobs = torch.full((2,), -1.0, requires_grad=True)
+        loss, _ = algorithm.loss(logprobs, tokens, Totals(2, 2))
+        loss.backward()
+        assert torch.isfinite(loss)
+        assert torch.isfinite(logprobs.grad).all()
+
+
 def test_half_precision_log_probs_are_accumulated_in_float32():
     tokens = make_tokens([[1] * 3000], behaviour=torch.full((3000,), -1.0), proximal=torch.full((3000,), -1.0))
     algorithm = make_algorithm(advantage="reinforce_pp_baseline", loss="gpg", correction=[], aggregation="token-sum")

@@ -7,15 +7,12 @@ from omegaconf import OmegaConf
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.composition import check
-from asyncrl.algorithms.registry import HOMES, parts
 from asyncrl.config.compose import composed
 from asyncrl.config.files import choices
 from asyncrl.config.schema import AlgorithmConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from tests.algorithms.my_parts import Squared
 from tests.algorithms.support import make_algorithm, make_config
-
-PRESETS = list(choices("algorithm"))
 
 
 def preset(name: str) -> AlgorithmConfig:
@@ -24,37 +21,9 @@ def preset(name: str) -> AlgorithmConfig:
     return config.algorithm
 
 
-def test_every_name_of_the_menu_is_there():
-    menu = {
-        "advantage": "gae grpo dr_grpo rloo reinforce_pp reinforce_pp_baseline remax opo grpo_passk gdpo maxrl "
-        "process_grpo pure prime vtrace grpo_turns",
-        "loss": "ppo reinforce gspo gmpo cispo sapo dppo_tv dppo_kl clip_cov kl_cov gpg dro",
-        "correction": "none truncate mask veto reject normalise opsm m2po zero_variance",
-        "kl": "none k1 k2 k3 abs k1+ k2+ k3+ abs+",
-        "aggregation": "token-mean token-sum seq-mean-token-sum seq-mean-token-mean seq-mean-token-sum-norm",
-        "reward": "best_of_n overlong",
-        "value": "clipped",
-    }
-    assert {kind: set(parts(kind)) for kind in HOMES} == {kind: set(names.split()) for kind, names in menu.items()}
-
-
-def test_the_presets_that_were_asked_for_are_there():
-    asked = "cispo dapo decoupled_ppo dr_grpo gspo grpo impala ppo prime pure_prm rloo tis_reinforce"
-    assert set(asked.split()) <= set(PRESETS)
-
-
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", choices("algorithm"))
 def test_every_preset_is_a_sound_composition(name):
     check(preset(name), step_scores=True, group_size=8)
-
-
-def test_presets_say_what_they_are_named_after():
-    dapo = Algorithm.from_config(preset("dapo")).parts
-    assert (dapo.loss.clip_low, dapo.loss.clip_high) == (0.2, 0.28)
-    assert dapo.rewards[0].max_length == TrainConfig().actor.max_tokens
-    assert [rule.name for rule in dapo.corrections] == ["truncate", "zero_variance"]
-    assert Algorithm.from_config(preset("impala")).needs_critic
-    assert not Algorithm.from_config(preset("tis_reinforce")).needs_proximal
 
 
 def test_a_part_of_the_users_own_is_named_by_its_path():

@@ -86,38 +86,26 @@ def test_reject_bounds_a_divergence(by, over, low, high, expected):
     assert Reject(by=by, over=over, low=low, high=high).keep(AGES).int().tolist() == expected
 
 
-def test_normalise_makes_the_mean_weight_one_over_all_tokens_with_dropped_ones_at_zero():
-    # Weights 2 2 .5 1 .25 without the last: 5.5 over 5 tokens, a mean of 1.1.
-    ages = AGES.after(0, Mask(low=0.3, high=math.inf)).after(1, Normalise())
-    assert ages.weights[:4].tolist() == pytest.approx([2 / 1.1, 2 / 1.1, 0.5 / 1.1, 1 / 1.1])
-    assert ages.kept(ages.weights).sum().item() == pytest.approx(5)
-
-
-def test_what_is_dropped_after_normalise_is_not_made_up_for():
-    # Weights 2 2 .5 1 .25: 5.75 over 5 tokens, a mean of 1.15.
-    ages = AGES.after(0, Truncate()).after(1, Normalise()).after(2, Veto(threshold=0.3))
-    assert ages.weights.tolist() == pytest.approx([2 / 1.15, 2 / 1.15, 0.5 / 1.15, 1 / 1.15, 0.25 / 1.15])
-    assert ages.rejected.tolist() == [0, 0, 0, 4, 4]
-
-
 @pytest.mark.parametrize(
-    ("level", "weights", "mean"),
+    ("rule", "weights", "mean"),
     [
+        # Without the last: 5.5 over 5 tokens.
+        (Mask(low=0.3, high=math.inf), [2, 2, 0.5, 1], 1.1),
+        (Truncate(), [2, 2, 0.5, 1, 0.25], 1.15),
         # Products 2 (of 2, 2, 1/2) and 1/4: over the two sequences (2 + 1/4) / 2. By token it would be 6.5 / 5.
-        ("sequence", [2.0] * 3 + [0.25] * 2, 1.125),
+        (Truncate(level="sequence"), [2, 2, 2, 0.25, 0.25], 1.125),
         # Cube root of 2 = 1.259921 and square root of 1/4: (1.259921 + 0.5) / 2.
-        ("geometric", [1.259921] * 3 + [0.5] * 2, 0.8799605),
+        (Truncate(level="geometric"), [1.259921] * 3 + [0.5] * 2, 0.8799605),
+        # Products 2 and 1/4; the second is below 1/2: (2 + 0) / 2.
+        (Mask(level="sequence", low=0.5), [2, 2, 2], 1.0),
     ],
 )
-def test_weights_of_whole_sequences_are_normalised_over_sequences(level, weights, mean):
-    ages = AGES.after(0, Truncate(level=level)).after(1, Normalise())
-    assert ages.weights.tolist() == pytest.approx([weight / mean for weight in weights])
-
-
-def test_a_dropped_sequence_counts_as_zero_among_sequences():
-    # Products 2 and 1/4; the second is below 1/2: (2 + 0) / 2 = 1.
-    ages = AGES.after(0, Mask(level="sequence", low=0.5)).after(1, Normalise())
-    assert ages.weights[:3].tolist() == pytest.approx([2, 2, 2])
+def test_normalise_makes_the_mean_weight_one_with_dropped_ones_at_zero_and_later_drops_change_nothing(
+    rule, weights, mean
+):
+    ages = AGES.after(0, rule).after(1, Normalise())
+    assert ages.weights[: len(weights)].tolist() == pytest.approx([weight / mean for weight in weights])
+    assert torch.equal(ages.after(2, Veto(threshold=0.3)).weights, ages.weights)
 
 
 def test_m2po_drops_the_largest_until_the_second_moment_is_small():

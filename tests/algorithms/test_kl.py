@@ -8,7 +8,6 @@ from torch.autograd import gradcheck
 
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.kl import K3
-from asyncrl.algorithms.prepare import prepare
 from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, totals_of
 
 FORMS = {
@@ -18,6 +17,10 @@ FORMS = {
     "k3": lambda d: min(math.exp(-d) + d - 1, 10),
 }
 D = [0.5, -1.0, 2.0]
+
+
+def doubles(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def estimate(name: str, d: list[float]) -> tuple[list[float], list[float]]:
@@ -71,40 +74,64 @@ def test_none_costs_nothing():
     assert not make_algorithm().needs_reference
 
 
-def charged(place: str, **changes):
-    old = torch.tensor([-1.0, -2.0, -1.0, -3.0], dtype=torch.float64)
-    reference = old - torch.tensor([0.1, 9.0, 0.3, 0.4])
-    tokens = make_tokens([[1, 0, 1], [1]], behaviour=old, proximal=old, reference=reference)
-    algorithm = make_algorithm(kl=("k1", {"weight": 0.5, "place": place}), correction=[], loss="gpg", **changes)
-    return algorithm, make_episodes([1, 0], [0, 0]), tokens, old
+def charged(place: str, advantage: str = "dr_grpo", **changes):
+    """Two episodes of rewards 1 and 0; d = log pi - log ref is .2 and .4 on the first one's tokens, .6 on the other's,
+    and 9 on a tool's token, which counts nowhere."""
+    old = doubles(-1, -5, -2, -1)
+    tokens = make_tokens([[1, 0, 1], [1]], behaviour=old, proximal=old, reference=old - doubles(0.2, 9, 0.4, 0.6))
+    algorithm = make_algorithm(
+        kl=("k1", {"weight": 0.5, "place": place, **changes}), correction=[], advantage=advantage
+    )
+    return algorithm, make_episodes([1, 0], [0, 0]), tokens
+
+
+def test_kl_in_the_reward_is_taken_from_it_before_the_group_is_compared():
+    # Rewards 1 - (.2 + .4)/2 = .7 and 0 - .6/2 = -.3; mean .2: advantages +-1/2.
+    algorithm, episodes, tokens = charged("reward")
+    assert algorithm.prepare(episodes, tokens, alone).advantages.tolist() == pytest.approx([0.5, 0, 0.5, -0.5])
+    # With k2: .02 + .08 = .1 and .18, halved: .95 and -.09; half of their difference 1.04.
+    algorithm = make_algorithm(kl=("k2", {"weight": 0.5, "place": "reward"}), correction=[], advantage="dr_grpo")
+    assert algorithm.prepare(episodes, tokens, alone).advantages.tolist() == pytest.approx([0.52, 0, 0.52, -0.52])
+
+
+def test_an_adaptive_coefficient_grows_by_the_clamped_error_times_the_sequences_over_the_horizon():
+    # KL a token (.2 + .4 + .6) / 3 = .4. Target .1: error 3, clamped to .2: 1/2 (1 + .2 * 2 / 4) = .55.
+    algorithm, episodes, tokens = charged("reward", target=0.1, horizon=4)
+    prepared = algorithm.prepare(episodes, tokens, alone)
+    assert algorithm.kl_weight == pytest.approx(0.55)
+    # The same step is charged with it: 1 - .33 = .67 and -.33; mean .17.
+    assert prepared.advantages.tolist() == pytest.approx([0.5, 0, 0.5, -0.5])
+    algorithm.prepare(episodes, tokens, alone)
+    assert algorithm.kl_weight == pytest.approx(0.605)
+
+
+def test_an_adaptive_coefficient_shrinks_below_its_target():
+    # KL .4, target .44: error .4 / .44 - 1 = -1/11 within the clamp: 1/2 (1 - 1/11 * 2 / 4) = 1/2 * 21/22.
+    algorithm, episodes, tokens = charged("loss", target=0.44, horizon=4)
+    algorithm.prepare(episodes, tokens, alone)
+    assert algorithm.kl_weight == pytest.approx(0.5 * 21 / 22)
 
 
 def test_in_the_loss_it_is_added_under_the_same_aggregation():
-    algorithm, episodes, tokens, old = charged("loss", advantage="dr_grpo")
-    logprobs = (old + 0.2).requires_grad_()
+    # With an update of .2: (.4 + .6 + .8) / 3 = .6 a token, halved.
+    algorithm, episodes, tokens = charged("loss")
+    logprobs = (tokens.behaviour + 0.2).requires_grad_()
     loss, sums = algorithm.loss(logprobs, algorithm.prepare(episodes, tokens, alone), totals_of(tokens))
-    assert sums["loss/kl"].item() == pytest.approx(0.5 * (0.3 + 0.5 + 0.6) / 3)
+    assert sums["loss/kl"].item() == pytest.approx(0.3)
     assert loss.item() == pytest.approx((sums["loss/kl"] + sums["loss/policy"]).item())
 
 
 def test_in_the_reward_token_estimators_pay_where_it_arises():
-    algorithm, episodes, tokens, _ = charged("reward", advantage="reinforce_pp")
+    algorithm, episodes, tokens = charged("reward", "reinforce_pp")
     result = algorithm.prepare(episodes, tokens, alone)
-    assert result.returns.tolist() == pytest.approx([1 - 0.05 - 0.15, 0, 1 - 0.15, -0.2])
+    assert result.returns.tolist() == pytest.approx([1 - 0.1 - 0.2, 0, 1 - 0.2, -0.3])
 
 
-def test_an_adapted_coefficient_is_used_kept_and_restored():
-    algorithm, episodes, tokens, old = charged("loss")
-    settings = {"kl": ("k1", {"weight": 0.5, "target": 0.1, "horizon": 10}), "correction": [], "loss": "gpg"}
-    algorithm = make_algorithm(**settings)
-    algorithm.prepare(episodes, tokens, alone)
-    assert algorithm.kl_weight == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))
-    other = make_algorithm(**settings)
-    other.restore(algorithm.state())
-    assert other.kl_weight == algorithm.kl_weight
-    _, expected = prepare(algorithm.parts, algorithm.kl_weight, episodes, tokens, alone)
-    other.prepare(episodes, tokens, alone)
-    assert other.kl_weight == expected
-    prepared = other.prepare(episodes, tokens, alone)
-    _, sums = other.loss(old, prepared, totals_of(tokens))
+def test_an_adapted_coefficient_is_restored_and_reported():
+    first, other = (charged("loss", target=0.1, horizon=4)[0] for _ in range(2))
+    _, episodes, tokens = charged("loss")
+    first.prepare(episodes, tokens, alone)
+    other.restore(first.state())
+    assert other.kl_weight == first.kl_weight != 0.5
+    _, sums = other.loss(tokens.behaviour, first.prepare(episodes, tokens, alone), totals_of(tokens))
     assert other.summary(sums)["kl_reference/weight"] == other.kl_weight

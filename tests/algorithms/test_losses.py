@@ -42,70 +42,112 @@ def selecting(updates: Updates, *flags: bool) -> Updates:
     return replace(updates, selected=torch.tensor(flags))
 
 
-def test_ppo_takes_the_pessimistic_side_and_its_gradient_stops_at_the_clip():
-    updates = make_updates([LOG2, LOG2, -LOG2, -LOG2, 0.1], [1, -1, 1, -1, 2])
-    loss = Ppo(clip_low=0.2, clip_high=0.28)
-    result = loss(updates)
-    assert result.losses.tolist() == pytest.approx([-1.28, 2, -0.5, 0.8, -2 * math.exp(0.1)])
-    assert gradient(loss, updates) == pytest.approx([0, 2, -0.5, 0, -2 * math.exp(0.1)])
-    assert result.marks["high"].tolist() == [True, False, False, False, False]
-    assert result.marks["low"].tolist() == [False, False, False, True, False]
-
-
-def test_reinforce_weighs_by_the_whole_ratio_cut_at_the_cap():
-    updates = make_updates([LOG2, 2.0, -LOG2], [1, 1, -3])
-    loss = Reinforce(cap=3.0)
-    assert loss(updates).losses.tolist() == pytest.approx([-2 * (LOG2 - 1), -3 * 1.0, 1.5 * (-LOG2 - 1)])
-    assert gradient(loss, updates) == pytest.approx([-2, -3, 1.5])
-
-
-def test_gspo_gives_every_token_the_sequences_ratio_and_its_own_gradient():
-    updates = make_updates([0.2, 0.4, 0.6], [1.0, 1.0, -2.0], [2, 1])
-    loss = Gspo(clip_low=1.0, clip_high=10.0)
-    first, second = math.exp(0.3), math.exp(0.6)
-    assert loss(updates).losses.tolist() == pytest.approx([-first, -first, 2 * second])
-    assert gradient(loss, updates) == pytest.approx([-first, -first, 2 * second])
-
-
-def test_gspo_clips_whole_sequences():
-    updates = make_updates([0.5, -0.1, 0.0], [1.0, 1.0, 1.0], [2, 1])
-    result = Gspo(clip_low=0.1, clip_high=0.1)(updates)
-    assert result.marks["high"].tolist() == [True, True, False]
-    assert gradient(Gspo(clip_low=0.1, clip_high=0.1), updates) == pytest.approx([0, 0, -1])
-
-
-def test_gmpo_is_the_geometric_mean_of_clipped_ratios_with_a_gradient_of_one_over_length():
-    updates = make_updates([0.9, 0.1, -0.9, -0.1], [1, 1, -1, -1], [2, 2])
-    loss = Gmpo(clip_low=0.4, clip_high=0.4)
-    good, bad = math.exp((0.4 + 0.1) / 2), math.exp((-0.4 - 0.1) / 2)
-    assert loss(updates).losses.tolist() == pytest.approx([-good, -good, bad, bad])
+GATE = 1 / (1 + math.exp(-1))
+EXAMPLES = {
+    "ppo takes the pessimistic side, and its gradient stops at the clip": (
+        Ppo(clip_low=0.2, clip_high=0.28),
+        make_updates([LOG2, LOG2, -LOG2, -LOG2, 0.1], [1, -1, 1, -1, 2]),
+        [-1.28, 2, -0.5, 0.8, -2 * math.exp(0.1)],
+        [0, 2, -0.5, 0, -2 * math.exp(0.1)],
+        {"high": [0], "low": [3]},
+    ),
+    "the dual clip bounds the loss of a bad token with a large ratio": (
+        Ppo(dual_clip=1.5),
+        make_updates([LOG2, LOG2, -LOG2], [2, -2, 2]),
+        [-2.4, 3, -1],
+        [0, 0, -1],
+        {"high": [0], "low": [], "dual": [1]},
+    ),
+    "reinforce weighs by the whole ratio, cut at the cap": (
+        Reinforce(cap=3.0),
+        make_updates([LOG2, 2.0, -LOG2], [1, 1, -3]),
+        [-2 * (LOG2 - 1), -3 * 1.0, 1.5 * (-LOG2 - 1)],
+        [-2, -3, 1.5],
+        {"high": [1]},
+    ),
+    "gspo gives every token the sequence's ratio and its own gradient": (
+        Gspo(clip_low=1.0, clip_high=10.0),
+        make_updates([0.2, 0.4, 0.6], [1.0, 1.0, -2.0], [2, 1]),
+        [-math.exp(0.3), -math.exp(0.3), 2 * math.exp(0.6)],
+        [-math.exp(0.3), -math.exp(0.3), 2 * math.exp(0.6)],
+        {"high": [], "low": []},
+    ),
+    "gspo clips whole sequences": (
+        Gspo(clip_low=0.1, clip_high=0.1),
+        make_updates([0.5, -0.1, 0.0], [1.0, 1.0, 1.0], [2, 1]),
+        [-1.1, -1.1, -1],
+        [0, 0, -1],
+        {"high": [0, 1], "low": []},
+    ),
     # The sum over two tokens of a loss that each has one half of the sequence's gradient.
-    assert gradient(loss, updates) == pytest.approx([0, -good, 0, bad])
-
-
-def test_cispo_weighs_by_the_clipped_ratio_and_keeps_every_gradient():
-    updates = make_updates([LOG2, -LOG2, 0.0], [1, 1, -2])
-    loss = Cispo(clip_low=0.2, clip_high=0.2)
-    assert loss(updates).losses.tolist() == pytest.approx([-1.2 * (LOG2 - 1), -0.8 * (-LOG2 - 1), -2])
-    assert gradient(loss, updates) == pytest.approx([-1.2, -0.8, 2])
-
-
-def test_sapo_has_the_policy_gradient_at_ratio_one_and_fades_away_from_it():
-    updates = make_updates([0.0, 0.0, LOG2], [1, -2, 1])
-    loss = Sapo(tau_pos=1.0, tau_neg=1.05)
-    assert loss(updates).losses.tolist()[:2] == pytest.approx([-2, 4 / 1.05])
-    gate = 1 / (1 + math.exp(-1))
-    assert gradient(loss, updates) == pytest.approx([-1, 2, -4 * gate * (1 - gate) * 2])
-
-
-def test_dppo_tv_drops_tokens_that_would_move_further_away():
+    "gmpo is the geometric mean of clipped ratios, with a gradient of one over the length": (
+        Gmpo(clip_low=0.4, clip_high=0.4),
+        make_updates([0.9, 0.1, -0.9, -0.1], [1, 1, -1, -1], [2, 2]),
+        [-math.exp(0.25), -math.exp(0.25), math.exp(-0.25), math.exp(-0.25)],
+        [0, -math.exp(0.25), 0, math.exp(-0.25)],
+        {"high": [0], "low": [2]},
+    ),
+    "cispo weighs by the clipped ratio and keeps every gradient": (
+        Cispo(clip_low=0.2, clip_high=0.2),
+        make_updates([LOG2, -LOG2, 0.0], [1, 1, -2]),
+        [-1.2 * (LOG2 - 1), -0.8 * (-LOG2 - 1), -2],
+        [-1.2, -0.8, 2],
+        {"high": [0], "low": [1]},
+    ),
+    "sapo has the policy gradient at ratio one, and fades away from it": (
+        Sapo(tau_pos=1.0, tau_neg=1.05),
+        make_updates([0.0, 0.0, LOG2], [1, -2, 1]),
+        [-2, 4 / 1.05, -4 * GATE],
+        [-1, 2, -4 * GATE * (1 - GATE) * 2],
+        {},
+    ),
     # mu = e^-1 = .368 everywhere; pi = .735, .735, .184, .184, .405.
-    updates = make_updates([LOG2, LOG2, -LOG2, -LOG2, 0.1], [1, -1, 1, -1, 1])
-    loss = DppoTv(delta=0.15)
-    assert gradient(loss, updates) == pytest.approx([0, 2, -0.5, 0, -math.exp(0.1)])
-    marks = loss(updates).marks
-    assert marks["high"].tolist() == [True, False, False, False, False]
-    assert marks["low"].tolist() == [False, False, False, True, False]
+    "dppo_tv drops the tokens that would move further away": (
+        DppoTv(delta=0.15),
+        make_updates([LOG2, LOG2, -LOG2, -LOG2, 0.1], [1, -1, 1, -1, 1]),
+        [0, 2 * (LOG2 - 1), -0.5 * (-LOG2 - 1), 0, 0.9 * math.exp(0.1)],
+        [0, 2, -0.5, 0, -math.exp(0.1)],
+        {"high": [0], "low": [3]},
+    ),
+    "dppo cuts the weight of a rare token that became likely": (
+        DppoTv(cap=20.0),
+        make_updates([5.0], [-1.0]),
+        [20 * 4.0],
+        [20],
+        {"high": [], "low": []},
+    ),
+    "gpg is the plain policy gradient": (Gpg(), make_updates([0.3, -0.2], [2, -1]), [1.4, -1.2], [-2, 1], {}),
+    "dro pulls back by the log-ratio": (
+        Dro(beta=0.5),
+        make_updates([0.3], [2]),
+        [-2 * (-0.7) + 0.25 * 0.09],
+        [-2 + 0.5 * 0.3],
+        {},
+    ),
+    "kl_cov penalises the tokens that it selected": (
+        KlCov(weight=0.3),
+        selecting(make_updates([0.5, -0.5], [1, 1]), True, False),
+        [-math.exp(0.5) + 0.15, -math.exp(-0.5)],
+        [-math.exp(0.5) + 0.3, -math.exp(-0.5)],
+        {"covariance": [0]},
+    ),
+    "clip_cov takes out the tokens that it selected": (
+        ClipCov(),
+        selecting(make_updates([0.1, 0.1], [1, 1]), True, False),
+        [0, -math.exp(0.1)],
+        [0, -math.exp(0.1)],
+        {"high": [], "low": [], "covariance": [0]},
+    ),
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_each_loss_has_its_values_gradients_and_marks(example):
+    loss, updates, losses, gradients, marks = EXAMPLES[example]
+    result = loss(updates)
+    assert result.losses.tolist() == pytest.approx(losses)
+    assert gradient(loss, updates) == pytest.approx(gradients)
+    assert {name: mark.nonzero()[:, 0].tolist() for name, mark in result.marks.items()} == marks
 
 
 def test_dppo_kl_drops_by_binary_kl():
@@ -119,21 +161,6 @@ def test_dppo_kl_drops_by_binary_kl():
     assert gradient(DppoKl(delta=divergence[0] + 1e-9), updates) == pytest.approx([-2, 0.5, -math.exp(0.1)])
 
 
-def test_dppo_cuts_the_weight_of_a_rare_token_that_became_likely():
-    updates = make_updates([5.0], [-1.0])
-    assert gradient(DppoTv(cap=20.0), updates) == pytest.approx([20])
-
-
-def test_gpg_is_the_plain_policy_gradient():
-    assert gradient(Gpg(), make_updates([0.3, -0.2], [2, -1])) == [-2, 1]
-
-
-def test_dro_pulls_back_by_the_log_ratio():
-    updates = make_updates([0.3], [2])
-    assert Dro(beta=0.5)(updates).losses.tolist() == pytest.approx([-2 * (-0.7) + 0.25 * 0.09])
-    assert gradient(Dro(beta=0.5), updates) == pytest.approx([-2 + 0.5 * 0.3])
-
-
 def make_candidates(**changes) -> Candidates:
     values = {
         "proximal": torch.tensor([-3.0, -1.0, -2.0, 0.0]),
@@ -144,20 +171,11 @@ def make_candidates(**changes) -> Candidates:
     return Candidates(**{**values, **changes})
 
 
-def test_kl_cov_penalises_the_tokens_of_the_highest_covariance():
+def test_covariance_losses_choose_the_highest_or_a_random_token_within_the_band():
     # Covariances: 3, .5, .5, 3.
     assert KlCov(share=0.5).select(make_candidates()).tolist() == [True, False, False, True]
-    updates = selecting(make_updates([0.5, -0.5], [1, 1]), True, False)
-    loss = KlCov(weight=0.3)
-    assert loss(updates).losses.tolist() == pytest.approx([-math.exp(0.5) + 0.15, -math.exp(-0.5)])
-    assert gradient(loss, updates) == pytest.approx([-math.exp(0.5) + 0.3, -math.exp(-0.5)])
-
-
-def test_clip_cov_takes_out_a_random_token_within_the_band():
     chosen = ClipCov(share=0.25, cov_low=0.4, cov_high=1.0).select(make_candidates())
     assert chosen.tolist() == [False, False, True, False]
-    updates = selecting(make_updates([0.1, 0.1], [1, 1]), True, False)
-    assert gradient(ClipCov(), updates) == pytest.approx([0, -math.exp(0.1)])
 
 
 def test_covariance_losses_choose_at_least_one_token_and_none_outside_the_band():

@@ -5,7 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.base import step_lengths, step_tokens
+from asyncrl.algorithms.batch import Totals
 from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.view import View, linear_scan
 from asyncrl.errors import InvariantError
@@ -51,6 +53,23 @@ def test_a_sequence_in_two_pieces_is_refused():
     tokens = make_tokens(MASKS)
     with pytest.raises(InvariantError, match="must lie together"):
         View.of(tokens.select(torch.tensor([0, 5, 1])))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "expected"),
+    [
+        ("token-mean", {}, 3.0),
+        ("token-sum", {}, 15.0),
+        ("seq-mean-token-sum", {}, 7.5),
+        ("seq-mean-token-mean", {}, 2.75),
+        ("seq-mean-token-sum-norm", {"norm": 3}, 2.5),
+    ],
+)
+def test_each_aggregation_gives_its_number(name, params, expected):
+    view = View.of(make_tokens([[1, 1, 0], [1, 1, 1]]))
+    losses = view.take(torch.tensor([1.0, 2, 9, 3, 4, 5]))
+    result = registry.build("aggregation", name, params)(losses, view.sequences, view.sequences.lengths, Totals(5, 2))
+    assert result.item() == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.integers(0, 600), st.integers(0, 1000))

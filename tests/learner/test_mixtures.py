@@ -27,7 +27,7 @@ from asyncrl.types import Sampling
 from asyncrl.weights.folders import write_folder
 from asyncrl.weights.manifest import DTYPES
 from tests.actor.engine.support import assert_exact
-from tests.learner.support import VOCABULARY, Run, make_config
+from tests.learner.support import VOCABULARY
 from tests.mixtures import MIXTURES, save_mixture
 
 pytestmark = pytest.mark.slow
@@ -118,17 +118,3 @@ def test_an_embedded_engine_serves_the_pushed_weights_log_prob_for_log_prob(fold
     stale = logprobs(policy, np.concatenate([PROMPT, old.tokens]))[len(PROMPT) :]
     assert np.abs(old.logprobs - stale).max() > 0.1
     assert_exact({0: AutoModelForCausalLM.from_pretrained(folder).eval()}, PROMPT, old, 1.0)
-
-
-def test_a_run_publishes_every_version_under_the_names_of_its_folder(folder: Path, ranks: Ranks, tmp_path: Path):
-    config = make_config(folder, tmp_path, steps=1)
-    weights = Run(config).train(ranks).weights
-    expected = model_shapes(config.model).tensors
-    assert list(weights) == [0, 1]
-    for tensors in weights.values():
-        assert {name: tuple(each.shape) for name, each in tensors.items()} == expected
-    experts = [name for name in expected if ".experts." in name]
-    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in experts)
-    exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
-    assert exported.keys() == expected.keys()
-    assert all(torch.equal(exported[name], weights[1][name]) for name in expected)
