@@ -48,40 +48,31 @@ class TrainedStep:
     result: StepResult
 
 
+@dataclass(eq=False)
 class Learner:
     """One rank's part in training. Rank 0 alone publishes (the others have no `publisher`), evaluates and logs."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        ranks: Ranks,
-        trainer: Trainer,
-        checkpoints: Checkpoints,
-        replay: BatchSource,
-        publisher: Publisher | None,
-        metrics: Metrics,
-        stop: threading.Event,
-        failures: StepFailures,
-    ) -> None:
-        self._config = config
-        self._ranks = ranks
-        self._trainer = trainer
-        self._checkpoints = checkpoints
-        self._replay = replay
-        self._publisher = publisher
-        self._metrics = metrics
-        self._stop = stop
-        self._failures = failures
-        self._progress = checkpoints.restore(trainer.models) or Progress()
+    config: TrainConfig
+    ranks: Ranks
+    trainer: Trainer
+    checkpoints: Checkpoints
+    replay: BatchSource
+    publisher: Publisher | None
+    metrics: Metrics
+    stop: threading.Event
+    failures: StepFailures
+
+    def __post_init__(self) -> None:
+        self._progress = self.checkpoints.restore(self.trainer.models) or Progress()
         if self._progress.algorithm:
-            trainer.algorithm.restore(self._progress.algorithm)
+            self.trainer.algorithm.restore(self._progress.algorithm)
 
     def train(self) -> None:
         """Train to the last step, and have the weights measured on the way and at both ends.
 
         Raises StoppedError: asked to stop. The newest checkpoint is whole; the steps after it will be trained again.
         """
-        config, progress = self._config.learner, self._progress
+        config, progress = self.config.learner, self._progress
         self._publish(self._version(progress.step))
         if progress.step:
             # An earlier process may have ended after it wrote the checkpoint and before it reported it to the replay.
@@ -109,19 +100,19 @@ class Learner:
         """Whether the step trains nothing. All ranks agree, also if the plan was skipped between their requests."""
         if plan.skipped:
             logger.warning("step %d trains nothing: %s", plan.step, plan.skipped)
-        return bool(self._ranks.sum(torch.tensor(int(bool(plan.skipped)))).item())
+        return bool(self.ranks.sum(torch.tensor(int(bool(plan.skipped)))).item())
 
     def _learn(self, plan: BatchPlan, phases: Phases) -> TrainedStep:
         """Train one plan. Raises StepFailedError: its training fails again and again."""
-        with self._failures(plan.step):
+        with self.failures(plan.step):
             minibatches = self._minibatches(plan)
             with phases("fetch"):
                 episodes, batch = self._together(self._fetch, plan, minibatches)
-            torch.manual_seed((self._config.run.seed << 32) + plan.step)
+            torch.manual_seed((self.config.run.seed << 32) + plan.step)
             with phases("proximal"):
-                batch = self._trainer.prepare(batch, episodes, minibatches)
+                batch = self.trainer.prepare(batch, episodes, minibatches)
             with phases("train"):
-                result = self._trainer.learn(plan.step, batch, episodes, minibatches)
+                result = self.trainer.learn(plan.step, batch, episodes, minibatches)
         return TrainedStep(episodes, batch, result)
 
     def _together(self, request: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -129,70 +120,70 @@ class Learner:
 
         def answer() -> T:
             result = request(*args, **kwargs)
-            if self._stop.is_set():
+            if self.stop.is_set():
                 raise StoppedError("asked to stop")
             return result
 
-        return self._ranks.together(answer)
+        return self.ranks.together(answer)
 
     def _version(self, step: int) -> int:
         """The version of the weights that are served after `step` steps; the last weights always have their own."""
-        every = self._config.learner.publish_every
-        return -(-step // every) if step == self._config.learner.steps else step // every
+        every = self.config.learner.publish_every
+        return -(-step // every) if step == self.config.learner.steps else step // every
 
     def _plan(self, step: int) -> BatchPlan:
-        while (plan := self._replay.plan(step)) is None:
-            if self._stop.is_set():
+        while (plan := self.replay.plan(step)) is None:
+            if self.stop.is_set():
                 raise StoppedError("stopped while waiting for a batch")
         return plan
 
     def _minibatches(self, plan: BatchPlan) -> list[Minibatch]:
-        config = self._config.learner
-        parts = schedule(plan.tokens, self._ranks.size, config.minibatches, config.micro_tokens)
-        return [Minibatch(ranks[self._ranks.rank], _totals(plan, ranks)) for ranks in parts]
+        config = self.config.learner
+        parts = schedule(plan.tokens, self.ranks.size, config.minibatches, config.micro_tokens)
+        return [Minibatch(ranks[self.ranks.rank], _totals(plan, ranks)) for ranks in parts]
 
     def _fetch(self, plan: BatchPlan, minibatches: Sequence[Minibatch]) -> tuple[Episodes, LocalBatch]:
         members = sorted(member for each in minibatches for passed in each.passes for member in passed)
-        labels = self._replay.labels(plan.ids)
-        trajectories = self._replay.fetch([plan.ids[member] for member in members])
-        device, vocabulary = self._ranks.device, self._trainer.policy.module.vocabulary
+        labels = self.replay.labels(plan.ids)
+        trajectories = self.replay.fetch([plan.ids[member] for member in members])
+        device, vocabulary = self.ranks.device, self.trainer.policy.module.vocabulary
         for each in trajectories:
             if int(each.tokens.max()) >= vocabulary:
                 raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
-        episodes = build_episodes(plan, labels, device, self._config.algorithm.greedy_sibling)
+        episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
         return episodes, build_local_batch(members, trajectories, device)
 
     def _publish(self, version: int) -> None:
-        policy, bucket_bytes = self._trainer.policy.module, self._config.weights.bucket_mb << 20
-        steps = plan_gather(policy.weight_format, DTYPES[self._config.model.dtype], bucket_bytes)
-        buckets = gather(policy.model, steps, policy.weight_format, self._ranks)
+        policy, bucket_bytes = self.trainer.policy.module, self.config.weights.bucket_mb << 20
+        steps = plan_gather(policy.weight_format, DTYPES[self.config.model.dtype], bucket_bytes)
+        buckets = gather(policy.model, steps, policy.weight_format, self.ranks)
         self._together(self._push, version, [step.bucket for step in steps], buckets)
 
     def _push(self, version: int, plan: Sequence[Bucket], buckets: Iterator[GatheredBucket]) -> None:
-        if self._publisher is None:
+        if self.publisher is None:
             # Every rank has its part in gathering.
             deque(buckets, maxlen=0)
         else:
-            self._publisher.publish(version, plan, buckets)
-            self._replay.published(version)
+            self.publisher.publish(version, plan, buckets)
+            self.replay.published(version)
 
     def _checkpoint(self, step: int) -> None:
-        self._progress.algorithm = self._trainer.algorithm.state()
-        self._checkpoints.save(self._progress, self._trainer.models)
+        self._progress.algorithm = self.trainer.algorithm.state()
+        self.checkpoints.save(self._progress, self.trainer.models)
         self._together(self._release, step)
 
     def _release(self, steps: int) -> None:
-        if self._ranks.rank == 0:
-            self._replay.checkpointed(steps, self._checkpoints.covered())
+        if self.ranks.rank == 0:
+            self.replay.checkpointed(steps, self.checkpoints.covered())
 
     def _evaluate(self, step: int) -> None:
         """Request an evaluation where one is due; wait for those of the first and the last weights."""
-        every = self._config.learner.eval_every
-        if not every or self._ranks.rank != 0:
+        every = self.config.learner.eval_every
+        if not every or self.ranks.rank != 0:
             return
-        ends = (0, self._config.learner.steps)
+        ends = (0, self.config.learner.steps)
         if step % every == 0 or step in ends:
-            self._replay.evaluate(self._version(step))
+            self.replay.evaluate(self._version(step))
             self._progress.evaluations[step] = self._version(step)
         self._log_evaluations(wait=step in ends)
 
@@ -200,23 +191,23 @@ class Learner:
         """Log the evaluations that are complete, or wait for all, each at the step whose weights were measured."""
         pending = self._progress.evaluations
         for step, version in list(pending.items()):
-            while (result := self._replay.evaluation(version, wait)) is None and wait:
-                if self._stop.is_set():
+            while (result := self.replay.evaluation(version, wait)) is None and wait:
+                if self.stop.is_set():
                     raise StoppedError("stopped while waiting for an evaluation")
             if result is not None:
                 values = {f"eval/{name}": float(value) for name, value in result.items()}
-                self._metrics.log(step, {**values, "eval/version": float(version)})
+                self.metrics.log(step, {**values, "eval/version": float(version)})
                 del pending[step]
 
     def _report(self, plan: BatchPlan, trained: TrainedStep | None, seconds: Mapping[str, float]) -> None:
         values: dict[str, Value] = {"steps_skipped": float(self._progress.steps_skipped)}
         if trained is not None:
-            lags = self._ranks.sum(lag_counts(trained.batch.tokens, plan.version, self._config.replay.max_lag))
+            lags = self.ranks.sum(lag_counts(trained.batch.tokens, plan.version, self.config.replay.max_lag))
             values = step_values(plan, trained.episodes, lags, trained.result, self._progress)
-        if self._ranks.rank == 0:
-            pushed = self._publisher.measured if self._publisher is not None else {}
+        if self.ranks.rank == 0:
+            pushed = self.publisher.measured if self.publisher is not None else {}
             values |= {f"weights/{name}": value for name, value in pushed.items()}
-            self._metrics.log(plan.step, {**values, "lr": self._trainer.policy.learning_rate(plan.step), **seconds})
+            self.metrics.log(plan.step, {**values, "lr": self.trainer.policy.learning_rate(plan.step), **seconds})
 
 
 def _totals(plan: BatchPlan, ranks: Sequence[Passes]) -> Totals:

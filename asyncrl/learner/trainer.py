@@ -100,6 +100,7 @@ class StepResult:
         return self.norms.count(0.0)
 
 
+@dataclass(eq=False)
 class Trainer:
     """Trains `policy` with `algorithm`, and with it the `critic` and the process model `implicit` where there are such.
 
@@ -107,23 +108,13 @@ class Trainer:
     them between two passes once `stop` is set on one.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        algorithm: Algorithm,
-        policy: Trainable[Policy],
-        critic: Trainable[Critic] | None,
-        reference: Policy | None,
-        stop: threading.Event,
-        implicit: Trainable[Policy] | None = None,
-    ) -> None:
-        self.algorithm = algorithm
-        self.policy = policy
-        self.critic = critic
-        self.implicit = implicit
-        self._ranks = ranks
-        self._reference = reference
-        self._stop = stop
+    ranks: Ranks
+    algorithm: Algorithm
+    policy: Trainable[Policy]
+    critic: Trainable[Critic] | None
+    reference: Policy | None
+    stop: threading.Event
+    implicit: Trainable[Policy] | None = None
 
     @property
     def models(self) -> dict[str, Trainable[Any]]:
@@ -137,7 +128,7 @@ class Trainer:
         def of_all(forward: Callable[[PackedSequences], Tensor]) -> Tensor:
             return self._forward(forward, batch, minibatches)
 
-        tokens, policy, reference, critic = batch.tokens, self.policy.module, self._reference, self.critic
+        tokens, policy, reference, critic = batch.tokens, self.policy.module, self.reference, self.critic
         implicit = self.implicit
         if self.algorithm.needs_proximal:
             tokens = replace(tokens, proximal=of_all(lambda packed: policy(packed)[0]))
@@ -148,7 +139,7 @@ class Trainer:
         if implicit is not None:
             assert tokens.reference is not None
             tokens = replace(tokens, implicit=of_all(lambda packed: implicit.module(packed)[0]) - tokens.reference)
-        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self._ranks.sum))
+        return replace(batch, tokens=self.algorithm.prepare(episodes, tokens, self.ranks.sum))
 
     @torch.no_grad()
     def _forward(
@@ -165,7 +156,7 @@ class Trainer:
     def _passes(self, batch: LocalBatch, minibatch: Minibatch) -> Iterator[tuple[PackedSequences, Tensor]]:
         """The sequences of each pass, and their rows in the batch: none where other ranks alone have sequences."""
         for members in minibatch.passes:
-            self._ranks.leave_if(self._stop.is_set())
+            self.ranks.leave_if(self.stop.is_set())
             rows = batch.rows(members)
             yield batch.packed(members, rows), rows
 
@@ -182,7 +173,7 @@ class Trainer:
                 result.summary["value/grad_norm"] = self.critic.update(step)
             if self.implicit is not None:
                 result.summary["implicit/grad_norm"] = self.implicit.update(step)
-        total = self._ranks.merge(sums)
+        total = self.ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.summary |= self.algorithm.summary(total) | critic_summary(total)
         return result
@@ -217,5 +208,5 @@ class Trainer:
             (output.sum() * 0).backward()
             return {}
         value, sums = loss()
-        (value * self._ranks.size).backward()
+        (value * self.ranks.size).backward()
         return sums
