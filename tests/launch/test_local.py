@@ -9,8 +9,7 @@ import pytest
 
 from asyncrl.config.schema import ClusterConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
-from asyncrl.launch.local import exclusively, port_overrides, role_commands
-from asyncrl.launch.resume import claim
+from asyncrl.launch.local import claim, exclusively, port_overrides, role_commands
 from asyncrl.machine.ports import free_ports
 
 

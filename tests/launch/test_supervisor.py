@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,46 +97,42 @@ class Clock:
         return self.now
 
 
-def pauses(folder: Path, runs: list[float], max_restarts: int = 100) -> list[float]:
+def pauses(folder: Path, log: pytest.LogCaptureFixture, runs: list[float], max_restarts: int = 100) -> list[float]:
     """The pauses of a role before each restart. It fails after so many seconds at each of its `runs`, then ends
     well."""
-    clock, ended, found = Clock(), [0.0], []
-    starts = folder / "starts"
+    clock, seen = Clock(), 0
     code = f"""
-import pathlib, sys, time
-starts = pathlib.Path({str(starts)!r})
-with starts.open("a") as file: file.write("x")
-count = len(starts.read_text())
-while not pathlib.Path({str(folder)!r}, f"end-{{count}}").exists(): time.sleep(0.01)
-sys.exit(0 if count > {len(runs)} else 1)
+import pathlib, sys
+with pathlib.Path({str(folder)!r}, "starts").open("a") as file: file.write("x")
+sys.exit(0 if pathlib.Path({str(folder)!r}, "starts").stat().st_size > {len(runs)} else 1)
 """
     roles = [script("learner", code)]
     supervisor = Supervisor(roles, folder, {}, max_restarts, "learner", longest_pause_s=4.0, clock=clock)
-    seen = 0
 
     def progress() -> None:
         nonlocal seen
-        count = len(starts.read_text()) if starts.exists() else 0
-        if "learner" not in json.loads((folder / "processes.json").read_text()):
-            # The supervisor has noticed the end, and waits for the next start.
+        starts = supervisor.restarts["learner"] + 1
+        if starts > seen:
+            # The supervisor has not yet looked whether this process ended.
+            clock.now += [*runs, 0.0][starts - 1]
+        elif "learner" not in supervisor.pids:
             clock.now += 0.25
-        elif count > seen:
-            found.append(clock.now - ended[-1])
-            seen = count
-            clock.now += [*runs, 0.0][count - 1]
-            ended.append(clock.now)
-            (folder / f"end-{count}").touch()
+        seen = starts
 
     assert supervisor.run(lambda: False, progress, 0.01)
-    return found[1:]
+    return [float(pause) for pause in re.findall("starting it again in (.*) s;", log.text)]
 
 
-def test_a_role_that_fails_again_and_again_is_started_later_each_time_up_to_a_bound(tmp_path: Path) -> None:
-    assert pauses(tmp_path, [1.0] * 7) == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+def test_a_role_that_fails_again_and_again_is_started_later_each_time_up_to_a_bound(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert pauses(tmp_path, caplog, [1.0] * 7) == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
 
 
-def test_old_failures_are_forgotten_once_a_role_ran_well_for_a_while(tmp_path: Path) -> None:
-    assert pauses(tmp_path, [1.0, 1.0, WELL_S, 1.0, 1.0], max_restarts=3) == [0.25, 0.5, 0.25, 0.5, 1.0]
+def test_old_failures_are_forgotten_once_a_role_ran_well_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert pauses(tmp_path, caplog, [1.0, 1.0, WELL_S, 1.0, 1.0], max_restarts=3) == [0.25, 0.5, 0.25, 0.5, 1.0]
 
 
 def test_a_role_that_cannot_be_configured_is_not_started_again(tmp_path: Path) -> None:
