@@ -263,17 +263,6 @@ def test_interpolation_needs_no_recomputed_log_probs_but_the_versions():
         algorithm.prepare(replace(episodes, version=None), tokens, alone)
 
 
-def test_with_one_update_and_fresh_data_ppo_is_the_policy_gradient():
-    episodes, tokens = random_batch(4)
-    tokens = replace(tokens, proximal=tokens.behaviour)
-    ppo, plain = make_algorithm(), make_algorithm(loss="gpg", correction=[])
-    gradients = [
-        whole(algorithm, episodes, tokens, tokens.behaviour, torch.zeros_like(tokens.behaviour))[1][0]
-        for algorithm in (ppo, plain)
-    ]
-    close(gradients[0], gradients[1], 1e-12)
-
-
 def best_of_n(scores, rewards, **params):
     (change,) = make_algorithm(reward=[("best_of_n", params)]).parts.rewards
     extra = {"process": torch.tensor(scores), "style": torch.tensor(scores)}

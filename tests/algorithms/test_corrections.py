@@ -26,7 +26,6 @@ from tests.algorithms.support import (
     make_tokens,
     on_ranks,
     random_batch,
-    totals_of,
 )
 
 LOG2 = math.log(2)
@@ -150,22 +149,6 @@ def test_tis_and_icepop_without_bounds_are_plain_importance_sampling(rule, seed)
     expected = torch.where(tokens.mask, (tokens.proximal - tokens.behaviour).exp(), 0)
     torch.testing.assert_close(result.weights, expected)
     assert result.rejected is None or result.rejected.count_nonzero() == 0
-
-
-@given(st.integers(0, 10_000), st.sampled_from(["token", "turn", "sequence", "geometric"]))
-@settings(max_examples=20)
-def test_where_behaviour_is_proximal_icepop_with_infinite_bounds_equals_no_correction(seed, level):
-    episodes, tokens = random_batch(seed)
-    tokens = replace(tokens, proximal=tokens.behaviour)
-    results = []
-    for correction in ([("mask", {"level": level, "low": 0.0, "high": math.inf})], [], ["none"]):
-        algorithm = make_algorithm(correction=correction)
-        logprobs = (tokens.behaviour + 0.1).requires_grad_()
-        loss, _ = algorithm.loss(logprobs, algorithm.prepare(episodes, tokens, alone), totals_of(tokens))
-        loss.backward()
-        results.append((loss.detach(), logprobs.grad))
-    assert torch.equal(results[1][0], results[2][0])
-    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
 
 
 FLOATS = st.floats(-1024, 1024, width=32)

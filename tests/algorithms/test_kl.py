@@ -53,21 +53,13 @@ def test_the_difference_is_clamped_to_ten_without_gradient_beyond(name):
     assert gradients == [0, 0]
 
 
-def test_k3_is_capped_at_ten_with_no_gradient_beyond():
+def test_k3_is_capped_without_gradient_beyond_and_k3_plus_keeps_that_of_k2():
     # d = -2: e^2 - 2 - 1 = 4.38906, gradient 1 - e^2 = -6.38906. d = -3: e^3 - 3 - 1 = 16.08554, above the cap.
     values, gradients = estimate("k3", [-2.0, -3.0])
     assert values == pytest.approx([4.38906, 10], abs=5e-6)
     assert gradients == pytest.approx([-6.38906, 0], abs=5e-6)
-
-
-def test_k3_plus_is_capped_in_its_value_and_keeps_the_gradient_of_k2():
     assert estimate("k3+", [-3.0]) == ([10], [-3])
-
-
-def test_the_cap_of_k3_is_a_parameter_and_inf_takes_it_away():
-    one, reference = torch.tensor([-3.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    assert K3(cap=12.0)(one, reference).tolist() == [12]
-    assert K3(cap=math.inf)(one, reference).tolist() == pytest.approx([16.08554], abs=5e-6)
+    assert [K3(cap=cap)(doubles(-3), doubles(0)).item() for cap in (12.0, math.inf)] == pytest.approx([12, 16.085537])
 
 
 def test_none_costs_nothing():

@@ -73,8 +73,8 @@ def once_running(folder: Path, action: Callable[[list[int]], None]) -> Iterator[
     assert all(gone(pid) for pid in found)
 
 
-def test_ranks_that_all_end_well_are_done(tmp_path: Path) -> None:
-    run_ranks(ranks_of(tmp_path, "assert own.size == 2"), 2, threading.Event(), SHORT)
+def test_ranks_that_all_end_well_are_done_also_after_a_long_wait(tmp_path: Path) -> None:
+    run_ranks(ranks_of(tmp_path, "time.sleep(5)\nassert own.size == 2"), 2, threading.Event(), SHORT)
     assert len(set(pids(tmp_path))) == 2
 
 
@@ -108,10 +108,6 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(
     timeouts = replace(SHORT, others=200.0) if error is ConfigError else SHORT
     with pytest.raises(error, match=reason):
         run_ranks(ranks_of(tmp_path, f"{body}\n{FOREVER}"), 2, threading.Event(), timeouts)
-
-
-def test_a_rank_that_waits_for_long_does_not_hang(tmp_path: Path) -> None:
-    run_ranks(ranks_of(tmp_path, "time.sleep(5)"), 2, threading.Event(), SHORT)
 
 
 @pytest.mark.parametrize(

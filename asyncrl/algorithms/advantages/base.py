@@ -71,10 +71,6 @@ class Rollouts:
         placed = self.at_steps(scores)
         return linear_scan(self.view.decay(1.0, placed), placed)
 
-    def step_lengths(self) -> Tensor:
-        """float64[K]: the policy tokens of each step; 0 for steps of other ranks."""
-        return step_lengths(self.episodes, self.tokens, self.view)
-
     def whiten(self, values: Tensor) -> Tensor:
         """[M]: to mean 0 and standard deviation 1 over the policy tokens of the global batch."""
         total = values.sum().double()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts
+from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts, step_lengths
 from asyncrl.algorithms.batch import Episodes
 from asyncrl.algorithms.groups import Groups
 from asyncrl.algorithms.parts import param
@@ -29,10 +29,11 @@ class Pure(Advantage):
     def __call__(self, rollouts: Rollouts) -> Estimate:
         episodes, groups = rollouts.episodes, rollouts.episodes.groups
         rewards = min_form(episodes, self.temperature)
+        lengths = step_lengths(episodes, rollouts.tokens, rollouts.view)
         own = Groups(episodes.step_sequence, episodes.count).total(rewards)
         others = (groups.sum(episodes.lengths) - episodes.lengths).clamp(min=1)
         rate = (groups.sum(own) - own) / others
-        advantages = rollouts.after(rewards - rate[episodes.step_sequence] * rollouts.step_lengths())
+        advantages = rollouts.after(rewards - rate[episodes.step_sequence] * lengths)
         if self.outcome_weight:
             outcome = groups.leave_one_out(episodes.outcome)
             advantages = advantages + self.outcome_weight * rollouts.spread(outcome)
