@@ -78,18 +78,32 @@ def steps_of(episodes):
     return zip(episodes.step_sequence.tolist(), episodes.step_end.tolist(), episodes.step_scores.tolist(), strict=True)
 
 
-def test_group_estimators_on_two_groups_of_two():
-    four, half = make_episodes([1, 0, 0.5, 1], [0, 0, 1, 1]), math.sqrt(0.5)
-    assert Grpo().scores(four).tolist() == pytest.approx([half, -half, -half, half], abs=2e-6)
-    assert Rloo().scores(four).tolist() == [1, -1, -0.5, 0.5]
-    assert GrpoPassk().scores(four).tolist() == pytest.approx([1.4142, 0, 0, 1.4142], abs=1e-4)
+FOUR = make_episodes([1, 0, 0.5, 1], [0, 0, 1, 1])
+ONE_SUCCESS = make_episodes([1, 0, 0, 0], [0, 0, 0, 0])
+HALF = math.sqrt(0.5)
 
 
-def test_leave_one_out_and_maxrl_with_one_success_among_four():
-    one = make_episodes([1, 0, 0, 0], [0, 0, 0, 0])
-    assert Rloo().scores(one).tolist() == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
-    assert MaxRl().scores(one).tolist() == pytest.approx([3, -1, -1, -1])
-    assert MaxRl().scores(make_episodes([0, 0], [0, 0])).tolist() == [0, 0]
+@pytest.mark.parametrize(
+    ("estimator", "episodes", "expected"),
+    [
+        (Grpo(), FOUR, [HALF, -HALF, -HALF, HALF]),
+        (GrpoPassk(), FOUR, [2 * HALF, 0, 0, 2 * HALF]),
+        (Rloo(), FOUR, [1, -1, -0.5, 0.5]),
+        (Rloo(), ONE_SUCCESS, [1, -1 / 3, -1 / 3, -1 / 3]),
+        (MaxRl(), ONE_SUCCESS, [3, -1, -1, -1]),
+        (MaxRl(), make_episodes([0, 0], [0, 0]), [0, 0]),
+        # The baseline is weighted by length: (1 * 1 + 3 * 0) / 4.
+        (Opo(), make_episodes([1, 0], [0, 0], lengths=torch.tensor([1, 3])), [0.75, -0.25]),
+        # The greedy siblings, with rewards 0.25 and 0, get nothing themselves.
+        (
+            Remax(),
+            make_episodes([1, 0.25, 0, 0.5], [0, 0, 1, 1], greedy=torch.tensor([False, True, True, False])),
+            [0.75, 0, 0, 0.5],
+        ),
+    ],
+)
+def test_each_estimator_of_sequences_gives_its_numbers(estimator, episodes, expected):
+    assert estimator.scores(episodes).tolist() == pytest.approx(expected, abs=5e-6)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "maxrl", "grpo_passk"])
@@ -109,16 +123,6 @@ def test_pure_credits_nearly_all_to_the_worst_step():
     tokens = make_tokens([[1, 1, 1, 1]])
     advantages = registry.build("advantage", "pure", {"temperature": 0.1})(make_rollouts(episodes, tokens)).advantages
     assert torch.equal(advantages, credit)
-
-
-def test_opo_weighs_the_baseline_by_length():
-    episodes = make_episodes([1, 0], [0, 0], lengths=torch.tensor([1, 3]))
-    assert Opo().scores(episodes).tolist() == [0.75, -0.25]
-
-
-def test_remax_compares_with_the_greedy_sibling_which_itself_gets_nothing():
-    episodes = make_episodes([1, 0.25, 0, 0.5], [0, 0, 1, 1], greedy=torch.tensor([False, True, True, False]))
-    assert Remax().scores(episodes).tolist() == [0.75, 0, 0, 0.5]
 
 
 def test_remax_without_a_greedy_sibling_says_which_group():
@@ -154,28 +158,36 @@ def test_reinforce_pp_baseline_of_equal_rewards_is_exactly_zero():
     assert ReinforcePpBaseline()(make_rollouts(episodes, tokens)).advantages.count_nonzero() == 0
 
 
-def test_process_grpo_sums_the_normalised_steps_still_to_come():
-    episodes = make_episodes([0, 0], [0, 0], steps=[(0, 2, 1.0), (0, 4, 0.0), (1, 2, 0.5)])
-    tokens = make_tokens([[0, 1, 1, 1, 1], [1, 1]])
-    result = ProcessGrpo(normalise_std=False)(make_rollouts(episodes, tokens)).advantages
-    assert result.tolist() == [0, -0.5, -0.5, 0, 0, 0]
+FIVE_AND_TWO = make_tokens([[0, 1, 1, 1, 1], [1, 1]])
+TWO_STEPS = [(0, 2, 0.5), (0, 5, 0.5), (1, 2, -0.5)]
 
 
-def test_process_grpo_may_add_the_outcome_with_a_baseline_of_its_own():
-    episodes = make_episodes([0, 0], [0, 0], steps=[(0, 2, 0.5), (1, 2, 0.5)], outcome=torch.tensor([1.0, 0.0]))
-    tokens = make_tokens([[0, 1], [1, 1]])
-    result = ProcessGrpo(normalise_std=False, outcome_weight=0.5)(make_rollouts(episodes, tokens)).advantages
-    assert result.tolist() == [0.25, -0.25, -0.25]
-
-
-def test_pures_baseline_is_the_others_reward_a_token_times_the_tokens_of_each_step():
-    episodes = make_episodes(
-        [0, 0], [0, 0], steps=[(0, 2, 0.5), (0, 5, 0.5), (1, 2, -0.5)], lengths=torch.tensor([4, 2])
-    )
-    tokens = make_tokens([[0, 1, 1, 1, 1], [1, 1]])
-    result = Pure()(make_rollouts(episodes, tokens)).advantages
-    # Sequence 0 has r* = .25, .25 on steps of 1 and 3 tokens, and b = -.5 / 2; sequence 1 has r* = -.5 and b = .5 / 4.
-    assert result.tolist() == pytest.approx([0.5 + 1, 0.25 + 0.75, 1, 1, -0.75, -0.75])
+@pytest.mark.parametrize(
+    ("estimator", "steps", "outcome", "expected"),
+    [
+        # Sums of 1 - .5, 0 - .5 and .5 - .5 over the steps still to come.
+        (
+            ProcessGrpo(normalise_std=False),
+            [(0, 2, 1.0), (0, 5, 0.0), (1, 2, 0.5)],
+            [0, 0],
+            [0, -0.5, -0.5, -0.5, 0, 0],
+        ),
+        # The outcome has a baseline of its own.
+        (
+            ProcessGrpo(normalise_std=False, outcome_weight=0.5),
+            [(0, 2, 0.5), (1, 2, 0.5)],
+            [1, 0],
+            [0.25, 0.25, 0.25, 0.25, -0.25, -0.25],
+        ),
+        # Sequence 0 has r* = .25, .25 on steps of 1 and 3 tokens, and b = -.5 / 2; sequence 1 has r* = -.5, b = .5 / 4.
+        (Pure(), TWO_STEPS, [0, 0], [0.5 + 1, 0.25 + 0.75, 1, 1, -0.75, -0.75]),
+    ],
+)
+def test_each_estimator_of_steps_gives_its_numbers(estimator, steps, outcome, expected):
+    scores = torch.tensor(outcome, dtype=torch.float64)
+    episodes = make_episodes([0, 0], [0, 0], steps=steps, outcome=scores, lengths=torch.tensor([4, 2]))
+    result = estimator(make_rollouts(episodes, FIVE_AND_TWO)).advantages
+    assert result.tolist() == pytest.approx(expected)
 
 
 def test_pure_refuses_scores_beyond_one():
@@ -184,19 +196,15 @@ def test_pure_refuses_scores_beyond_one():
         Pure()(make_rollouts(episodes, make_tokens([[1]])))
 
 
-def test_prime_takes_each_source_against_the_others():
-    episodes = make_episodes([0, 0], [0, 0], outcome=torch.tensor([1.0, 0.0]))
-    implicit = torch.tensor([9.0, 1, 3, 2], dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("steps", "implicit"),
+    [([], torch.tensor([9.0, 1, 3, 2], dtype=torch.float64)), ([(0, 2, 0.1), (0, 3, 0.3), (1, 1, 0.2)], None)],
+    ids=["a model in the learner", "scores of the labels"],
+)
+def test_prime_takes_each_source_against_the_others(steps, implicit):
+    episodes = make_episodes([0, 0], [0, 0], outcome=torch.tensor([1.0, 0.0]), steps=steps)
     rollouts = make_rollouts(episodes, make_tokens([[0, 1, 1], [1]], implicit=implicit))
     # Rewards .1, .3 against the other's mean .2, and .2 against .2; outcomes +-1.
-    raw = torch.tensor([-0.1 + 0.1 + 1, 0.1 + 1, 0 - 1], dtype=torch.float64)
-    torch.testing.assert_close(Prime(beta=0.1)(rollouts).advantages, rollouts.whiten(raw))
-
-
-def test_prime_reads_step_scores_where_no_implicit_model_runs_in_the_learner():
-    scores = [(0, 2, 0.1), (0, 3, 0.3), (1, 1, 0.2)]
-    episodes = make_episodes([0, 0], [0, 0], outcome=torch.tensor([1.0, 0.0]), steps=scores)
-    rollouts = make_rollouts(episodes, make_tokens([[0, 1, 1], [1]]))
     raw = torch.tensor([-0.1 + 0.1 + 1, 0.1 + 1, 0 - 1], dtype=torch.float64)
     torch.testing.assert_close(Prime(beta=0.1)(rollouts).advantages, rollouts.whiten(raw))
 

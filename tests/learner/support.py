@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import chdir
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from asyncrl.config.schema import (
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource
-from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
@@ -113,12 +110,6 @@ def with_critic(config: TrainConfig) -> TrainConfig:
     config.algorithm.entropy_weight = 0.01
     config.critic.lr = 1e-2
     return config
-
-
-def launch(module: str, ranks: int, *arguments: str) -> None:
-    """Run a module of the tests as `ranks` ranks."""
-    with chdir(Path(__file__).parents[2]):
-        run_ranks([sys.executable, "-m", module, *arguments], ranks, threading.Event())
 
 
 class PlannedReplay(FakeReplay):

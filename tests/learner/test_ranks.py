@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+import threading
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
-from tests.learner.support import Run, launch
+from tests.learner.support import Run
 from tests.learner.two_ranks import configs, train_all
 from tests.mixtures import MIXTURES
 
@@ -19,7 +23,9 @@ pytestmark = pytest.mark.slow
 def two(model: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """What two ranks did, and their folder."""
     folder = tmp_path_factory.mktemp("two")
-    launch("tests.learner.two_ranks", 2, str(model), str(mixture), str(folder))
+    with chdir(Path(__file__).parents[2]):
+        command = [sys.executable, "-m", "tests.learner.two_ranks", *map(str, (model, mixture, folder))]
+        run_ranks(command, 2, threading.Event())
     return torch.load(folder / "results.pt"), folder
 
 
