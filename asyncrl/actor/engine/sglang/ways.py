@@ -79,11 +79,9 @@ class Way:
     """
 
     name: str
-    runs: str
-    waits: str
-    obstacle: Callable[[ServerFacts], str]
-    risk: Callable[[ServerFacts], str]
     make: Callable[[ServerEnd, ServerFacts, WaySettings], Transport]
+    obstacle: Callable[[ServerFacts], str] = lambda facts: ""
+    risk: Callable[[ServerFacts], str] = lambda facts: ""
 
 
 def _ipc(end: ServerEnd, facts: ServerFacts, settings: WaySettings) -> Transport:
@@ -115,39 +113,15 @@ def _no_nccl(facts: ServerFacts) -> str:
     return "" if facts.spare_gpu else "every GPU that this process sees has a server"
 
 
+def _risk_of_gloo(facts: ServerFacts) -> str:
+    return "" if facts.here else "a server on another machine hangs if it cannot reach this one"
+
+
 WAYS: Sequence[Way] = (
-    Way(
-        "ipc",
-        "the server copies from handles of GPU memory",
-        "on the server's GPU",
-        _no_shared_gpu,
-        lambda facts: "",
-        _ipc,
-    ),
-    Way(
-        "nccl",
-        "a broadcast from GPU to GPU",
-        "on a GPU without a server",
-        _no_nccl,
-        lambda facts: "it would take a GPU that may be somebody else's",
-        _nccl,
-    ),
-    Way(
-        "disk",
-        "the server loads a folder",
-        "in a folder that both see",
-        lambda facts: "",
-        lambda facts: "",
-        lambda end, facts, settings: DiskTransport(end),
-    ),
-    Way(
-        "gloo",
-        "a broadcast from host memory",
-        "in host memory",
-        lambda facts: "",
-        lambda facts: "" if facts.here else "a server on another machine hangs if it cannot reach this one",
-        _gloo,
-    ),
+    Way("ipc", _ipc, _no_shared_gpu),
+    Way("nccl", _nccl, _no_nccl, risk=lambda facts: "it would take a GPU that may be somebody else's"),
+    Way("disk", lambda end, facts, settings: DiskTransport(end)),
+    Way("gloo", _gloo, risk=_risk_of_gloo),
 )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -16,14 +16,12 @@ import torch
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError
-from asyncrl.weights.buckets import Bucket, tight_buckets
+from asyncrl.weights.buckets import Bucket, flatten, tight_buckets
 from asyncrl.weights.threads import in_own_thread
 
 CONTROL_S = 30.0
 END_S = 5.0
 """For the end of an update that failed."""
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -53,18 +51,18 @@ class ServerEnd:
     @asynccontextmanager
     async def updating(self) -> AsyncIterator[None]:
         """Begin and end an update, where the server knows that."""
-        if self.spans:
-            await self.post("/begin_weight_update", timeout_s=CONTROL_S)
+        if not self.spans:
+            yield
+            return
+        await self.post("/begin_weight_update", timeout_s=CONTROL_S)
         try:
             yield
         except BaseException:
             # The first error is raised and not that of the end; a cancellation must stay one.
-            if self.spans:
-                with suppress(EngineError):
-                    await self.post("/end_weight_update", timeout_s=END_S)
+            with suppress(EngineError):
+                await self.post("/end_weight_update", timeout_s=END_S)
             raise
-        if self.spans:
-            await self.post("/end_weight_update", timeout_s=CONTROL_S)
+        await self.post("/end_weight_update", timeout_s=CONTROL_S)
 
 
 class Transport(ABC):
@@ -98,27 +96,26 @@ class DiskTransport(Transport):
 
 
 async def bucketed(
-    update: Update,
-    device: torch.device,
-    bucket_bytes: int,
-    make: Callable[[Bucket, Mapping[str, torch.Tensor], str | None], T],
-) -> AsyncGenerator[T, None]:
-    """What `make` gives for each bucket of the tensors on `device`. A thread makes the next one while one is in use.
+    update: Update, device: torch.device, bucket_bytes: int
+) -> AsyncGenerator[tuple[Bucket, torch.Tensor, Mapping[str, Any]], None]:
+    """The tensors on `device` by buckets, each with its buffer and what a request says of every bucket.
 
-    The last one gets the update's label, which names the weights once it is loaded.
+    A thread fills the next buffer while one is in use. The last bucket comes with the update's label, which names the
+    weights once it is loaded.
     """
     tensors = await update.tensors(device)
     buckets = tight_buckets(tensors, bucket_bytes)
+    body = {"load_format": "flattened_bucket", "flush_cache": False}
 
-    def begin(index: int) -> asyncio.Task[T]:
-        label = update.label if index + 1 == len(buckets) else None
-        return asyncio.create_task(in_own_thread(partial(make, buckets[index], tensors, label)))
+    def begin(index: int) -> asyncio.Task[torch.Tensor]:
+        return asyncio.create_task(in_own_thread(partial(flatten, buckets[index], tensors)))
 
     ahead = begin(0)
     try:
         for index in range(1, len(buckets)):
-            made, ahead = await ahead, begin(index)
-            yield made
-        yield await ahead
+            flat, ahead = await ahead, begin(index)
+            yield buckets[index - 1], flat, body
+            del flat
+        yield buckets[-1], await ahead, {**body, "weight_version": update.label}
     finally:
         ahead.cancel()

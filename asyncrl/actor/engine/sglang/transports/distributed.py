@@ -10,9 +10,8 @@ Calls into torch that wait for the server run in threads of their own: NCCL may 
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
 from asyncrl.config.bind import SERVER_GROUP_FIX, check_bind
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
-from asyncrl.weights.buckets import Bucket, flatten
+from asyncrl.weights.buckets import Bucket
 from asyncrl.weights.group import BACKENDS, WeightGroup, address_towards, join_store, open_store
 from asyncrl.weights.threads import OwnThreads
 
@@ -76,20 +75,14 @@ class DistributedTransport(Transport):
         await update.tensors(self._device)
 
     async def send(self, update: Update) -> None:
-        device = self._device
-
-        def make(bucket: Bucket, tensors: Mapping[str, torch.Tensor], label: str | None) -> tuple[bytes, torch.Tensor]:
-            return broadcast_body(bucket, name, label), flatten(bucket, tensors)
-
         async with self.end.updating():
-            if self._joined is None:
-                self._joined = await self._join()
-            name, group = self._joined.name, self._joined.group
+            joined = self._joined = self._joined or await self._join()
             try:
-                async with aclosing(bucketed(update, device, self._bucket_bytes, make)) as made:
-                    async for body, flat in made:
-                        post = self.end.post("/update_weights_from_distributed", body)
-                        await self._together(post, self._threads.run(partial(_send, group, flat, device)))
+                async with aclosing(bucketed(update, self._device, self._bucket_bytes)) as made:
+                    async for bucket, flat, body in made:
+                        announced = {**body, **layout_of(bucket), "group_name": joined.name}
+                        post = self.end.post("/update_weights_from_distributed", announced)
+                        await self._together(post, self._threads.run(partial(_send, joined.group, flat, self._device)))
             except BaseException:
                 # At once: the server may be waiting for the rest, and would not answer the end of the update.
                 self._leave()
@@ -160,17 +153,13 @@ class DistributedTransport(Transport):
                 await self.end.post("/destroy_weights_update_group", {"group_name": name}, FORGET_S)
 
 
-def broadcast_body(bucket: Bucket, group: str, label: str | None) -> bytes:
-    """The body of a post that announces the broadcast of a bucket; `label` names the weights once it is loaded."""
-    body: dict[str, Any] = {
+def layout_of(bucket: Bucket) -> dict[str, Any]:
+    """The tensors of a bucket, for the post that announces its broadcast."""
+    return {
         "names": [entry.name for entry in bucket.entries],
         "dtypes": [entry.dtype for entry in bucket.entries],
-        "shapes": [list(entry.shape) for entry in bucket.entries],
-        "group_name": group,
-        "load_format": "flattened_bucket",
-        "flush_cache": False,
+        "shapes": [entry.shape for entry in bucket.entries],
     }
-    return json.dumps(body if label is None else {**body, "weight_version": label}).encode()
 
 
 def _form(

@@ -13,9 +13,8 @@ the buffer, which a server does when its copies are done. So this side drops a b
 from __future__ import annotations
 
 import base64
-import json
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from torch.multiprocessing import reductions
 from asyncrl.actor.engine.fleet.http import ServerRefusedError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
-from asyncrl.weights.buckets import Bucket, flatten
+from asyncrl.weights.buckets import Bucket
 from asyncrl.weights.manifest import DTYPES
 
 DEVICE = 6
@@ -59,18 +58,14 @@ class IpcTransport(Transport):
             raise ServerRefusedError(f"{self._device} has no room for a version: {error}") from error
 
     async def send(self, update: Update) -> None:
-        def make(
-            bucket: Bucket, tensors: Mapping[str, torch.Tensor], label: str | None
-        ) -> tuple[Bucket, torch.Tensor, str | None]:
-            return bucket, flatten(bucket, tensors), label
-
-        buckets = bucketed(update, self._device, self._bucket_bytes, make)
+        buckets = bucketed(update, self._device, self._bucket_bytes)
         async with self.end.updating(), aclosing(buckets) as made:
-            async for bucket, flat, label in made:
+            async for bucket, flat, body in made:
                 with shared(flat, self.end.ranks) as buffers:
                     # The traceback of an error would keep it otherwise.
                     del flat
-                    await self.end.post("/update_weights_from_tensor", handles_body(bucket, buffers, label))
+                    handles = handles_of(bucket, buffers)
+                    await self.end.post("/update_weights_from_tensor", {**body, "serialized_named_tensors": handles})
 
 
 @contextmanager
@@ -97,8 +92,8 @@ def _by_uuid(reduced: Reduced) -> Reduced:
     return rebuild, (*arguments[:DEVICE], device, *arguments[DEVICE + 1 :])
 
 
-def handles_body(bucket: Bucket, buffers: list[Reduced], label: str | None) -> bytes:
-    """The body of a post, with a buffer a rank, all of which are of the same memory."""
+def handles_of(bucket: Bucket, buffers: list[Reduced]) -> list[str]:
+    """What each rank unpickles: its buffer of those, which are all of the same memory, and the bucket's layout."""
     layout = [
         SimpleNamespace(
             name=entry.name,
@@ -111,12 +106,7 @@ def handles_body(bucket: Bucket, buffers: list[Reduced], label: str | None) -> b
         for entry, start in bucket.placed()
     ]
     payloads = [pickle.dumps({"flattened_tensor": _Buffer(each), "metadata": layout}) for each in buffers]
-    body: dict[str, Any] = {
-        "serialized_named_tensors": [base64.b64encode(each).decode() for each in payloads],
-        "load_format": "flattened_bucket",
-        "flush_cache": False,
-    }
-    return json.dumps(body if label is None else {**body, "weight_version": label}).encode()
+    return [base64.b64encode(each).decode() for each in payloads]
 
 
 class _Buffer:

@@ -11,41 +11,53 @@ import torch
 from asyncrl.actor.engine.fleet.http import Http, ServerFaultError
 from asyncrl.actor.engine.fleet.update import CPU, Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, bucketed
-from tests.actor.engine.fleet.fakes import FakeSglang, run, serving
+from tests.actor.engine.fleet.fakes import FakeSglang, serving
 from tests.helpers import async_until
 
-TENSORS = {name: torch.zeros(4) for name in "abcde"}
 
+class Noting(dict[str, torch.Tensor]):
+    """Notes which tensors were read; the last one cannot be read where it is `broken`."""
 
-async def test_the_next_bucket_is_made_while_one_is_in_use_and_none_further_ahead():
-    made: list[tuple[list[str], str | None]] = []
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__({name: torch.full((4,), float(index)) for index, name in enumerate("abcde")})
+        self.read: set[str] = set()
+        self._broken = broken
 
-    def make(bucket: Any, tensors: Any, label: str | None) -> int:
-        assert tensors.keys() == TENSORS.keys()
-        made.append(([entry.name for entry in bucket.entries], label))
-        return len(made)
-
-    taken = 0
-    async with aclosing(bucketed(Update(1, "1-me", TENSORS), CPU, 32, make)) as buckets:
-        async for number in buckets:
-            taken += 1
-            assert number == taken
-            await async_until(lambda taken=taken: len(made) == min(taken + 1, 3))
-    assert made == [(["a", "b"], None), (["c", "d"], None), (["e"], "1-me")]
-
-
-def test_an_error_of_making_a_bucket_reaches_who_sends_it():
-    def make(bucket: Any, tensors: Any, label: str | None) -> int:
-        if label:
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if self._broken and name == "e":
             raise ValueError("the last one")
-        return 0
+        self.read.add(name)
+        return super().__getitem__(name)
 
-    async def scenario():
-        async with aclosing(bucketed(Update(1, "1-me", TENSORS), CPU, 32, make)) as buckets:
-            return [each async for each in buckets]
 
+class Given(Update):
+    """Its tensors are not copied."""
+
+    def __init__(self, tensors: Noting) -> None:
+        super().__init__(1, "1-me", tensors)
+        self._given = tensors
+
+    async def tensors(self, device: torch.device = CPU) -> Noting:
+        return self._given
+
+
+async def test_the_next_bucket_is_filled_while_one_is_in_use_and_none_further_ahead_and_the_last_names_the_weights():
+    tensors = Noting()
+    taken: list[tuple[list[str], list[float], Any]] = []
+    async with aclosing(bucketed(Given(tensors), CPU, 32)) as buckets:
+        async for bucket, flat, body in buckets:
+            values = flat.view(torch.float32)[::4].tolist()
+            taken.append(([entry.name for entry in bucket.entries], values, body.get("weight_version")))
+            assert (body["load_format"], body["flush_cache"]) == ("flattened_bucket", False)
+            ahead = set("abcde"[: 2 * len(taken) + 2])
+            await async_until(lambda ahead=ahead: tensors.read == ahead)
+    assert taken == [(["a", "b"], [0, 1], None), (["c", "d"], [2, 3], None), (["e"], [4], "1-me")]
+
+
+async def test_an_error_of_filling_a_bucket_reaches_who_sends_it():
     with pytest.raises(ValueError, match="the last one"):
-        run(scenario)
+        async with aclosing(bucketed(Given(Noting(broken=True)), CPU, 32)) as buckets:
+            assert [each async for each in buckets]
 
 
 @pytest.mark.parametrize("spans", [True, False])
