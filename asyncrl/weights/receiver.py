@@ -110,8 +110,8 @@ class Receiver:
 
     async def _attempt(self, engine: UpdatableEngine) -> None:
         failures: list[str] = []
-        *others, last = self._channels
-        for channel in others:
+        damaged = False
+        for channel in list(self._channels):
             try:
                 return await self._update(engine, channel, failures)
             except ExcludedError as error:
@@ -119,18 +119,15 @@ class Receiver:
                 self._channels.remove(channel)
             except (UnavailableError, WeightsError, WireError) as error:
                 failures.append(f"not by {channel.name}: {error}")
+                damaged = not isinstance(error, UnavailableError)
             channel.reset()
-        try:
-            await self._update(engine, last, failures)
-        except UnavailableError as error:
-            last.reset()
-            logger.warning("waiting for the learner: %s", "; ".join([str(error), *failures]))
-            await asyncio.sleep(min(AWAY_S, self._retry_s))
-        except (WeightsError, WireError) as error:
-            last.reset()
+        reasons = "; ".join(failures)
+        if damaged:
             self.refused += 1
-            logger.error("no new weights, the engine stays at version %d: %s", engine.version, error)
-            await asyncio.sleep(self._retry_s)
+            logger.error("no new weights, the engine stays at version %d: %s", engine.version, reasons)
+        else:
+            logger.warning("waiting for the learner: %s", reasons)
+        await asyncio.sleep(self._retry_s if damaged else min(AWAY_S, self._retry_s))
 
     async def _update(self, engine: UpdatableEngine, channel: Channel, failures: Sequence[str]) -> None:
         manifest = await channel.newer_than(engine.version)

@@ -1,9 +1,8 @@
 """The learner's end of the zmq channel: gives the newest weights to every receiver that asks.
 
 Receivers pull (transfers.py has the protocol), each with a bounded number of chunks outstanding, so a slow receiver
-delays only itself. A thread of its own answers, and training waits for no receiver. Chunks are sent from the tensors'
-own memory, without a copy. A malformed request, or one of another run, is answered `refused` with the reason, and
-counted.
+delays only itself. A thread of its own answers, and training waits for no receiver. A malformed request, or one of
+another run, is answered `refused` with the reason, and counted.
 
 Each version is compared once with the one before it. The last `history` deltas are kept for receivers that hold one of
 their bases. Host memory holds one version, its deltas, and what is in transfer; and a second version while two are
@@ -18,10 +17,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 import zmq
@@ -51,15 +51,10 @@ TICK_MS = 200
 
 CALL_POLL_S = 0.01
 
+T = TypeVar("T")
 Describe = Callable[[Sequence[bytes]], Call]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Called:
-    receivers: Sequence[bytes]
-    ready: bool
 
 
 class WeightServer:
@@ -101,9 +96,8 @@ class WeightServer:
         self._published = -1
         self._with_deltas = history > 0
         self._last: WeightSnapshot | None = None
-        self._ready: SimpleQueue[tuple[WeightSnapshot, Delta | None]] = SimpleQueue()
         self._measured: dict[str, float] = {}
-        self._calls: SimpleQueue[tuple[Callable[[], _Called], Future[_Called]]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
         # Checksums and deltas have workers of their own so that they hold up neither training nor a transfer.
@@ -149,9 +143,14 @@ class WeightServer:
         receivers, in this server's thread. Raises WeightsError: the publisher is closed.
         """
         deadline = time.monotonic() + patience_s
-        while not (called := self._in_thread(lambda: self._call(backend, describe, deadline))).ready:
+        while True:
+            done = self._in_thread(lambda: self._call(backend, describe, deadline))
+            while not wait([done], TICK_MS / 1000).done:
+                if not self._thread.is_alive():
+                    raise WeightsError("the publisher is closed")
+            if (receivers := done.result()) is not None:
+                return receivers
             time.sleep(CALL_POLL_S)
-        return called.receivers
 
     def close(self) -> None:
         """Stop serving; transfers under way are cut off, and their receivers wait for the next publisher."""
@@ -163,26 +162,23 @@ class WeightServer:
         self._wake.close()
         self._woken.close()
 
-    def _in_thread(self, call: Callable[[], _Called]) -> _Called:
-        done: Future[_Called] = Future()
+    def _in_thread(self, call: Callable[[], T]) -> Future[T]:
+        """What `call` gives, which this server's thread runs soon."""
+        done: Future[T] = Future()
         self._calls.put((call, done))
         self._wake.send(b".")
-        while True:
-            try:
-                return done.result(TICK_MS / 1000)
-            except TimeoutError:
-                if not self._thread.is_alive():
-                    raise WeightsError("the publisher is closed") from None
+        return done
 
-    def _call(self, backend: str, describe: Describe, deadline: float) -> _Called:
+    def _call(self, backend: str, describe: Describe, deadline: float) -> Sequence[bytes] | None:
+        """None: a receiver that asked to join a moment ago is about to ask again."""
         now = time.monotonic()
         if self._transfers.absent(backend, now) and now < deadline:
-            return _Called((), ready=False)
+            return None
         receivers = self._transfers.joining(backend)
         if receivers:
             for receiver, message in self._transfers.call(receivers, describe(receivers)):
                 self._send(receiver, message)
-        return _Called(receivers, ready=True)
+        return receivers
 
     def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         if version != self._published:
@@ -196,8 +192,7 @@ class WeightServer:
             elements = sum(math.prod(spec.shape) for spec in snapshot.manifest.tensors)
             self._measured["delta_bytes"] = float(len(delta.payload))
             self._measured["density"] = delta.header.changed / max(1, elements)
-        self._ready.put((snapshot, delta))
-        self._wake.send(b".")
+        self._in_thread(partial(self._transfers.offer, snapshot, delta))
 
     def _delta_to(self, snapshot: WeightSnapshot) -> Delta | None:
         last = self._last
@@ -217,8 +212,6 @@ class WeightServer:
                 while not self._calls.empty():
                     call, done = self._calls.get()
                     done.set_result(call())
-                while not self._ready.empty():
-                    self._transfers.offer(*self._ready.get())
                 if self._router in events:
                     self._answer(*self._router.recv_multipart())
                 for receiver, reply in self._transfers.due(time.monotonic()):

@@ -152,7 +152,8 @@ class Transfers:
                 return None
             case "join":
                 join = request.read(_JOIN)
-                if reason := self._obstacle(join.backend, join.gpu):
+                ours = self._broadcasts
+                if reason := ours.obstacle(join.backend, join.gpu) if ours else "the learner broadcasts nothing":
                     return Message("excluded", request.sequence, {"reason": reason})
                 self._waiting[receiver] = _Waiting(request.sequence, join, now + POLL_S)
                 self._joined[receiver] = (join.backend, now)
@@ -202,9 +203,6 @@ class Transfers:
         for rank, receiver in enumerate(receivers, 1):
             own = msgspec.structs.replace(call, rank=rank, size=len(receivers) + 1)
             yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, own)
-
-    def _obstacle(self, backend: str, gpu: str) -> str:
-        return self._broadcasts.obstacle(backend, gpu) if self._broadcasts else "the learner broadcasts nothing"
 
     def _begin(self, receiver: bytes, newest: WeightSnapshot, waiting: _Waiting, now: float) -> Message:
         if isinstance(waiting.request, _Join):

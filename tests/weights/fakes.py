@@ -74,10 +74,14 @@ def publisher(context: zmq.Context, port: int = 0, **options: Any) -> Iterator[W
 
 @contextlib.asynccontextmanager
 async def channel(
-    endpoint: str, timeout_s: float = 10.0, run: RunIdentity | None = None, **options: Any
+    endpoint: str,
+    timeout_s: float = 10.0,
+    run: RunIdentity | None = None,
+    kind: type[ZmqChannel] = ZmqChannel,
+    **options: Any,
 ) -> AsyncIterator[ZmqChannel]:
     context = zmq.asyncio.Context()
-    link = ZmqChannel(Requests(endpoint, context, timeout_s=timeout_s, run=run), **options)
+    link = kind(Requests(endpoint, context, timeout_s=timeout_s, run=run), **options)
     try:
         yield link
     finally:

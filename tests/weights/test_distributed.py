@@ -135,20 +135,12 @@ async def test_an_engine_whose_model_differs_refuses_before_the_first_byte_and_t
         link.reset()
 
 
-@pytest.mark.parametrize("fault", ["missing", "unknown", "misshapen"])
-async def test_tensors_that_engines_do_not_expect_refuse_the_push_before_the_first_bucket(context, fault):
-    tensors = some_tensors()
-    match fault:
-        case "missing":
-            del tensors["scale"]
-        case "unknown":
-            tensors["another"] = torch.zeros(2)
-        case "misshapen":
-            tensors["layer.weight"] = torch.zeros(7, 13)
+async def test_tensors_that_engines_do_not_expect_refuse_the_push_before_the_first_bucket(context):
+    tensors = {**some_tensors(), "another": torch.zeros(2)}
     async with learning(context) as learner:
         plan = plan_of(tensors)
         taken = filled(tensors, plan)
-        with pytest.raises(WeightsError, match=f"1 {fault}"):
+        with pytest.raises(WeightsError, match="1 unknown"):
             await asyncio.to_thread(learner.push.publish, 0, plan, taken)
         assert next(taken).bucket == plan[0], "no bucket was taken"
 

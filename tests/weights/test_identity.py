@@ -68,7 +68,7 @@ async def test_an_engine_of_another_run_is_called_to_no_broadcast(context, other
     [
         ("manifest", {"holds": -1, "base": ""}),
         ("join", {"holds": -1, "backend": "gloo", "gpu": ""}),
-        ("chunks", {"version": 0, "chunks": [[0, 0, 8]]}),
+        ("chunk", {"version": 0, "start": 0, "stop": 8}),
     ],
 )
 @pytest.mark.parametrize("said", [{}, {"run": "run"}, {"run": ["run"]}, {"run": ["run", 1]}, {"run": None}], ids=str)

@@ -1,6 +1,7 @@
 """WeightServer, channel and receiver together, over real sockets and where it matters with real processes."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 import subprocess
@@ -144,83 +145,66 @@ time.sleep(600)
 """
 
 
+@contextlib.contextmanager
+def publishing(port, version):
+    """A publisher in a process of its own, which has one tensor of 8 MB."""
+    process = subprocess.Popen([sys.executable, "-c", PUBLISH, str(port), str(version)])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+LARGE = {"a": (2_000_000,)}
+
+
 async def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_successor_is_followed(caplog):
     caplog.set_level(logging.INFO)
-    port = free_port()
+    port, cut = free_port(), []
 
-    def start(version):
-        return subprocess.Popen([sys.executable, "-c", PUBLISH, str(port), str(version)])
-
-    class KillsDuringFetch:
-        """Passes on to a real channel, and kills the publisher with -9 as soon as the first fetch is under way."""
-
-        def __init__(self, inner, process):
-            self.endpoint, self.inner, self.process, self.cut = inner.endpoint, inner, process, False
-            self.received = 0
-            self.name = inner.name
-
-        async def newer_than(self, version):
-            return await self.inner.newer_than(version)
+    class KillsDuringFetch(ZmqChannel):
+        """Kills the publisher with -9 as soon as the first fetch is under way."""
 
         async def fetch(self, manifest):
-            fetching = asyncio.create_task(self.inner.fetch(manifest))
+            fetching = asyncio.create_task(super().fetch(manifest))
             for _ in range(20):
                 await asyncio.sleep(0)
-            if not self.cut:
-                self.process.kill()
-                self.cut = not fetching.done()
+            if not cut:
+                first.kill()
+                cut.append(not fetching.done())
             return await fetching
 
-        def reset(self):
-            self.inner.reset()
-
-    expected = {"a": (2_000_000,)}
     engine = HoldingEngine(version=1)
-    async with channel(f"tcp://127.0.0.1:{port}", credits=2, timeout_s=1.5) as link:
-        first = start(2)
-        killing = KillsDuringFetch(link, first)
-        async with following(killing, engine, expected) as receiver:
-            await async_until(lambda: first.poll() is not None)
-            await async_until(lambda: "waiting for the learner" in caplog.text)
-            assert killing.cut
-            assert (engine.version, receiver.updates) == (1, 0)
-            second = start(3)
-            try:
-                await async_until(lambda: engine.version == 3)
-            finally:
-                second.kill()
-                second.wait()
+    async with channel(f"tcp://127.0.0.1:{port}", kind=KillsDuringFetch, credits=2, timeout_s=1.5) as link:
+        with publishing(port, 2) as first:
+            async with following(link, engine, LARGE) as receiver:
+                await async_until(lambda: first.poll() is not None)
+                await async_until(lambda: "waiting for the learner" in caplog.text)
+                assert cut == [True]
+                assert (engine.version, receiver.updates) == (1, 0)
+                with publishing(port, 3):
+                    await async_until(lambda: engine.version == 3)
     assert engine.served == [3]
     assert bool((engine.tensors["a"] == 3).all())
 
 
 async def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_once():
-    port = free_port()
-
-    def start(version):
-        return subprocess.Popen([sys.executable, "-c", PUBLISH, str(port), str(version)])
-
-    engine, first = HoldingEngine(version=1), start(2)
-    async with (
-        channel(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link,
-        following(link, engine, {"a": (2_000_000,)}),
-    ):
-        await async_until(lambda: engine.version == 2)
-        # It asks for the next version now, and has an hour's patience.
-        first.kill()
-        first.wait()
-        second = start(3)
-        try:
+    port, engine = free_port(), HoldingEngine(version=1)
+    async with channel(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link, following(link, engine, LARGE):
+        with publishing(port, 2):
+            await async_until(lambda: engine.version == 2)
+        # It had asked for the next version, and has an hour's patience.
+        with publishing(port, 3):
             await async_until(lambda: engine.version == 3)
-        finally:
-            second.kill()
-            second.wait()
 
 
 async def test_a_receiver_says_whom_it_waits_for(caplog):
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     async with channel(endpoint, timeout_s=0.05) as link, following(link, HoldingEngine(), EXPECTED):
-        await async_until(lambda: "waiting for the learner: the weight publisher at tcp://127.0.0.1" in caplog.text)
+        await async_until(
+            lambda: "waiting for the learner: not by zmq: the weight publisher at tcp://127.0.0.1" in caplog.text
+        )
 
 
 async def test_nonsense_from_a_stranger_is_refused_with_a_reason_and_harms_nobody(context):

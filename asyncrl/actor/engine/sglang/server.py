@@ -169,13 +169,11 @@ class SglangServer:
 
     async def flush(self) -> None:
         """As in the protocol. The server refuses while a request that has just answered is still in its queues."""
-        for left in reversed(range(FLUSHES)):
-            try:
+        for _ in range(FLUSHES):
+            with suppress(ServerRefusedError):
                 return await self._post("/flush_cache")
-            except ServerRefusedError as error:
-                if not left:
-                    raise ServerFaultError(f"{self.url} keeps the prefixes of older weights: {error}") from error
             await asyncio.sleep(FLUSH_RETRY_S)
+        raise ServerFaultError(f"{self.url} keeps the prefixes of older weights: it refuses to flush them")
 
     async def close(self) -> None:
         await self._http.close()
