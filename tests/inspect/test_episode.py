@@ -13,7 +13,6 @@ from msgspec import structs
 from rich.text import Text
 
 from asyncrl.inspect import episode
-from asyncrl.inspect.run import ids_as_text
 from asyncrl.inspect.table import printable
 from asyncrl.replay.records import DeadLetter
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
@@ -117,7 +116,3 @@ def test_an_episode_without_labels_and_one_without_data_show_what_is_left(tmp_pa
 
 def test_escape_sequences_of_a_policy_do_nothing_to_a_terminal() -> None:
     assert printable("a\x1b[2Jb\n\tü€") == "a�[2Jb\n\tü€"
-
-
-def test_without_a_tokenizer_ids_are_shown() -> None:
-    assert ids_as_text([5, 17]) == "5 17 "

@@ -87,6 +87,18 @@ def test_records_come_back_from_their_rows_bit_for_bit(sent: list[StoredTrajecto
 
 
 @pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A run of two shards, with one planned step."""
+    for shard in range(2):
+        feed = Feed([make_task(i) for i in range(6)], seed=0, shuffle=True, shard=shard, shards=2)
+        core = Core(tmp_path / "shards" / str(shard), make_settings(feed=feed, shard=shard, shards=2))
+        run_episodes(core, 4)
+        core.plan(0)
+        core.store.close()
+    return tmp_path / "shards"
+
+
+@pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Two planned steps, of which a checkpoint covers one; a dead letter, and trajectories that wait."""
     core = make_run(tmp_path / "run")
@@ -121,14 +133,16 @@ def export(store: Path, folder: Path, states: Sequence[str] = (), **options: Any
     return [pq.read_table(folder / name) for name in FILES]
 
 
-def test_export_import_export_gives_equal_tables_and_stores(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("which", "rows"), [("run", [10, 2, 1]), ("shards", [8, 1, 0])])
+def test_export_import_export_gives_equal_tables_and_stores(
+    which: str, rows: list[int], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    run = request.getfixturevalue(which)
     first = export(run, tmp_path / "first", group_tokens=30)
     assert import_run(tmp_path / "first", tmp_path / "store") == first[0].num_rows == count_rows(tmp_path / "first")
     assert contents(tmp_path / "store") == contents(run)
     assert export(tmp_path / "store", tmp_path / "second") == first
-    assert first[0].num_rows == 10
-    assert first[1].num_rows == 2
-    assert first[2].num_rows == 1
+    assert [table.num_rows for table in first] == rows
 
 
 def test_row_groups_are_bounded_and_compressed_with_zstd(run: Path, tmp_path: Path) -> None:
@@ -143,22 +157,6 @@ def test_a_state_filters_trajectories_and_keeps_all_plans(run: Path, tmp_path: P
     assert rows["state"].to_pylist() == ["trained"] * 4
     assert set(rows["id"].to_pylist()) == set(plans["ids"][0].as_py())
     assert plans.num_rows == 2
-
-
-def test_shards_are_exported_as_one_run(tmp_path: Path) -> None:
-    for shard in range(2):
-        feed = Feed([make_task(i) for i in range(6)], seed=0, shuffle=True, shard=shard, shards=2)
-        core = Core(tmp_path / "replay" / str(shard), make_settings(feed=feed, shard=shard, shards=2))
-        run_episodes(core, 4)
-        core.plan(0)
-        core.store.close()
-    first = export(tmp_path / "replay", tmp_path / "first")
-    names = first[0]["id"].to_pylist()
-    assert names == sorted(names)
-    assert len(names) == len(first[1]["ids"][0]) == 8
-    import_run(tmp_path / "first", tmp_path / "store")
-    assert export(tmp_path / "store", tmp_path / "second") == first
-    assert contents(tmp_path / "store")[3] == contents(tmp_path / "replay")[3]
 
 
 def test_a_folder_that_is_there_is_never_written_over(run: Path, tmp_path: Path) -> None:
