@@ -175,8 +175,8 @@ class Scorer:
         models = {name: score for name, score in numbers.items() if name == "outcome_model"}
         if len(step_scores):
             counted, kept = shaping.earned(step_scores, steps, trajectory.sampled_tokens, config)
-            if (process := shaping.aggregate(counted, config.prm_aggregation)) is not None:
-                models["process"] = process
+            if config.prm_aggregation != "per_step":
+                models["process"] = shaping.aggregate(counted, config.prm_aggregation)
         scores = {} if shadow else dict(models)
         if "rules" in numbers:
             scores |= {"rules": numbers["rules"], "accuracy": shaping.accuracy(numbers["outcome"])}
@@ -199,10 +199,8 @@ class Scorer:
     def _agree(self, step_scores: Scores, accuracy: float | None) -> bool | None:
         if accuracy is None or not len(step_scores):
             return None
-        how = self._config.shaping.prm_aggregation
-        score = shaping.aggregate(step_scores, "mean_response" if how == "per_step" else how)
-        assert score is not None
-        return (score >= shaping.middle(self._config.shaping)) == bool(accuracy)
+        config = self._config.shaping
+        return (shaping.aggregate(step_scores, config.prm_aggregation) >= shaping.middle(config)) == bool(accuracy)
 
     def _name(self, lease: Lease) -> str:
         """The names with versions of all scorers so far."""

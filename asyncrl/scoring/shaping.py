@@ -23,6 +23,8 @@ Scores = NDArray[np.float32]
 _AGGREGATIONS: Mapping[str, Callable[[Scores], np.float32]] = {
     "mean_response": np.mean,
     "best_of_n": np.mean,
+    # Algorithms read the steps themselves; the mean only says whether a step costs.
+    "per_step": np.mean,
     "pooled_last": lambda scores: scores[-1],
     "min": np.min,
     "product": np.prod,
@@ -103,14 +105,13 @@ def earned(scores: Scores, steps: Sequence[StepText], length: int, config: Shapi
 
 def _costs(scores: Scores, kept: list[int], index: int, config: ShapingConfig) -> bool:
     """Whether one more step lowers the aggregate of the kept steps, or is a penalty to algorithms."""
-    aggregation = _AGGREGATIONS.get(config.prm_aggregation, np.mean)
-    lowers = aggregation(scores[[*kept, index]]) < aggregation(scores[kept])
+    lowers = aggregate(scores[[*kept, index]], config.prm_aggregation) < aggregate(scores[kept], config.prm_aggregation)
     return bool(lowers or scores[index] < (config.clip_eta if "clip" in config.step_transforms else 0))
 
 
-def aggregate(scores: Scores, how: str) -> float | None:
-    """Step scores float32[k], k > 0, as one number; None for `per_step`, where algorithms read the steps."""
-    return None if how == "per_step" else float(_AGGREGATIONS[how](scores))
+def aggregate(scores: Scores, how: str) -> float:
+    """Step scores float32[k], k > 0, as one number."""
+    return float(_AGGREGATIONS[how](scores))
 
 
 def transformed(scores: Scores, config: ShapingConfig) -> Scores:
