@@ -28,7 +28,7 @@ from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, Reward
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Scores
-from asyncrl.scoring.transcript import Decoder, Passage, Transcript, transcripts
+from asyncrl.scoring.transcript import Decoder, Passage, Transcript, decode, transcripts
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.text import reason_of
 from asyncrl.types import Labels, Lease
@@ -169,7 +169,8 @@ class Scorer:
     def _finish(self, lease: Lease, numbers: Mapping[str, float], step_scores: Scores) -> ScoredEpisode:
         """The final labels, from the numbers of all kinds; `step_scores` are those of all steps, or empty."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
-        texts = [each.plain for branch in self._transcripts(lease) for each in branch if each.is_step]
+        tokens = [trajectory.tokens[step.start : step.end].tolist() for step in trajectory.steps]
+        texts = [decode(each, self._tokenizer, skip_special=True) for each in tokens]
         steps = shaping.step_texts(trajectory, texts)
         counted, kept = step_scores, list[int]()
         models = {name: score for name, score in numbers.items() if name == "outcome_model"}

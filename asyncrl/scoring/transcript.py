@@ -79,24 +79,18 @@ def _passages(
         if not position <= step.start < end:
             continue
         if step.start > position:
-            tokens = trajectory.tokens[position : step.start].tolist()
-            is_prompt = position == span[0]
-            bare = problem if is_prompt and problem is not None else _without_template(tokens, tokenizer)
-            yield _passage(tokens, tokenizer, False, bare)
-        tokens = trajectory.tokens[step.start : step.end].tolist()
-        yield _passage(tokens, tokenizer, True, decode(tokens, tokenizer, skip_special=True))
+            bare = problem if position == span[0] else None
+            yield _passage(trajectory.tokens[position : step.start].tolist(), tokenizer, False, bare)
+        yield _passage(trajectory.tokens[step.start : step.end].tolist(), tokenizer, True, None)
         position = step.end
 
 
 def _passage(tokens: list[int], tokenizer: Decoder, is_step: bool, bare: str | None) -> Passage:
-    runs = [(special, decode(piece, tokenizer, skip_special=False)) for special, piece in _runs(tokens, tokenizer)]
+    stretches = groupby(tokens, special_tokens(tokens, tokenizer).__contains__)
+    runs = [(is_special, decode(list(piece), tokenizer, skip_special=False)) for is_special, piece in stretches]
+    if bare is None:
+        bare = decode(tokens, tokenizer, skip_special=True) if is_step else _without_template(runs)
     return Passage(decode(tokens, tokenizer, skip_special=False), is_step, bare, runs)
-
-
-def _runs(tokens: list[int], tokenizer: Decoder) -> Iterator[tuple[bool, list[int]]]:
-    """The stretches of special and of ordinary tokens."""
-    for is_special, piece in groupby(tokens, special_tokens(tokens, tokenizer).__contains__):
-        yield is_special, list(piece)
 
 
 def _problem(task: Task) -> str:
@@ -111,11 +105,12 @@ def _content(content: Any) -> str:
     return "".join(part.get("text", "") for part in content or ())
 
 
-def _without_template(tokens: list[int], tokenizer: Decoder) -> str:
-    """The text of the tokens without special tokens, role headers and what the system says."""
+def _without_template(runs: Sequence[tuple[bool, str]]) -> str:
+    """The text without special tokens, role headers and what the system says."""
     texts, role = "", ""
-    for is_special, piece in _runs(tokens, tokenizer):
-        text = "" if is_special else decode(piece, tokenizer, skip_special=True)
+    for is_special, text in runs:
+        if is_special:
+            continue
         if header := _ROLE_HEADER.match(text):
             role, text = header[1], text[header.end() :]
         texts += text if role != "system" else ""

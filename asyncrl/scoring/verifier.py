@@ -65,8 +65,7 @@ class Verifier:
             "policy": policy.path if policy else None,
             "trust_remote_code": policy.trust_remote_code if policy else False,
         }
-        self._timeout_s = config.timeout_s
-        self._memory_mb = config.rule_memory_mb
+        self._config = config
         self._lock = threading.Lock()
         self._running: set[_RuleProcess] = set()
         self._closed = False
@@ -117,10 +116,10 @@ class Verifier:
         started = time.monotonic()
         try:
             process.send(Message("verify", 0, body, message.arrays))
-            return process.receive(self._timeout_s + GRACE_S, self._memory_mb)
+            return process.receive(self._config.timeout_s + GRACE_S, self._config.rule_memory_mb)
         except (EOFError, OSError) as error:
-            if time.monotonic() - started >= self._timeout_s:
-                raise ScoringError(f"the rule took longer than scoring.timeout_s={self._timeout_s:g}") from error
+            if time.monotonic() - started >= self._config.timeout_s:
+                raise ScoringError(f"the rule took longer than scoring.timeout_s={self._config.timeout_s:g}") from error
             raise ScoringError("the rule took its process down") from error
 
     def _start(self) -> _RuleProcess:

@@ -75,28 +75,23 @@ def read_result(result: object) -> tuple[float, dict[str, float]]:
 
     Raises ScoringError: it is neither a finite number nor a mapping of names to numbers with a finite `score`.
     """
-    if not isinstance(result, Mapping):
-        return _finite("result", result), {}
-    if "score" not in result:
-        raise ScoringError(f"a rule returned {sorted(map(str, result))} without `score`")
-    numbers = {str(name): _number(name, value) for name, value in result.items() if name != "score"}
+    given = result if isinstance(result, Mapping) else {"score": result}
+    if "score" not in given:
+        raise ScoringError(f"a rule returned {sorted(map(str, given))} without `score`")
+    numbers = {str(name): _number(name, value) for name, value in given.items()}
+    score = numbers.pop("score")
+    if not math.isfinite(score):
+        raise ScoringError(f"a rule's score is {score}; it must be a finite number")
     extra = {name: value for name, value in numbers.items() if math.isfinite(value)}
     if len(extra) < len(numbers):
         extra[NOT_FINITE] = float(len(numbers) - len(extra))
-    return _finite("score", result["score"]), extra
+    return score, extra
 
 
 def plain(value: Any) -> Any:
     """The element of an array or tensor that has just one; any other value unchanged."""
     one = math.prod(value.shape) == 1 if hasattr(value, "item") and hasattr(value, "shape") else False
     return value.item() if one else value
-
-
-def _finite(name: object, value: object) -> float:
-    number = _number(name, value)
-    if not math.isfinite(number):
-        raise ScoringError(f"a rule's {name} is {number}; it must be a finite number")
-    return number
 
 
 def _number(name: object, value: object) -> float:
