@@ -15,12 +15,12 @@ class DeadLetters:
         self._max_count = settings.max_dead_letters
         self._max_bytes = settings.max_dead_letter_bytes
 
-    def add(self, tx: Transaction, ticket: str, letter: DeadLetter) -> None:
+    def add(self, tx: Transaction, ticket: str, dead: DeadLetter) -> None:
         """Keep a dead letter, with its episode if that is stored; where there are too many, the oldest are dropped."""
-        letter.order = tx.append("burials", ticket)
-        letter.size = len(letter.reason) + tx.size("data", ticket) + tx.size("labels", ticket)
-        letter.save(tx, ticket)
-        tx.add("dead_letter_bytes", letter.size)
+        dead.order = tx.append("burials", ticket)
+        dead.size = len(dead.reason) + tx.size("data", ticket) + tx.size("labels", ticket)
+        dead.save(tx, ticket)
+        tx.add("dead_letter_bytes", dead.size)
         while tx.count("dead") > self._max_count or tx.counter("dead_letter_bytes") > self._max_bytes:
             oldest = tx.first("burials", str)
             if oldest is None:
@@ -30,10 +30,10 @@ class DeadLetters:
 
     def get(self, tx: Transaction, ticket: str) -> DeadLetter:
         """Raises RefusedError: there is no such dead letter."""
-        letter = DeadLetter.load(tx, ticket)
-        if letter is None:
+        dead = DeadLetter.load(tx, ticket)
+        if dead is None:
             raise RefusedError(f"there is no dead letter {ticket}; `asyncrl inspect dead-letters` lists them")
-        return letter
+        return dead
 
     def discard(self, tx: Transaction, ticket: str) -> None:
         """Forget a dead letter and its episode. Raises RefusedError: there is no such dead letter."""
@@ -42,7 +42,7 @@ class DeadLetters:
 
     def remove(self, tx: Transaction, ticket: str) -> None:
         """Forget that an attempt was given up, but keep its episode. Raises RefusedError as `get` does."""
-        letter = self.get(tx, ticket)
+        dead = self.get(tx, ticket)
         tx.delete("dead", ticket)
-        tx.delete("burials", letter.order)
-        tx.add("dead_letter_bytes", -letter.size)
+        tx.delete("burials", dead.order)
+        tx.add("dead_letter_bytes", -dead.size)

@@ -204,33 +204,35 @@ class Labelling:
         "task": its task runs again as a group of its own, before the feed goes on. Raises RefusedError: there is no
         such dead letter, or its task is a held-out one whose evaluation is over.
         """
-        letter = self._dead_letters.get(tx, ticket)
-        group = GroupRecord.load(tx, letter.group) if letter.scoring else None
-        if group is not None and self._awaits_replacement(tx, letter, group):
-            self._dead_letters.remove(tx, ticket)
-            self._reinstate(tx, ticket, letter, group)
+        dead = self._dead_letters.get(tx, ticket)
+        if dead.scoring and self._reinstate(tx, ticket, dead):
             return "scoring"
-        if letter.row < 0:
+        if dead.row < 0:
             held_out = is_evaluation(ticket)
             over = "ran a held-out task, whose evaluation" if held_out else "was in a plan that was skipped: its group"
             raise RefusedError(f"{ticket} {over} is over; discard it")
-        tx.append("again", letter.row)
+        tx.append("again", dead.row)
         self._dead_letters.discard(tx, ticket)
         return "task"
 
-    def _awaits_replacement(self, tx: Transaction, letter: DeadLetter, group: GroupRecord) -> bool:
-        replacement = group.ids(letter.group)[letter.member]
-        return TrajectoryRecord.load(tx, replacement) is None and group.attempts[letter.member] == letter.attempt + 1
-
-    def _reinstate(self, tx: Transaction, ticket: str, letter: DeadLetter, group: GroupRecord) -> None:
-        self._groups.withdraw(tx, group.ids(letter.group)[letter.member])
-        group.attempts[letter.member] = letter.attempt
-        group.save(tx, letter.group)
+    def _reinstate(self, tx: Transaction, ticket: str, dead: DeadLetter) -> bool:
+        """Offer a stored episode to scorers again; False where its group no longer waits for its replacement."""
+        group = GroupRecord.load(tx, dead.group)
+        if group is None or group.attempts[dead.member] != dead.attempt + 1:
+            return False
+        replacement = group.ids(dead.group)[dead.member]
+        if TrajectoryRecord.load(tx, replacement) is not None:
+            return False
+        self._dead_letters.remove(tx, ticket)
+        self._groups.withdraw(tx, replacement)
+        group.attempts[dead.member] = dead.attempt
+        group.save(tx, dead.group)
         record = TrajectoryRecord.of(tx, ticket)
         record.attempts = record.leased = 0
         if group.training:
             tx.add(TrajectoryState.DEAD, -1)
         self.offer(tx, ticket, record, group, urgent=True)
+        return True
 
 
 def _check_steps(tx: Transaction, labels: Labels) -> None:

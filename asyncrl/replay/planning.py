@@ -182,8 +182,8 @@ class Planning:
             tx.add(TrajectoryState.DEAD)
             group = GroupRecord.load(tx, record.group)
             attempt = attempt_of(name)
-            letter = DeadLetter(reason, record.group, record.member, attempt, group.row if group else -1, False)
-            self._dead_letters.add(tx, name, letter)
+            dead = DeadLetter(reason, record.group, record.member, attempt, group.row if group else -1, False)
+            self._dead_letters.add(tx, name, dead)
         record.save(tx, name)
         return not record.plans
 

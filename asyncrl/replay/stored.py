@@ -80,9 +80,7 @@ class StoredRun:
 
     def dead_letters(self) -> list[tuple[str, DeadLetter]]:
         """Every dead letter with its ticket."""
-        return sorted(
-            ((name, letter) for part in self.each(DeadLetter.all) for name, letter in part), key=itemgetter(0)
-        )
+        return sorted(((name, dead) for part in self.each(DeadLetter.all) for name, dead in part), key=itemgetter(0))
 
     def ids(self, after: str = "") -> Iterator[str]:
         """The ids, in order and behind `after`, of all trajectories whose data is there."""

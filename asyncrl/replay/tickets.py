@@ -83,9 +83,8 @@ class TicketQueue:
             yield ticket
 
     def _issue(self, tx: Transaction, worker: str, evaluations_last: bool) -> Ticket | None:
-        queues = (TRAINING, EVALUATION) if evaluations_last else (EVALUATION, TRAINING)
-        found = (self._next_of(tx, queue, worker) for queue in queues)
-        return next((ticket for ticket in found if ticket is not None), None)
+        first, second = (TRAINING, EVALUATION) if evaluations_last else (EVALUATION, TRAINING)
+        return self._next_of(tx, first, worker) or self._next_of(tx, second, worker)
 
     def _next_of(self, tx: Transaction, queue: str, worker: str) -> Ticket | None:
         while True:

@@ -131,18 +131,6 @@ def test_a_lease_is_bounded_by_tokens_but_never_empty(core: Core) -> None:
     assert len(core.lease(worker="t", tokens=1)) == 1
 
 
-def test_what_a_checkpoint_covers_is_released_and_counted_once(core: Core) -> None:
-    core.run_episodes(8)
-    plan = core.planned(0)
-    core.plan(1)
-    core.checkpointed(1)
-    core.checkpointed(1)
-    status = core.status()
-    assert (status["trained"], status["depth_data"]) == (4, 4)
-    with pytest.raises(RefusedError, match="trained"):
-        core.fetch(plan.ids)
-
-
 @pytest.mark.parametrize(("steps", "kept"), [(2, 0), (0, 2), (1 << 40, 1)])
 def test_a_checkpoint_of_more_steps_than_were_planned_is_of_another_run_and_releases_nothing(
     core: Core, steps: int, kept: int

@@ -17,7 +17,7 @@ from asyncrl.errors import AsyncrlError, RefusedError, WireError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.from_config import vocabulary
 from asyncrl.replay.protocol import PutLabels, PutTrajectory
-from asyncrl.types import Trajectory
+from asyncrl.types import Labels, Trajectory
 from asyncrl.wire import Message, encode, labels_message, read_labels, read_trajectory, trajectory_message
 from tests.helpers import make_labels, make_trajectory
 from tests.replay.support import Core, make_settings
@@ -33,7 +33,7 @@ VALUES = (
     st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=5) | st.lists(INTEGERS, max_size=3)
 )
 SPANS = st.lists(st.tuples(INTEGERS, INTEGERS), max_size=3)
-BODY: dict[str, st.SearchStrategy[Any]] = {
+TRAJECTORY: dict[str, st.SearchStrategy[Any]] = {
     "turns": st.lists(
         st.tuples(INTEGERS, INTEGERS, st.sampled_from(["prompt", "assistant", "tool", "robot"]), st.just("stop")).map(
             lambda turn: [*turn, []]
@@ -45,8 +45,6 @@ BODY: dict[str, st.SearchStrategy[Any]] = {
     "timings": st.dictionaries(st.text(max_size=3), st.floats(), max_size=2),
     "finish": st.text(max_size=5),
     "task": VALUES,
-}
-ARRAYS: dict[str, st.SearchStrategy[Any]] = {
     "tokens": hnp.arrays(np.int32, st.integers(0, 80), elements=INTEGERS),
     "logprobs": hnp.arrays(np.float32, st.sampled_from([7, 8, 9]), elements=FLOATS),
     "versions": hnp.arrays(np.int32, st.tuples(st.integers(1, 3), st.just(2)), elements=INTEGERS),
@@ -85,45 +83,36 @@ def assert_trainable(trajectory: Trajectory, newest: int) -> None:
     assert all(map(math.isfinite, [*trajectory.rewards.values(), *trajectory.timings.values()]))
 
 
-@pytest.mark.parametrize("field", [*BODY, *ARRAYS])
+def assert_scores(labels: Labels) -> None:
+    """What the learner's arithmetic rests on."""
+    assert np.isfinite(np.float32([labels.reward, labels.outcome, *labels.extra.values()])).all()
+    assert labels.step_ends.tolist() in ([], [8])
+    assert np.isfinite(labels.step_scores).all()
+    assert len(labels.step_scores) == len(labels.step_ends)
+
+
+@pytest.mark.parametrize("field", [*TRAJECTORY, *LABELS])
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_trajectory_with_anything_in_a_field_is_refused_or_can_be_trained(
+def test_a_message_with_anything_in_a_field_is_refused_or_can_be_trained(
     tmp_path_factory: pytest.TempPathFactory, field: str, data: st.DataObject
 ) -> None:
     core = Core(tmp_path_factory.mktemp("store"), make_settings(**RULES))
     (ticket,) = core.tickets(1)
-    sent = changed(trajectory_message(make_trajectory(ticket)), field, data.draw({**BODY, **ARRAYS}[field]))
+    trajectory, anything = make_trajectory(ticket), data.draw({**TRAJECTORY, **LABELS}[field])
     try:
-        core.ask(PutTrajectory(), encode(sent))
+        if field in TRAJECTORY:
+            sent = changed(trajectory_message(trajectory), field, anything)
+            core.ask(PutTrajectory(), encode(sent))
+            assert_trainable(read_trajectory(sent), newest=0)
+        else:
+            core.put(trajectory)
+            core.lease()
+            sent = changed(labels_message(make_labels(ticket.id)), field, anything)
+            core.ask(PutLabels("s", "1"), encode(sent))
+            assert_scores(read_labels(sent))
     except AsyncrlError:
-        assert core.status()["accepted"] == 0
-    else:
-        assert_trainable(read_trajectory(sent), newest=0)
-    core.store.close()
-
-
-@pytest.mark.parametrize("field", LABELS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_labels_with_anything_in_a_field_are_refused_or_can_be_trained(
-    tmp_path_factory: pytest.TempPathFactory, field: str, data: st.DataObject
-) -> None:
-    core = Core(tmp_path_factory.mktemp("store"), make_settings())
-    (ticket,) = core.tickets(1)
-    core.put(make_trajectory(ticket))
-    core.lease()
-    sent = changed(labels_message(make_labels(ticket.id)), field, data.draw(LABELS[field]))
-    try:
-        core.ask(PutLabels("s", "1"), encode(sent))
-    except AsyncrlError:
-        assert core.status()["labelled"] == 0
-    else:
-        labels = read_labels(sent)
-        assert np.isfinite(np.float32([labels.reward, labels.outcome, *labels.extra.values()])).all()
-        assert labels.step_ends.tolist() in ([], [8])
-        assert np.isfinite(labels.step_scores).all()
-        assert len(labels.step_scores) == len(labels.step_ends)
+        assert core.status()["accepted" if field in TRAJECTORY else "labelled"] == 0
     core.store.close()
 
 
@@ -190,7 +179,7 @@ def test_a_skipped_plan_stays_where_it_is_and_its_trajectories_are_dead_letters(
     assert skipped.skipped == "its tokens kill every learner"
     assert (skipped.ids, core.plan(1)) == (first.ids, second)
     assert core.skip(0, "again") == 0
-    reasons = {name: letter.reason for name, letter in core.dead_letters().items()}
+    reasons = {name: dead.reason for name, dead in core.dead_letters().items()}
     assert reasons == dict.fromkeys(first.ids, "plan 0 was skipped: its tokens kill every learner")
     status = core.status()
     assert (status["dead"], status["plans_skipped"], status["depth_plans"]) == (4, 1, 2)

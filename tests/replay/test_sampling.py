@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asyncrl.errors import RefusedError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import ReadyGroup
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised
@@ -142,11 +143,14 @@ def test_what_is_trained_is_kept_for_as_long_as_the_rules_and_the_kept_checkpoin
 ) -> None:
     core = Core(tmp_path, make_settings(keep_steps=keep))
     core.run_episodes(8)
-    for step in range(2):
-        core.planned(step)
-    core.checkpointed(2, covered)
-    status = core.status()
-    assert (status["trained"], status["depth_data"]) == (8, kept)
+    first, _ = core.planned(0), core.planned(1)
+    for _ in range(2):
+        core.checkpointed(2, covered)
+        status = core.status()
+        assert (status["trained"], status["depth_data"]) == (8, kept)
+    if kept < 8:
+        with pytest.raises(RefusedError, match="are not there: trained"):
+            core.fetch(first.ids)
 
 
 def test_a_full_store_of_kept_trajectories_stops_tickets_rather_than_dropping(tmp_path: Path) -> None:

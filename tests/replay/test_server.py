@@ -141,15 +141,15 @@ def test_a_failure_whose_reason_has_no_encoding_or_no_end_is_taken_as_any_other(
     actor.fail(second.id, "x" * 50_000_000)
     status = actor.status()
     assert (status["failures"], status["refused"]) == (2, 0)
-    (reason,) = {letter.reason for letter in letters_of(replay) if "pair" in letter.reason}
+    (reason,) = {dead.reason for dead in letters_of(replay) if "pair" in dead.reason}
     assert reason == "half of a pair: ?"
-    assert max(len(letter.reason) for letter in letters_of(replay)) < 3000
+    assert max(len(dead.reason) for dead in letters_of(replay)) < 3000
     assert len(actor.tickets([], 2)) == 2
 
 
 def letters_of(replay: ReplayThread) -> list[DeadLetter]:
     with replay.store.transaction(write=False) as tx:
-        return [letter for _, letter in DeadLetter.all(tx)]
+        return [dead for _, dead in DeadLetter.all(tx)]
 
 
 def test_labels_of_a_scorer_with_any_name_are_taken(replay: ReplayThread) -> None:
