@@ -46,12 +46,9 @@ def _section(prefix: str, cls: type[Any]) -> str:
 
 
 def _row(prefix: str, option: Option) -> str:
-    cells = [f"`{prefix}{option.name}`", _default(option), option.allowed, option.meaning]
+    default = "must be set" if option.default == REQUIRED else f"`{as_yaml(option.default)}`"
+    cells = [f"`{prefix}{option.name}`", default, option.allowed, option.meaning]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
-
-
-def _default(option: Option) -> str:
-    return "must be set" if option.default == REQUIRED else f"`{as_yaml(option.default)}`"
 
 
 if __name__ == "__main__":

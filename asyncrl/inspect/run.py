@@ -47,17 +47,17 @@ def find(run: str | None, store: str | None, endpoints: Sequence[str] = (), keys
     """
     if run is None and store is None:
         raise ConfigError(f"name the run by --run, or its store by --store{_known_runs()}")
-    folder = Path(store) if store is not None else _run_folder(str(run)) / "replay"
+    named = Path(run or "")
+    in_runs = len(named.parts) == 1 and not named.is_dir()
+    folder = Path(store) if store is not None else (RUNS / named if in_runs else named) / "replay"
     if not folder.is_dir():
         raise StoreError(f"there is no store {folder}: name a run by --run runs/NAME{_known_runs()}")
     path = folder.parent / CONFIG_FILE
     config = read_config(path) if folder.name == "replay" and path.is_file() else None
-    configured_keys = config.network.keys if config else None
-    return InspectedRun(folder, config, endpoints or _endpoints(config), keys or configured_keys)
-
-
-def _run_folder(run: str) -> Path:
-    return Path(run) if Path(run).is_dir() or len(Path(run).parts) > 1 else RUNS / run
+    if config is not None:
+        known = replay_endpoints(config.network, config.replay.shards) if config.network.replay_port else []
+        endpoints, keys = endpoints or known, keys or config.network.keys
+    return InspectedRun(folder, config, endpoints, keys)
 
 
 def _known_runs() -> str:
@@ -74,11 +74,6 @@ def read_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path} is of another version of asyncrl ({reason}): inspect it with that one") from error
     assert isinstance(config, TrainConfig)
     return config
-
-
-def _endpoints(config: TrainConfig | None) -> list[str]:
-    known = config is not None and config.network.replay_port > 0
-    return replay_endpoints(config.network, config.replay.shards) if config and known else []
 
 
 class LiveReplay:

@@ -112,6 +112,7 @@ def describe(
     oldest_ticket, disk, readers (processes that have read one snapshot for too long), failing (why tickets are few).
     """
     store, live = now.store, now.live
+    ticket, actor = store.oldest_ticket or (None, "")
 
     def running(name: str) -> int:
         return sum(each[name] for each in live)
@@ -130,7 +131,7 @@ def describe(
         "failed_handshakes": running("failed_handshakes") if live else None,
         "lags": {name: dict(sorted(store.counts[name].items())) for name in ("ready_groups", "planned_trajectories")},
         "leases": [lease for kind in ("actors", "scorers") for lease in _leases(now, kind)],
-        "oldest_ticket": store.oldest_ticket and _ticket(*store.oldest_ticket, _silence(live, "actors")),
+        "oldest_ticket": ticket and {"id": ticket, "actor": actor, "silence_s": _silence(live, "actors").get(actor)},
         "disk": {
             "file_bytes": sum((path / "data.mdb").stat().st_size for path in shard_paths(folder)),
             "live_bytes": store.counters["live_bytes"],
@@ -164,7 +165,3 @@ def _silence(live: list[dict[str, Any]], kind: str) -> Mapping[str, float]:
         for worker, seconds in status["silence_s"][kind].items():
             found[worker] = min(seconds, found.get(worker, seconds))
     return found
-
-
-def _ticket(name: str, actor: str, silence: Mapping[str, float]) -> dict[str, Any]:
-    return {"id": name, "actor": actor, "silence_s": silence.get(actor)}

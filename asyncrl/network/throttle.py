@@ -5,39 +5,32 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 MAX_REASON = 500
 
 
+@dataclass
 class Throttled:
     """Lines of one kind: the first `burst` at once, then one every `every_s` seconds with the number of lines left out.
 
     For one thread only. `clock` gives monotonic seconds.
     """
 
-    def __init__(
-        self,
-        logger: logging.Logger,
-        what: str,
-        level: int = logging.WARNING,
-        burst: int = 10,
-        every_s: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._logger = logger
-        self._what = what
-        self._level = level
-        self._burst = burst
-        self._every_s = every_s
-        self._clock = clock
-        self._credit = float(burst)
-        self._refilled = clock()
-        self._left_out = 0
+    logger: logging.Logger
+    what: str
+    level: int = logging.WARNING
+    burst: int = 10
+    every_s: float = 5.0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._credit, self._refilled, self._left_out = float(self.burst), self.clock(), 0
 
     def say(self, reason: object) -> None:
         """Log `reason`, cut short and on one line, or count it."""
-        now = self._clock()
-        self._credit = min(self._burst, self._credit + (now - self._refilled) / self._every_s)
+        now = self.clock()
+        self._credit = min(self.burst, self._credit + (now - self._refilled) / self.every_s)
         self._refilled = now
         if self._credit < 1:
             self._left_out += 1
@@ -45,5 +38,5 @@ class Throttled:
         self._credit -= 1
         more = f" (and {self._left_out} times more since the last line)" if self._left_out else ""
         text = str(reason)[:MAX_REASON].encode("unicode_escape").decode()
-        self._logger.log(self._level, "%s%s: %s", self._what, more, text)
+        self.logger.log(self.level, "%s%s: %s", self.what, more, text)
         self._left_out = 0
