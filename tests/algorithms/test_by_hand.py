@@ -85,33 +85,28 @@ def test_entropy_is_taken_from_the_loss_under_the_same_aggregation():
     assert algorithm.summary(sums)["entropy"] == pytest.approx(13 / 3)
 
 
-def rejected(aggregation: str):
+@pytest.mark.parametrize(
+    ("aggregation", "expected", "gradients"),
+    [
+        # -A log pi: 1/2, (dropped), 1/2, -1/2, -1/2: sum 0, over all 6 tokens.
+        ("token-mean", 0, [-1 / 12, 0, 0, -1 / 12, 1 / 12, 1 / 12]),
+        # Means 1/2, (dropped) 0, 1/2, -1/2: sum 1/2, over all 4 sequences.
+        ("seq-mean-token-mean", 0.125, [-1 / 8, 0, 0, -1 / 8, 1 / 16, 1 / 16]),
+    ],
+)
+def test_the_veto_drops_a_whole_sequence_for_one_token_and_divides_by_all(aggregation, expected, gradients):
     """Rewards 1, 0 | 1, 0, so that advantages are +-1/2. The veto at 0.01 drops the second sequence, one of whose
     ratios is 0.001; the gradient of a kept token is -A over what the aggregation divides by."""
     old = floats(-1, -1, -1, -1, -1, -1)
     seen = old - floats(0, 0, math.log(0.001), 0, 0, 0)
-    algorithm = make_algorithm(
-        advantage="dr_grpo", loss="gpg", correction=[("veto", {"threshold": 0.01})], aggregation=aggregation
-    )
+    veto = ("veto", {"threshold": 0.01})
+    algorithm = make_algorithm(advantage="dr_grpo", loss="gpg", correction=[veto], aggregation=aggregation)
     tokens = make_tokens([[1], [1, 1], [1], [1, 1]], behaviour=seen, proximal=old)
     tokens = algorithm.prepare(make_episodes([1, 0, 1, 0], [0, 0, 1, 1]), tokens, alone)
-    return stepped(algorithm, tokens, old)
-
-
-def test_the_veto_drops_a_whole_sequence_for_one_foreign_token_and_divides_by_all_tokens():
-    # -A log pi: 1/2, (dropped), 1/2, -1/2, -1/2: sum 0, over 6 tokens.
-    loss, gradient, metrics = rejected("token-mean")
-    assert loss == pytest.approx(0)
-    assert gradient == pytest.approx([-1 / 12, 0, 0, -1 / 12, 1 / 12, 1 / 12])
-    assert metrics["masked/veto"] == pytest.approx(2 / 6)
-    assert metrics["masked/any"] == pytest.approx(2 / 6)
-
-
-def test_seq_mean_token_mean_after_a_rejection_still_divides_by_all_four_sequences():
-    # Means 1/2, (dropped) 0, 1/2, -1/2: sum 1/2, over 4 sequences.
-    loss, gradient, _ = rejected("seq-mean-token-mean")
-    assert loss == pytest.approx(0.125)
-    assert gradient == pytest.approx([-1 / 8, 0, 0, -1 / 8, 1 / 16, 1 / 16])
+    loss, gradient, metrics = stepped(algorithm, tokens, old)
+    assert loss == pytest.approx(expected)
+    assert gradient == pytest.approx(gradients)
+    assert [metrics["masked/veto"], metrics["masked/any"]] == pytest.approx([2 / 6] * 2)
 
 
 def test_seq_mean_token_mean_after_a_rejected_token_still_divides_by_the_sequences_length():

@@ -89,28 +89,20 @@ def test_the_scan_equals_the_loop_over_tokens(size, seed):
     assert torch.equal(value, copies[1])
 
 
-def test_a_steps_score_lands_on_its_last_policy_token():
-    episodes = make_episodes([0] * 4, [0] * 4, steps=[(0, 3, 0.5), (0, 5, 0.25), (3, 4, 1.0)])
-    tokens = make_tokens(MASKS)
-    step, token = step_tokens(episodes, tokens, View.of(tokens))
-    assert step.tolist() == [0, 1, 2]
-    assert token.tolist() == [1, 2, 6]
-    assert step_lengths(episodes, tokens, View.of(tokens)).tolist() == [2, 1, 3]
-
-
-def test_a_step_that_ends_on_a_tool_token_lands_on_the_policy_token_before_it():
-    episodes = make_episodes([0] * 4, [0] * 4, steps=[(0, 4, 0.5)])
-    tokens = make_tokens(MASKS)
-    assert step_tokens(episodes, tokens, View.of(tokens))[1].tolist() == [1]
-
-
-def test_steps_of_sequences_that_are_elsewhere_are_left_out():
-    episodes = make_episodes([0] * 4, [0] * 4, steps=[(0, 3, 0.5), (3, 4, 1.0)])
-    tokens = make_tokens(MASKS).select(torch.arange(8, 12))
-    step, token = step_tokens(episodes, tokens, View.of(tokens))
-    assert step.tolist() == [1]
-    assert token.tolist() == [2]
-    assert step_lengths(episodes, tokens, View.of(tokens)).tolist() == [0, 3]
+@pytest.mark.parametrize(
+    ("steps", "here", "expected"),
+    [
+        ([(0, 3, 0.5), (0, 5, 0.25), (3, 4, 1.0)], range(12), ([0, 1, 2], [1, 2, 6], [2, 1, 3])),
+        # A step that ends on a tool token lands on the policy token before it.
+        ([(0, 4, 0.5)], range(12), ([0], [1], [2])),
+        # The first sequence is on another rank.
+        ([(0, 3, 0.5), (3, 4, 1.0)], range(8, 12), ([1], [2], [0, 3])),
+    ],
+)
+def test_a_steps_score_lands_on_its_last_policy_token(steps, here, expected):
+    episodes, tokens = make_episodes([0] * 4, [0] * 4, steps=steps), make_tokens(MASKS).select(torch.tensor(here))
+    found = (*step_tokens(episodes, tokens, View.of(tokens)), step_lengths(episodes, tokens, View.of(tokens)))
+    assert tuple(each.tolist() for each in found) == expected
 
 
 @pytest.mark.parametrize("end", [0, 1, 6, 40])

@@ -51,23 +51,17 @@ def test_a_saved_folder_is_the_same_tokenizer(tmp_path: Path) -> None:
     )
 
 
-def test_the_template_is_of_qwens_form() -> None:
-    conversation = [*opening(EXPRESSION), call("*", "7+5*3-8"), {"role": "tool", "content": "7+15-8"}]
+def test_the_template_is_of_qwens_form_and_tool_results_share_a_turn() -> None:
+    results = [{"role": "tool", "content": "7+15-8"}, {"role": "tool", "content": "2"}]
+    conversation = [*opening(EXPRESSION), call("*", "7+5*3-8"), *results]
     assert render(conversation, add_generation_prompt=True) == (
         "<|im_start|>system\nWork out the expression with the calculator, one operation a call.\n\n"
         "# Tools\ncalculator(operator, expression)<|im_end|>\n"
         "<|im_start|>user\n7+5*3-8<|im_end|>\n"
         '<|im_start|>assistant\n<tool_call>\n{"name": "calculator", "arguments": '
         '{"operator": "*", "expression": "7+5*3-8"}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>user\n<tool_response>\n7+15-8\n</tool_response><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n7+15-8\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
-    )
-
-
-def test_consecutive_tool_results_share_one_turn() -> None:
-    results = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
-    assert render([*opening(EXPRESSION), *results]).endswith(
-        "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
     )
 
 

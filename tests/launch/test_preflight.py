@@ -26,14 +26,16 @@ def config_of(folder: Path, family: str, roles: list[str], tools: list[str]) -> 
     )
 
 
-def test_data_with_system_messages_does_not_start_under_a_template_without_them(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"tasks\.parquet: row 0 has messages of the roles system, user"):
-        preflight(config_of(tmp_path, "gemma2", ["system", "user"], []))
-
-
-def test_tools_do_not_start_under_a_template_that_does_not_show_them(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"actor\.tools: calculator cannot be used with model\.path"):
-        preflight(config_of(tmp_path, "gemma2", ["user"], ["calculator"]))
+@pytest.mark.parametrize(
+    ("roles", "tools", "message"),
+    [
+        (["system", "user"], [], r"tasks\.parquet: row 0 has messages of the roles system, user"),
+        (["user"], ["calculator"], r"actor\.tools: calculator cannot be used with model\.path"),
+    ],
+)
+def test_what_a_template_does_not_show_does_not_start(tmp_path: Path, roles: list[str], tools: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        preflight(config_of(tmp_path, "gemma2", roles, tools))
 
 
 @pytest.mark.parametrize("family", ["llama3_1", "hermes3", "deepseek_v3"])

@@ -14,7 +14,6 @@ from tests.learner.support import (
     VOCABULARY,
     PlannedReplay,
     Run,
-    assert_weights_close,
     assert_weights_equal,
     make_config,
 )
@@ -68,16 +67,6 @@ def test_an_interrupted_run_that_resumes_ends_with_the_same_bits(
     again = Run(config).train(ranks)
     assert list(again.weights) == [6], "a finished run that starts again serves its last weights"
     assert_weights_equal(again.final, whole[0].final)
-
-
-def test_any_split_into_passes_trains_the_same(model: Path, ranks: Ranks, tmp_path: Path):
-    whole, split = (
-        Run(make_config(model, tmp_path / str(size), micro_tokens=size, minibatches=2, steps=2)).train(ranks)
-        for size in (10_000, 40)
-    )
-    assert_weights_close(whole.final, split.final, atol=1e-5)
-    assert whole.metrics.of("loss") == pytest.approx(split.metrics.of("loss"), abs=1e-6)
-    assert whole.metrics.of("grad_norm") == pytest.approx(split.metrics.of("grad_norm"), rel=1e-4)
 
 
 def test_the_last_weights_have_a_version_of_their_own_and_the_learning_rate_warms_up(

@@ -63,12 +63,15 @@ def test_it_learns_to_predict_the_outcome_and_resumes_with_the_same_bits(
     assert_weights_equal(resumed.final, whole.final)
 
 
-def test_any_split_into_passes_trains_it_the_same(model: Path, ranks: Ranks, tmp_path: Path) -> None:
+def test_any_split_into_passes_trains_it_and_the_policy_the_same(model: Path, ranks: Ranks, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"batch_size": 8, "minibatches": 2, "steps": 3}
     whole, split = (
-        train_prime(prime(model, tmp_path / str(size), micro_tokens=size, batch_size=8, steps=3)).train(ranks)
+        train_prime(prime(model, tmp_path / str(size), micro_tokens=size, **changes)).train(ranks)
         for size in (10_000, 40)
     )
     assert_weights_close(whole.final, split.final, atol=1e-5)
+    assert whole.metrics.of("loss") == pytest.approx(split.metrics.of("loss"), abs=1e-6)
+    assert whole.metrics.of("grad_norm") == pytest.approx(split.metrics.of("grad_norm"), rel=1e-4)
 
 
 def test_an_advantage_that_does_not_read_it_is_refused(model: Path, ranks: Ranks, tmp_path: Path) -> None:

@@ -91,12 +91,11 @@ def test_published_tensors_are_copies_of_the_bare_models_in_the_compute_dtype(mo
         assert torch.equal(tensors[name], parameter)
 
 
-def test_a_model_that_cannot_be_loaded_is_refused_with_its_key(tmp_path: Path, ranks: Ranks):
+def test_a_model_that_cannot_be_loaded_or_needs_a_gpu_is_refused_with_its_key(
+    model: Path, tmp_path: Path, ranks: Ranks
+):
     with pytest.raises(ConfigError, match=r"nowhere.*cannot be loaded"):
         load_policy(ModelConfig(str(tmp_path / "nowhere")), 1.0, ranks, 64)
-
-
-def test_an_attention_that_needs_a_gpu_is_refused_on_the_cpu(model: Path, ranks: Ranks):
     if ranks.device.type == "cpu":
         with pytest.raises(ConfigError, match="use sdpa"):
             load_policy(ModelConfig(str(model), attention="flex_attention"), 1.0, ranks, 64)
