@@ -178,12 +178,14 @@ def test_a_prompt_without_room_fails_the_episode_and_names_the_key(as_rendered: 
         run([], limits=replace(LIMITS, max_tokens=10), as_rendered=as_rendered)
 
 
-def test_where_the_template_drops_thoughts_the_policy_sees_what_a_deployment_would_show_it():
+@BOTH_HISTORIES
+def test_where_the_template_drops_thoughts_the_policy_sees_them_or_what_a_deployment_would_show_it(as_rendered: bool):
     tokenizer = family("qwq")
     engine = ScriptedEngine(tokenizer, ["well\n</think>\n\n" + call("15"), "so\n</think>\n\ndone"])
     tool, _ = make_tool()
-    trajectory = asyncio.run(play_with_tools(engine, Chat(tokenizer), {"echo": tool}, as_rendered=True))
-    assert len(trajectory.branches) == 2
+    trajectory = asyncio.run(play_with_tools(engine, Chat(tokenizer), {"echo": tool}, as_rendered=as_rendered))
+    assert_trains_what_was_sampled(trajectory, engine)
+    assert len(trajectory.branches) == 1 + as_rendered
     made = {"type": "function", "function": {"name": "echo", "arguments": {"text": "15"}}}
     messages = [
         *make_ticket().task.messages,
@@ -191,10 +193,9 @@ def test_where_the_template_drops_thoughts_the_policy_sees_what_a_deployment_wou
         {"role": "tool", "content": "15"},
     ]
     tools = [{"type": "function", "function": tool.schema}]
-    expected = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+    deployed = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
     shown = tokenizer.decode(engine.requests[1][0].tolist())
-    assert "well" not in shown
-    assert shown == expected
+    assert (shown == deployed) == ("well" not in shown) == as_rendered
 
 
 def test_environment_rewards_and_steps_are_in_the_trajectory():

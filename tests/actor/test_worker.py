@@ -36,7 +36,6 @@ class Replay(FakeReplay):
         self.may_store = threading.Event()
         self.may_store.set()
         self._idle = threading.Event()
-        self._requests_before = 0
 
     def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
         self.requests.append((tuple(holding), want, tuple(waiting)))
@@ -49,22 +48,7 @@ class Replay(FakeReplay):
         assert self.may_store.wait(GENEROUS_S)
         answer = super().put(trajectory)
         self.stored.append(trajectory.id)
-        self._requests_before = len(self.requests)
         return answer
-
-    def fail(self, ticket_id: str, reason: str) -> None:
-        super().fail(ticket_id, reason)
-        self._requests_before = len(self.requests)
-
-    async def finished(self, count: int) -> None:
-        """Return once so many attempts have an outcome, which the worker has counted."""
-
-        def counted() -> bool:
-            outcomes = {*self.stored, *self.failed}
-            later = self.requests[self._requests_before :]
-            return len(outcomes) >= count and any(outcomes.isdisjoint(holding) for holding, _, _ in later)
-
-        await async_until(counted)
 
 
 async def nothing(ticket: Ticket, begin: Begin) -> None: ...
@@ -88,7 +72,7 @@ async def at_work(
         return trajectory(ticket)
 
     before, sink, stop = asyncio.all_tasks(), FakeMetrics(), asyncio.Event()
-    metrics = RolloutMetrics(ScriptedEngine(make_tokenizer(), []), [lambda: {"tool_calls": 2}], sink, interval_s=60.0)
+    metrics = RolloutMetrics(ScriptedEngine(make_tokenizer(), []), [lambda: {"tool_calls": 2}], sink, interval_s=0.005)
     worker = asyncio.create_task(RolloutWorker(run, replay, replay, concurrency, metrics, limit_s, renew_s).run(stop))
     logging = asyncio.create_task(metrics.run(lambda: 0))
     try:
@@ -102,6 +86,19 @@ async def at_work(
     assert asyncio.all_tasks() == before
 
 
+async def finished(sink: FakeMetrics, count: int) -> None:
+    """Return once so many attempts have an outcome that the worker has counted."""
+    outcomes = ("episodes", "failed", "refused")
+    await async_until(lambda: sink.rows and sum(sink.rows[-1][1][each] for each in outcomes) >= count)
+
+
+async def work(replay: Replay, count: int, act: Act = nothing, **options: Any) -> dict[str, Any]:
+    """Let a worker run so many episodes. Returns its last metrics."""
+    async with at_work(replay, act, **options) as sink:
+        await finished(sink, count)
+    return sink.rows[-1][1]
+
+
 async def test_every_ticket_becomes_one_trajectory_and_no_more_run_than_allowed():
     replay, running, most = Replay(30), 0, 0
 
@@ -112,8 +109,7 @@ async def test_every_ticket_becomes_one_trajectory_and_no_more_run_than_allowed(
         await asyncio.sleep(0.001)
         running -= 1
 
-    async with at_work(replay, act):
-        await replay.finished(30)
+    await work(replay, 30, act)
     assert sorted(replay.stored) == [feed_ticket(number) for number in range(30)]
     assert most == 4
     assert all(len(holding) + want <= 4 + 4 + 1 for holding, want, _ in replay.requests)
@@ -138,10 +134,10 @@ async def test_a_full_worker_goes_on_renewing_its_leases():
     async def act(ticket: Ticket, begin: Begin) -> None:
         await may_end.wait()
 
-    async with at_work(replay, act, concurrency=2, renew_s=0.01):
+    async with at_work(replay, act, concurrency=2, renew_s=0.01) as metrics:
         await async_until(lambda: sum(want == 0 and len(holding) == 2 for holding, want, _ in replay.requests) > 3)
         may_end.set()
-        await replay.finished(2)
+        await finished(metrics, 2)
 
 
 class Silent(Exception):  # noqa: N818
@@ -157,12 +153,11 @@ async def test_a_failed_episode_is_reported_with_its_reason_and_the_worker_goes_
         if ticket.id in errors:
             raise errors[ticket.id]
 
-    async with at_work(replay, act, concurrency=1) as metrics:
-        await replay.finished(3 + 5)
+    counted = await work(replay, 3 + 5, act, concurrency=1)
     assert replay.failed.pop(feed_ticket(2)).startswith("Silent")
     assert replay.failed == {feed_ticket(0): "ToolError: broke", feed_ticket(1): "ZeroDivisionError: a bug"}
     assert sorted(replay.stored) == [feed_ticket(number, attempt=int(number < 3)) for number in range(5)]
-    assert (metrics.rows[-1][1]["episodes"], metrics.rows[-1][1]["failed"]) == (5, 3)
+    assert (counted["episodes"], counted["failed"]) == (5, 3)
 
 
 async def test_an_episode_that_takes_too_long_fails_and_waiting_for_a_version_does_not_count():
@@ -175,13 +170,13 @@ async def test_an_episode_that_takes_too_long_fails_and_waiting_for_a_version_do
         if ticket.id == feed_ticket(1):
             await never.wait()
 
-    async with at_work(replay, act, limit_s=0.05):
+    async with at_work(replay, act, limit_s=0.05) as metrics:
         # The limit passes for the running episode while the other one waits.
-        await replay.finished(2)
+        await finished(metrics, 2)
         assert "actor.episode_timeout_s" in replay.failed[feed_ticket(1)]
         await async_until(lambda: replay.requests[-1][2] == (feed_ticket(0),))
         arrived.set()
-        await replay.finished(3)
+        await finished(metrics, 3)
     assert replay.stored == [feed_ticket(1, attempt=1), feed_ticket(0)]
 
 
@@ -193,12 +188,11 @@ async def test_a_trajectory_that_is_refused_or_cannot_be_sent_is_counted_and_its
         turns = (Turn(0, 4, Role.PROMPT), Turn(4, 8, Role.ASSISTANT, "stop", large))
         return make_trajectory(ticket, turns=turns, member=int(ticket.id == feed_ticket(0)))
 
-    async with at_work(replay, trajectory=made) as metrics:
-        await replay.finished(2 + 3)
+    counted = await work(replay, 2 + 3, trajectory=made)
     assert sorted(replay.stored) == [feed_ticket(0, attempt=1), feed_ticket(1, attempt=1), feed_ticket(2)]
     assert "says that it is member 1" in replay.failed[feed_ticket(0)]
     assert "cannot be encoded" in replay.failed[feed_ticket(1)]
-    assert metrics.rows[-1][1]["refused"] == 2
+    assert counted["refused"] == 2
 
 
 async def test_a_ticket_that_comes_twice_runs_once():
@@ -213,8 +207,7 @@ async def test_a_ticket_that_comes_twice_runs_once():
         ran.append(ticket.id)
         await async_until(lambda: len(ran) == 2)
 
-    async with at_work(replay, act):
-        await replay.finished(2)
+    await work(replay, 2, act)
     assert sorted(ran) == [feed_ticket(0), feed_ticket(1)]
 
 
@@ -231,8 +224,7 @@ async def test_evaluation_runs_first_if_both_wait():
     async def act(ticket: Ticket, begin: Begin) -> None:
         ran.append(ticket.purpose)
 
-    async with at_work(replay, act, concurrency=1):
-        await replay.finished(5)
+    await work(replay, 5, act, concurrency=1)
     assert ran == [Purpose.EVAL] * 2 + [Purpose.TRAIN] * 3
 
 
@@ -246,12 +238,11 @@ async def test_a_stop_cancels_running_episodes_and_reports_nothing_of_them():
         finally:
             released.append(ticket.id)
 
-    async with at_work(replay, act) as metrics:
+    async with at_work(replay, act):
         await async_until(lambda: len(running) == 3)
     assert sorted(released) == sorted(replay.core.holding()) == [feed_ticket(number) for number in range(3)]
     assert not replay.stored
     assert not replay.failed
-    assert len(metrics.rows) == 1
 
 
 async def test_all_calls_of_the_client_have_returned_after_a_stop():
@@ -287,14 +278,13 @@ async def test_a_source_that_refuses_ends_the_worker_with_its_reason_and_one_tha
 
 
 async def test_metrics_are_logged_at_the_served_version():
-    replay = Replay(3)
-    async with at_work(replay) as metrics:
-        await replay.finished(3)
-    ((step, values),) = metrics.rows
+    async with at_work(Replay(3)) as metrics:
+        await finished(metrics, 3)
+    step, values = metrics.rows[-1]
     assert step == values["version"] == 3
     assert (values["episodes"], values["tool_calls"], values["tokens"]) == (3, 2, 7)
-    assert values["episode_tokens"] == [8.0] * 3
-    assert values["turns"] == [1.0] * 3
+    for name, value in (("episode_tokens", 8.0), ("turns", 1.0)):
+        assert [each for _, row in metrics.rows for each in row.get(name, ())] == [value] * 3
 
 
 def test_rates_are_those_since_the_last_log():

@@ -23,7 +23,6 @@ from asyncrl.types import Finish, Role, Task, Trajectory
 from tests.actor.fakes import (
     CHATML,
     END,
-    QWEN3,
     Cut,
     ScriptedEngine,
     assert_trains_what_was_sampled,
@@ -291,21 +290,6 @@ async def test_two_requests_behind_one_cut_answer_both_see_its_end():
             await agent.ask(user("one"), first, user(text))
     assert agent.counts.branches == 2
     assert all(f"never end{END}" in CHAT.text(request[0]) for request in agent.engine.requests[1:])
-
-
-@pytest.mark.parametrize(("as_rendered", "branches"), [(False, 1), (True, 2)])
-async def test_history_is_what_was_sampled_or_what_the_template_renders(as_rendered: bool, branches: int):
-    tokenizer = make_tokenizer(QWEN3)
-    script = ["<think>\nwell\n</think>\n\none", "<think>\n\n</think>\n\ntwo"]
-    async with episode(script, tokenizer=tokenizer, as_rendered=as_rendered) as agent:
-        first = await agent.ask(user("one"))
-        await agent.ask(user("one"), first, user("go on"))
-    assert len(agent.trajectory.branches) == branches
-    seen = CHAT.text(agent.engine.requests[-1][0])
-    assert ("well" in seen) == (not as_rendered)
-    if as_rendered:
-        messages = [user("one"), says(script[0]), user("go on")]
-        assert seen == tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
 async def test_what_the_template_refuses_is_a_400_with_its_reason_and_the_episode_goes_on():
