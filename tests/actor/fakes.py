@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -81,53 +80,47 @@ def ids(tokenizer: PreTrainedTokenizerFast, text: str) -> NDArray[np.int32]:
     return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(str):
     """A turn that the engine ends for want of tokens."""
 
-    text: str
+
+Said = str | Generation
+Script = Sequence[Said | Callable[[str], Awaitable[Said]]]
 
 
 class ScriptedEngine:
-    """Says the script's turns in order; every token has a log-prob and version of its own. `requests` are all requests,
-    `answered` the prompts of those that were answered, with what was sampled."""
+    """Says the script's turns in order, or what its functions return for the name of the session. Every token has a
+    log-prob and version of its own. `requests` are all requests, `answered` the prompts of those that were answered
+    before their session was released, with what was sampled."""
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        script: Sequence[str | Cut | Generation],
-        version: int = 3,
-        end: str = END,
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, script: Script, version: int = 3, end: str = END) -> None:
         self.version = version
-        self._end = end
         self.released: list[str] = []
         self.requests: list[tuple[NDArray[np.int32], Sampling, Sequence[int], str]] = []
         self.answered: list[tuple[NDArray[np.int32], Generation]] = []
         self._tokenizer = tokenizer
         self._script = script
+        self._end = end
         self._newer = asyncio.Condition()
 
     async def generate(
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
     ) -> Generation:
-        index = len(self.requests)
-        self.requests.append((tokens.copy(), sampling, stop, session))
+        turn, prompt = self._script[len(self.requests)], tokens.copy()
+        self.requests.append((prompt, sampling, stop, session))
         await asyncio.sleep(0)
-        generation = self.say(self._script[index], sampling.max_new_tokens)
-        self.answered.append((self.requests[index][0], generation))
+        said = await turn(session) if callable(turn) else turn
+        generation = said if isinstance(said, Generation) else self._sample(said, sampling.max_new_tokens)
+        if session not in self.released:
+            self.answered.append((prompt, generation))
         return generation
 
-    def say(self, turn: str | Cut | Generation, room: int) -> Generation:
-        if isinstance(turn, Generation):
-            return turn
-        cut = isinstance(turn, Cut)
-        tokens = ids(self._tokenizer, turn.text if isinstance(turn, Cut) else turn + self._end)
-        finish = "length" if cut or len(tokens) > room else "stop"
-        tokens = tokens[:room]
-        count = np.arange(len(tokens), dtype=np.float32)
-        versions = self.version + np.arange(len(tokens), dtype=np.int32) // 2
-        return Generation(tokens, -0.5 - count / 100, versions, finish)
+    def _sample(self, text: str, room: int) -> Generation:
+        tokens = ids(self._tokenizer, text if isinstance(text, Cut) else text + self._end)
+        finish = "length" if isinstance(text, Cut) or len(tokens) > room else "stop"
+        count = np.arange(min(len(tokens), room), dtype=np.int32)
+        logprobs = -0.5 - count.astype(np.float32) / 100
+        return Generation(tokens[:room], logprobs, self.version + count // 2, finish)
 
     def release(self, session: str) -> None:
         self.released.append(session)
@@ -137,18 +130,12 @@ class ScriptedEngine:
             self.version = version
             self._newer.notify_all()
 
-    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        await self.serve(version)
-
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         async with self._newer:
             await self._newer.wait_for(lambda: self.version >= version)
 
     def stats(self) -> EngineStats:
         return EngineStats(tokens=7, seconds=2.0, idle_seconds=0.5, running=0)
-
-    async def close(self) -> None:
-        pass
 
 
 @dataclass

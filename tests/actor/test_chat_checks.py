@@ -53,25 +53,22 @@ def test_two_calls_in_a_turn_are_answered_with_one_at_a_time_where_the_template_
     assert toolbox.counts.malformed == 1
 
 
-def task_file(folder: Path, prompts: list[list[dict[str, str]]]) -> TaskFile:
+def task_file(folder: Path, *orders: str) -> TaskFile:
+    """A row for each order of roles."""
     path = folder / "tasks.parquet"
+    prompts = [[{"role": role, "content": role} for role in order.split()] for order in orders]
     rows = [{"prompt": each, "data_source": "s", "reward_model": {"ground_truth": "1"}} for each in prompts]
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
     return TaskFile(path)
 
 
-def message(role: str) -> dict[str, str]:
-    return {"role": role, "content": role}
-
-
 def test_rows_are_grouped_by_the_order_of_their_roles(tmp_path: Path):
-    user, system = message("user"), message("system")
-    tasks = task_file(tmp_path, [[user], [system, user], [user], [user, message("assistant"), user], [system, user]])
+    tasks = task_file(tmp_path, "user", "system user", "user", "user assistant user", "system user")
     assert sorted(tasks.by_roles()) == [0, 1, 3]
 
 
 def test_data_with_system_messages_is_refused_under_a_template_without_them(tmp_path: Path):
-    tasks = task_file(tmp_path, [[message("user")], [message("user")], [message("system"), message("user")]])
+    tasks = task_file(tmp_path, "user", "user", "system user")
     with pytest.raises(ConfigError, match=r"data: row 2 has messages of the roles system, user: .*no system role"):
         check_tasks(Chat(tokenizer("gemma2")), "data", tasks.by_roles(), {})
     check_tasks(Chat(tokenizer("gemma3")), "data", tasks.by_roles(), {})

@@ -24,6 +24,7 @@ from tests.actor.fakes import (
     CHATML,
     END,
     Cut,
+    Script,
     ScriptedEngine,
     assert_trains_what_was_sampled,
     call,
@@ -31,6 +32,7 @@ from tests.actor.fakes import (
     make_ticket,
     make_tokenizer,
 )
+from tests.helpers import async_until
 from tests.templates.families import tokenizer as family
 
 TOKENIZER = make_tokenizer(CHATML)
@@ -90,18 +92,16 @@ class Agent:
 
 @asynccontextmanager
 async def episode(
-    script: list[Any] | ScriptedEngine,
+    script: Script,
     limits: EpisodeLimits = LIMITS,
     tokenizer: Any = TOKENIZER,
     end: str = END,
     fails: tuple[type[Exception], str] | None = None,
-    **options: Any,
 ) -> AsyncIterator[Agent]:
     """An episode whose agent does what the body does. Then it has a trajectory, or `fails` so."""
-    engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(tokenizer, script, end=end)
-    agent = Agent(engine)
+    agent = Agent(ScriptedEngine(tokenizer, script, end=end))
     await agent.player.start()
-    runner = EpisodeRunner(engine, Chat(tokenizer), agent.player, limits, **options)
+    runner = EpisodeRunner(agent.engine, Chat(tokenizer), agent.player, limits)
     running = asyncio.create_task(runner.run(make_ticket("t/1"), lambda: None))
     try:
         yield agent
@@ -112,7 +112,7 @@ async def episode(
             return
         agent.trajectory = await running
         await asyncio.gather(*agent.pending)
-        assert_trains_what_was_sampled(agent.trajectory, engine)
+        assert_trains_what_was_sampled(agent.trajectory, agent.engine)
     finally:
         running.cancel()
         await agent.player.close()
@@ -124,6 +124,10 @@ def user(text: str) -> dict[str, Any]:
 
 def says(text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
+
+
+def empty(finish: str) -> Generation:
+    return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), finish)
 
 
 async def test_a_conversation_that_only_grows_is_one_trajectory_of_the_templates_own_tokens():
@@ -197,16 +201,12 @@ async def test_limits_hold_however_many_requests_come_at_once(limits: dict[str, 
 async def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind():
     begun, gave_up = asyncio.Event(), asyncio.Event()
 
-    class Slow(ScriptedEngine):
-        async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
-            if len(self.requests) in (1, 3) and not gave_up.is_set():
-                self.requests.append((tokens, sampling, stop, session))
-                begun.set()
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    gave_up.set()
-            return await super().generate(tokens, sampling, stop, session)
+    async def never(session: str) -> str:
+        begun.set()
+        try:
+            return await asyncio.Event().wait()
+        finally:
+            gave_up.set()
 
     async def impatient(*messages: dict[str, Any]) -> None:
         begun.clear()
@@ -216,7 +216,7 @@ async def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind()
         asking.cancel()
         await gave_up.wait()
 
-    async with episode(Slow(TOKENIZER, ["a", "never", "b", "never", "c"])) as agent:
+    async with episode(["a", never, "b", never, "c"]) as agent:
         messages = [user("one")]
         messages += [await agent.ask(*messages), user("two")]
         await impatient(*messages)
@@ -228,24 +228,16 @@ async def test_a_request_that_the_agent_did_not_wait_for_leaves_nothing_behind()
 
 
 async def test_requests_in_flight_at_the_end_of_an_episode_are_not_recorded_and_no_fault(caplog: Any):
-    class Hanging(ScriptedEngine):
-        async def generate(self, tokens: Any, sampling: Any, stop: Any, session: str) -> Generation:
-            if not self.requests:
-                return await super().generate(tokens, sampling, stop, session)
-            self.requests.append((tokens, sampling, stop, session))
-            while session not in self.released:
-                await asyncio.sleep(0)
-            # One was aborted, the other one ended in the same moment.
-            none = np.zeros(0, np.int32)
-            aborted = Generation(none, none.astype(np.float32), none, "abort")
-            return aborted if session.endswith("2") else self.say("too late", 100)
+    async def late(session: str) -> str | Generation:
+        """One is aborted, the other one ends in the same moment."""
+        await async_until(lambda: session in agent.engine.released)
+        return empty("abort") if session.endswith("2") else "too late"
 
-    async with episode(Hanging(TOKENIZER, ["a"])) as agent:
+    async with episode(["a", late, late]) as agent:
         first = await agent.ask(user("one"))
         for messages in ([user("two")], [user("one"), first, user("go on")]):
             agent.pending.append(asyncio.create_task(agent.post(*messages)))
-        while len(agent.engine.requests) < 3:
-            await asyncio.sleep(0)
+        await async_until(lambda: len(agent.engine.requests) == 3)
     assert [task.result()[0] for task in agent.pending] == [503, 503]
     assert agent.trajectory.loss_mask[-1]
     assert (agent.counts.answered, agent.counts.abandoned, agent.counts.branches) == (1, 2, 1)
@@ -398,8 +390,7 @@ async def test_an_agent_that_raises_or_requests_nothing_makes_no_trajectory():
 
 @pytest.mark.parametrize("finish", ["abort", "stop"])
 async def test_an_engine_that_fails_makes_no_trajectory_even_if_the_agent_hides_it(finish: str):
-    empty = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32), finish)
-    async with episode(["a", empty], fails=(EngineError, "aborted")) as agent:
+    async with episode(["a", empty(finish)], fails=(EngineError, "aborted")) as agent:
         await agent.ask(user("one"))
         assert (await agent.post(user("two")))[0] == 503
 
