@@ -1,15 +1,15 @@
-"""A replay as a process of its own, and ways to harm its file."""
+"""Servers as processes of their own, and ways to harm the file of a replay."""
 
 from __future__ import annotations
 
 import json
 import re
 import resource
-import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from asyncrl.data.writing import write_tasks
 from asyncrl.machine.ports import free_ports
@@ -19,34 +19,69 @@ from tests.end_to_end.support import ROOT
 from tests.helpers import GENEROUS_S, make_task, until
 
 
-class ReplayProcess:
-    """`python -m asyncrl.replay` over a store in `folder`; the same store and port at every `start`."""
+class Target:
+    """`python -m MODULE ARGUMENT...`, which listens at `endpoint` and logs to a file in `folder`.
+
+    A `with` block starts it, and kills it in the end.
+    """
+
+    endpoint: str
+
+    def __init__(self, folder: Path, module: str, *arguments: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = folder / "log"
+        self._command = [sys.executable, "-m", module, *arguments]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        pipe = subprocess.PIPE
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=log, cwd=ROOT, text=True)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def resident_bytes(self) -> int:
+        """Memory of its own, without files that it has mapped."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
+
+
+class ReplayProcess(Target):
+    """A replay over a store in `folder`; the same store and port at every `start`."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
-        self._folder = folder
-        tasks = folder / "tasks.parquet"
-        write_tasks(tasks, (make_task(index) for index in range(8)))
-        port = free_ports(1)
+        port, tasks = free_ports(1), folder / "tasks.parquet"
         settings = [f"run.dir={folder}", "run.name=run", f"network.replay_port={port}", f"data.train={tasks}"]
-        self._command = [sys.executable, "-m", "asyncrl.replay", "model.path=unused", *settings, *overrides]
+        super().__init__(folder, "asyncrl.replay", "model.path=unused", *settings, *overrides)
+        write_tasks(tasks, (make_task(index) for index in range(8)))
         self.endpoint = f"tcp://127.0.0.1:{port}"
         self.store = folder / "run" / "replay"
         self.data = self.store / "data.mdb"
 
-    def start(self) -> None:
-        with (self._folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, cwd=ROOT)
-
-    def client(self, worker: str, **options: Any) -> ReplayClient:
+    def client(self, worker: str = "a", **options: Any) -> ReplayClient:
         return ReplayClient(self.endpoint, worker, "1", **{"run": RunIdentity("run"), **options})
 
-    def log(self) -> str:
-        return (self._folder / "log").read_text()
+    def status(self, **options: Any) -> dict[str, Any]:
+        """Its status, as a client with these `options` gets it."""
+        with closing(self.client("observer", give_up_s=GENEROUS_S, **options)) as client:
+            return dict(client.status())
 
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+    def wait_for_log(self, text: str) -> None:
+        until(lambda: text in self.log())
 
     def fails_with(self, message: str) -> None:
         """It ends by itself with status 1, and its last line says `message`."""
@@ -57,11 +92,6 @@ class ReplayProcess:
         """Writes behind `size` bytes fail from now on, as on a full disk; None lifts the limit."""
         _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
-
-    def resident_bytes(self) -> int:
-        """Memory of its own, without the mapped store."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
 
 
 def flip(file: Path, pattern: bytes, offset: int) -> None:
@@ -85,7 +115,3 @@ def read_or_refuse(store: Path) -> dict[str, Any]:
         check=False,
     )
     return {"status": done.returncode, **(json.loads(done.stdout) if done.stdout else {"error": done.stderr})}
-
-
-def wait_for_log(replay: ReplayProcess, text: str) -> None:
-    until(lambda: text in replay.log())

@@ -17,7 +17,7 @@ from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.store import TABLES, Store, StoreReader
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Ticket, Trajectory
-from tests.chaos.support import ReplayProcess, flip, read_or_refuse, wait_for_log
+from tests.chaos.support import ReplayProcess, flip, read_or_refuse
 from tests.helpers import GENEROUS_S, make_labels, make_trajectory, until
 
 pytestmark = pytest.mark.slow
@@ -104,7 +104,7 @@ def test_a_full_disk_makes_clients_wait_and_loses_nothing(start: Start) -> None:
     delivery = Delivery(actor, tickets)
     until(lambda: delivery.acknowledged)
     replay.limit_file_size(replay.data.stat().st_size)
-    wait_for_log(replay, "cannot commit")
+    replay.wait_for_log("cannot commit")
     assert len(delivery.acknowledged) < len(tickets)
     stored = StoredRun(replay.store)
     assert all(stored.trajectory(name) is not None for name in delivery.acknowledged)
@@ -122,7 +122,7 @@ def test_a_full_store_makes_actors_wait_until_training_has_made_room(start: Star
     actor, other = replay.client("a", retry_s=1.0), replay.client("b")
     tickets = actor.tickets([], 72)
     delivery = Delivery(actor, tickets)
-    wait_for_log(replay, "a request must wait: PutTrajectory: the store is full")
+    replay.wait_for_log("a request must wait: PutTrajectory: the store is full")
     assert len(delivery.acknowledged) < len(tickets)
     assert other.tickets([], 1) == []
     train(replay, range(9))

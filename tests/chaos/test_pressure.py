@@ -28,10 +28,9 @@ MEMORY_BYTES = 96 << 20
 
 @pytest.fixture
 def replay(tmp_path: Path) -> Iterator[ReplayProcess]:
-    replay = ReplayProcess(tmp_path, "learner.batch_size=16", "learner.group_size=2", "replay.durability=os", *LONG)
-    replay.start()
-    yield replay
-    replay.kill()
+    settings = ("learner.batch_size=16", "learner.group_size=2", "replay.durability=os", *LONG)
+    with ReplayProcess(tmp_path, *settings) as replay:
+        yield replay
 
 
 def test_a_consumer_that_never_reads_costs_bounded_memory_and_holds_up_nobody(replay: ReplayProcess) -> None:

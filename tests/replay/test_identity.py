@@ -35,10 +35,9 @@ ORDERS = [request for request in VALID if not request.question]
 @pytest.fixture(scope="module")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayProcess]:
     """The replay of a run named "run", as a process of its own."""
-    running = ReplayProcess(tmp_path_factory.mktemp("replay"), "learner.group_size=2", "learner.batch_size=4")
-    running.start()
-    yield running
-    running.kill()
+    settings = ("learner.group_size=2", "learner.batch_size=4")
+    with ReplayProcess(tmp_path_factory.mktemp("replay"), *settings) as running:
+        yield running
 
 
 def own(replay: ReplayProcess) -> RunIdentity:

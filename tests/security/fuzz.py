@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +26,31 @@ import zmq
 from asyncrl.network.listener import PEER_MESSAGES
 from asyncrl.network.sockets import connect
 from asyncrl.wire import Message, encode
-from tests.security import honest, targets
+from tests.chaos.support import ReplayProcess, Target
+from tests.security import honest
 from tests.security.mutator import REPLAY_REQUESTS, WEIGHT_REQUESTS, Mutator
+from tests.security.published import PublisherProcess
+
+log = logging.getLogger("fuzz")
 
 BATCH = PEER_MESSAGES // 2
 """More at once from one peer are not all answered."""
 CONNECTIONS = 4
 ANSWER_S = 60.0
 MAX_GROWTH_MB = 16.0
-PROGRESS_S = 5.0
+FAST = (
+    *("replay.max_lag=1000000", "replay.durability=os", "replay.lease_s=2", "scoring.timeout_s=1"),
+    *("learner.group_size=2", "learner.batch_size=4", "learner.minibatches=1", "replay.max_attempts=1000"),
+)
+"""A replay that always has tickets, and whose leases end soon."""
 
 REFUSED = bytes(encode(Message("refused"))[0][:10])
-
-
-@dataclass
-class Result:
-    """What became of one target."""
-
-    messages: int
-    refused: int
-    seconds: float
-    honest_rounds: int
-    memory_mb: list[float]
-    """Anonymous memory after each tenth of the messages."""
 
 
 class Attack:
     """Sends a mutator's messages over several connections, a batch in flight on each, and counts refusals."""
 
-    def __init__(self, target: targets.Target, mutator: Mutator) -> None:
+    def __init__(self, target: Target, mutator: Mutator) -> None:
         self.refused = 0
         self.sent = 0
         self._target = target
@@ -62,7 +58,7 @@ class Attack:
         self._context: zmq.Context[Any] = zmq.Context()
         self._sockets = [connect(self._context, target.endpoint, None) for _ in range(CONNECTIONS)]
 
-    def run(self, messages: int, progress: Callable[[int], None]) -> None:
+    def run(self, messages: int) -> None:
         """Send so many more messages; all that can be answered at once is answered when this returns."""
         end = self.sent + messages
         marks: dict[zmq.Socket[bytes], bytes] = {}
@@ -71,7 +67,6 @@ class Attack:
                 self._collect(socket, marks.pop(socket))
             if self.sent < end:
                 marks[socket] = self._send(socket, min(BATCH, end - self.sent))
-                progress(self.sent)
             elif not marks:
                 return
 
@@ -89,7 +84,7 @@ class Attack:
         while True:
             while not socket.poll(1000):
                 lost = not self._target.alive() or time.monotonic() > deadline
-                assert not lost, f"it answers no more:\n{self._target.log[-3000:]}"
+                assert not lost, f"it answers no more:\n{self._target.log()[-3000:]}"
             header = socket.recv_multipart()[0]
             if header.startswith(REFUSED):
                 self.refused += 1
@@ -100,86 +95,70 @@ class Attack:
         self._context.destroy(linger=0)
 
 
-def attacked(
-    target: targets.Target, mutator: Mutator, client: honest.Honest, messages: int, progress: Callable[[int], None]
-) -> Result:
-    """Send `messages` while `client` works, and check that the target stays up with its memory flat."""
+def attacked(target: Target, mutator: Mutator, client: honest.Honest, messages: int) -> dict[str, Any]:
+    """Send `messages` while `client` works, and check that the target stays up with its memory flat; the figures."""
     attack, started = Attack(target, mutator), time.monotonic()
     memory: list[float] = []
+    """After each tenth of the messages."""
     try:
         for tenth in range(10):
-            attack.run(messages * (tenth + 1) // 10 - attack.sent, progress)
-            memory.append(round(target.anonymous_mb, 1))
+            attack.run(messages * (tenth + 1) // 10 - attack.sent)
+            memory.append(round(target.resident_bytes() / 2**20, 1))
+            log.info("%s: %d of %d messages", type(target).__name__, attack.sent, messages)
     finally:
         attack.close()
     client.stop()
-    assert target.alive(), target.log
+    seconds = time.monotonic() - started
+    assert target.alive(), target.log()
     assert max(memory) - memory[0] < MAX_GROWTH_MB, f"anonymous memory grew, in MB: {memory}"
     assert client.rounds > 0
-    return Result(messages, attack.refused, time.monotonic() - started, client.rounds, memory)
+    return {
+        "messages": messages,
+        "refused": attack.refused,
+        "seconds": round(seconds, 1),
+        "messages_per_s": round(messages / seconds),
+        "honest_rounds": client.rounds,
+        "anonymous_mb": memory,
+    }
 
 
-def fuzz_replay(folder: Path, messages: int, seed: int, progress: Callable[[int], None] = lambda sent: None) -> Result:
+def fuzz_replay(folder: Path, messages: int, seed: int) -> dict[str, Any]:
     """Raises AssertionError where a promise is broken."""
-    with targets.replay(folder) as target:
+    with ReplayProcess(folder / "replay", *FAST) as target:
         client = honest.train(target.endpoint)
-        result = attacked(target, Mutator(REPLAY_REQUESTS, seed), client, messages, progress)
-        counted, audit = targets.asked(target, "status")["refused"], targets.asked(target, "audit")
-        assert counted == result.refused, f"{result.refused} refusals came, {counted} were counted"
+        figures = attacked(target, Mutator(REPLAY_REQUESTS, seed), client, messages)
+        status = target.status()
+        assert status["refused"] == figures["refused"], f"other refusals came than were counted: {figures}, {status}"
+        with closing(target.client()) as observer:
+            audit = observer.audit()
         assert audit["lost"] == 0, audit
-        assert len(target.log) < 100_000 + 200 * result.seconds, "the log grows with the refusals"
-    return result
+        assert len(target.log()) < 100_000 + 200 * figures["seconds"], "the log grows with the refusals"
+    return figures
 
 
-def fuzz_publisher(
-    folder: Path, messages: int, seed: int, progress: Callable[[int], None] = lambda sent: None
-) -> Result:
+def fuzz_publisher(folder: Path, messages: int, seed: int) -> dict[str, Any]:
     """Raises AssertionError where a promise is broken."""
-    with targets.publisher(folder) as target:
-        client = honest.receive(target.endpoint)
-        result = attacked(target, Mutator(WEIGHT_REQUESTS, seed), client, messages, progress)
-        counted = targets.publisher_refused(target)
-        assert counted == result.refused, f"{result.refused} refusals came, {counted} were counted"
-    return result
-
-
-class Progress:
-    """A line now and then."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._next = 0.0
-
-    def __call__(self, sent: int) -> None:
-        if time.monotonic() >= self._next:
-            sys.stderr.write(f"{self._what}: {sent} messages\n")
-            self._next = time.monotonic() + PROGRESS_S
+    with PublisherProcess(folder / "publisher") as target:
+        figures = attacked(target, Mutator(WEIGHT_REQUESTS, seed), honest.receive(target.endpoint), messages)
+        refused = target.refused()
+        assert refused == figures["refused"], f"{refused} refusals were counted, others came: {figures}"
+    return figures
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     quarter = arguments.messages // 4
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        results = {
-            "replay": fuzz_replay(folder, arguments.messages - quarter, arguments.seed, Progress("replay")),
-            "publisher": fuzz_publisher(folder, quarter, arguments.seed, Progress("publisher")),
+        report = {
+            **vars(arguments),
+            "replay": fuzz_replay(Path(name), arguments.messages - quarter, arguments.seed),
+            "publisher": fuzz_publisher(Path(name), quarter, arguments.seed),
         }
-    report = {
-        name: {
-            "messages": result.messages,
-            "refused": result.refused,
-            "seconds": round(result.seconds, 1),
-            "messages_per_s": round(result.messages / result.seconds),
-            "honest_rounds": result.honest_rounds,
-            "anonymous_mb": result.memory_mb,
-        }
-        for name, result in results.items()
-    }
-    sys.stdout.write(json.dumps({"messages": arguments.messages, "seed": arguments.seed, **report}) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,11 @@ import zmq.asyncio
 from msgspec import structs
 
 from asyncrl.replay.client import ReplayClient
-from asyncrl.types import Trajectory
+from asyncrl.types import RunIdentity, Trajectory
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
-from tests.helpers import make_labels, make_trajectory, until
+from tests.helpers import OWN_RUN, make_labels, make_trajectory, until
 from tests.security import published
-from tests.security.targets import OWN_RUN
 
 ANSWER_S = 60.0
 PAUSE_S = 0.02
@@ -57,7 +56,7 @@ def train(endpoint: str) -> Honest:
     """All the roles of a run in one: tickets, trajectories, labels, plans, checkpoints."""
 
     def work(stopping: threading.Event, count: Callable[[], None]) -> None:
-        client = ReplayClient(endpoint, "honest", "1", give_up_s=ANSWER_S, run=OWN_RUN)
+        client = ReplayClient(endpoint, "honest", "1", give_up_s=ANSWER_S, run=RunIdentity("run"))
         generator, step = np.random.default_rng(0), 0
         try:
             while not stopping.wait(PAUSE_S):
@@ -105,7 +104,7 @@ def receive(endpoint: str) -> Honest:
 
     async def run(stopping: threading.Event, count: Callable[[], None]) -> None:
         with zmq.asyncio.Context() as context:
-            channel = ZmqChannel(Requests(endpoint, context, timeout_s=ANSWER_S, run=published.RUN))
+            channel = ZmqChannel(Requests(endpoint, context, timeout_s=ANSWER_S, run=OWN_RUN))
             try:
                 while not stopping.wait(PAUSE_S):
                     manifest = await channel.newer_than(-1)

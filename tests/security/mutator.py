@@ -17,26 +17,22 @@ from asyncrl.replay import protocol
 from asyncrl.replay.protocol import decode_request, encode_request
 from asyncrl.types import Role, RunIdentity, ToolCall, Turn
 from asyncrl.wire import PROTOCOL, Message, encode, labels_message, trajectory_message
-from tests.helpers import make_labels, make_trajectory
+from tests.helpers import OWN_RUN, make_labels, make_trajectory
 from tests.replay.test_requests import VALID, WHO
 
 Frames = list[bytes]
 
-RUN = RunIdentity("train")
 CALLS = Turn(4, 8, Role.ASSISTANT, "stop", (ToolCall("calculator", {"expression": "1+1", "nested": [[{"a": [1]}]]}),))
 TRAJECTORIES = [
-    make_trajectory(id="nobody", group_id="nothing"),
-    make_trajectory(length=400, id="nobody", group_id="nothing"),
-    make_trajectory(
-        id="nobody",
-        group_id="nothing",
-        turns=(Turn(0, 4, Role.PROMPT), CALLS),
-        rewards={"tool": 0.5},
-        timings={"generate": 1.5},
-    ),
+    make_trajectory(id="nobody", group_id="nothing", **changes)
+    for changes in (
+        {},
+        {"length": 400},
+        {"turns": (Turn(0, 4, Role.PROMPT), CALLS), "rewards": {"tool": 0.5}, "timings": {"generate": 1.5}},
+    )
 ]
 REPLAY_REQUESTS: Sequence[Frames] = [
-    [bytes(frame) for frame in encode_request(request, number, RUN, frames)]
+    [bytes(frame) for frame in encode_request(request, number, RunIdentity("run"), frames)]
     for number, (request, frames) in enumerate(
         [
             *((protocol.PutTrajectory(), encode(trajectory_message(each))) for each in TRAJECTORIES),
@@ -46,7 +42,7 @@ REPLAY_REQUESTS: Sequence[Frames] = [
     )
 ]
 WEIGHT_REQUESTS: Sequence[Frames] = [
-    [bytes(frame) for frame in encode(Message(kind, 1, {**body, "run": [RUN.name, RUN.id]}))]
+    [bytes(frame) for frame in encode(Message(kind, 1, {**body, "run": [OWN_RUN.name, OWN_RUN.id]}))]
     for kind, body in (
         ("manifest", {"holds": 5, "base": ""}),
         ("join", {"holds": 5, "backend": "gloo"}),

@@ -6,17 +6,42 @@ It prints its endpoint, and then the number of refused requests for every line t
 from __future__ import annotations
 
 import sys
+from itertools import chain
+from pathlib import Path
 
 import torch
 import zmq
 
 from asyncrl.config.schema import NetworkConfig
 from asyncrl.network.keys import server_keys
-from asyncrl.types import RunIdentity
 from asyncrl.weights.server import WeightServer
+from tests.chaos.support import Target
+from tests.helpers import OWN_RUN
 
 CHUNK_BYTES = 4096
-RUN = RunIdentity("train", "its id")
+
+
+class PublisherProcess(Target):
+    """A weight publisher that has published version 1 of `tensors()`; with `keys` in a folder, nobody else gets any."""
+
+    def __init__(self, folder: Path, *keys: Path) -> None:
+        super().__init__(folder, __name__, *map(str, keys))
+
+    def start(self) -> None:
+        super().start()
+        self.endpoint = self._line()
+        assert self.endpoint, self.log()
+
+    def refused(self) -> int:
+        """How many requests it says it has refused."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("refused\n")
+        self.process.stdin.flush()
+        return int(self._line())
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -25,12 +50,10 @@ def tensors() -> dict[str, torch.Tensor]:
 
 def main() -> None:
     keys = server_keys(NetworkConfig(keys=sys.argv[1] if len(sys.argv) > 1 else None))
-    publisher = WeightServer("127.0.0.1", 0, zmq.Context(), keys=keys, run=RUN, chunk_bytes=CHUNK_BYTES)
+    publisher = WeightServer("127.0.0.1", 0, zmq.Context(), keys=keys, run=OWN_RUN, chunk_bytes=CHUNK_BYTES)
     publisher.publish(1, tensors())
-    sys.stdout.write(f"{publisher.endpoint}\n")
-    sys.stdout.flush()
-    for _ in sys.stdin:
-        sys.stdout.write(f"{publisher.refused}\n")
+    for answer in chain([publisher.endpoint], (publisher.refused for _ in sys.stdin)):
+        sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
 
 

@@ -17,19 +17,19 @@ import zmq.asyncio
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import UnavailableError, WireError
 from asyncrl.network.keys import ClientKeys, add_client
-from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.counters import COUNTERS
 from asyncrl.replay.protocol import decode_reply
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.wire import PROTOCOL
-from tests.helpers import GENEROUS_S, make_task, make_trajectory, until
+from tests.chaos.support import ReplayProcess
+from tests.helpers import GENEROUS_S, OWN_RUN, make_task, make_trajectory, until
 from tests.network.support import client_of, made, peer, strangers
-from tests.security import published
-from tests.security.targets import OWN_RUN, Target, asked, publisher, replay
+from tests.security.published import PublisherProcess, tensors
 
 pytestmark = pytest.mark.slow
 
+GROUPS = ("learner.group_size=2", "learner.batch_size=4")
 WHO = ["no keys", "another server's key", "a key that is not in the list", "the keys of another run"]
 
 
@@ -49,56 +49,53 @@ def everyone(folder: Path, keys: Path) -> dict[str, ClientKeys | None]:
 
 
 @pytest.fixture(scope="module")
-def closed(folder: Path, keys: Path) -> Iterator[Target]:
-    with replay(folder / "closed", f"network.keys={keys}") as target:
+def closed(folder: Path, keys: Path) -> Iterator[ReplayProcess]:
+    with ReplayProcess(folder / "closed", *GROUPS, f"network.keys={keys}") as target:
         yield target
 
 
 @pytest.fixture(scope="module")
-def closed_publisher(folder: Path, keys: Path) -> Iterator[Target]:
-    with publisher(folder / "weights", keys) as target:
+def closed_publisher(folder: Path, keys: Path) -> Iterator[PublisherProcess]:
+    with PublisherProcess(folder / "weights", keys) as target:
         yield target
 
 
 @pytest.mark.parametrize("who", WHO)
 def test_a_stranger_gets_nothing_from_the_replay_while_a_client_is_served(
-    closed: Target, keys: Path, everyone: dict[str, ClientKeys | None], who: str
+    closed: ReplayProcess, keys: Path, everyone: dict[str, ClientKeys | None], who: str
 ) -> None:
     with zmq.Context() as context:
-        client = ReplayClient(closed.endpoint, "a", "1", context=context, keys=client_of(keys), run=OWN_RUN)
+        client = closed.client(context=context, keys=client_of(keys))
         before = client.status()
-        stranger = ReplayClient(
-            closed.endpoint, "x", "1", context=context, keys=everyone[who], give_up_s=1.0, run=OWN_RUN
-        )
+        stranger = closed.client("x", context=context, keys=everyone[who], give_up_s=1.0)
         with pytest.raises(UnavailableError):
             stranger.tickets([], 1)
         after = client.status()
         stranger.close()
-        seen = until(lambda: client.status()["failed_handshakes"] > before["failed_handshakes"])
-        assert seen
+        until(lambda: client.status()["failed_handshakes"] > before["failed_handshakes"])
         assert [after[name] for name in COUNTERS] == [before[name] for name in COUNTERS]
         ticket = client.tickets([], 1)[0]
         assert client.put(make_trajectory(ticket)) == "stored"
         client.close()
-    assert "a client was refused" in closed.log
+    assert "a client was refused" in closed.log()
 
 
 @pytest.mark.parametrize("who", WHO)
 def test_a_stranger_gets_no_weights_while_a_receiver_is_served(
-    closed_publisher: Target, keys: Path, everyone: dict[str, ClientKeys | None], who: str
+    closed_publisher: PublisherProcess, keys: Path, everyone: dict[str, ClientKeys | None], who: str
 ) -> None:
     async def run() -> None:
         context = zmq.asyncio.Context()
-        receiver = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=client_of(keys), run=published.RUN))
+        receiver = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=client_of(keys), run=OWN_RUN))
         stranger = ZmqChannel(
-            Requests(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=1.0, run=published.RUN)
+            Requests(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=1.0, run=OWN_RUN)
         )
         with pytest.raises(UnavailableError, match="allowed" if everyone[who] else "silent"):
             await stranger.newer_than(-1)
         manifest = await receiver.newer_than(-1)
         assert manifest is not None
         got = await receiver.fetch(manifest)
-        assert all(torch.equal(got[name], tensor) for name, tensor in published.tensors().items())
+        assert all(torch.equal(got[name], tensor) for name, tensor in tensors().items())
         stranger.reset()
         receiver.reset()
         context.term()
@@ -107,15 +104,15 @@ def test_a_stranger_gets_no_weights_while_a_receiver_is_served(
     assert closed_publisher.alive()
 
 
-def test_a_client_on_another_machine_needs_no_secret_of_the_server(closed: Target, keys: Path) -> None:
-    assert asked(closed, "status", keys=client_of(add_client(keys, "gpu7")))["refused"] == 0
+def test_a_client_on_another_machine_needs_no_secret_of_the_server(closed: ReplayProcess, keys: Path) -> None:
+    assert closed.status(keys=client_of(add_client(keys, "gpu7")))["refused"] == 0
 
 
 def test_a_client_that_is_not_heard_tells_its_user_what_to_check(
-    closed: Target, everyone: dict[str, ClientKeys | None], caplog: pytest.LogCaptureFixture
+    closed: ReplayProcess, everyone: dict[str, ClientKeys | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     strange = everyone["a key that is not in the list"]
-    unheard = ReplayClient(closed.endpoint, "x", "1", keys=strange, give_up_s=5.0, retry_s=0.2)
+    unheard = closed.client("x", keys=strange, give_up_s=5.0, retry_s=0.2)
     with pytest.raises(UnavailableError):
         unheard.status()
     unheard.close()
@@ -123,28 +120,28 @@ def test_a_client_that_is_not_heard_tells_its_user_what_to_check(
 
 
 def test_a_peer_that_sends_more_than_the_limit_is_cut_off_and_the_others_go_on(folder: Path) -> None:
-    with replay(folder / "small", "network.max_message_mb=1") as target:
+    with ReplayProcess(folder / "small", *GROUPS, "network.max_message_mb=1") as target:
         with peer(target.endpoint, None) as flood:
             flood.send(b"x" * (2 << 20))
-            assert asked(target, "status")["refused"] == 0
+            assert target.status()["refused"] == 0
             assert not flood.poll(200)
         with peer(target.endpoint, None) as modest:
             modest.send(b"x" * (1 << 20))
             assert modest.poll(1000 * GENEROUS_S)
             assert decode_reply(modest.recv_multipart()).kind == "refused"
-        assert asked(target, "status")["refused"] == 1
+        assert target.status()["refused"] == 1
 
 
 def test_both_sides_refuse_another_version_naming_both(folder: Path) -> None:
     strange = [msgspec.msgpack.encode([99, "status", 1, {}, []])]
     reason = f"protocol 99, this side speaks {PROTOCOL}"
-    with replay(folder / "open") as target:
+    with ReplayProcess(folder / "open", *GROUPS) as target:
         with peer(target.endpoint, None) as other:
             other.send_multipart(strange)
             assert other.poll(1000 * GENEROUS_S)
             assert reason in decode_reply(other.recv_multipart()).reason
-        assert asked(target, "status")["refused"] == 1
-        assert reason in target.log
+        assert target.status()["refused"] == 1
+        assert reason in target.log()
     with pytest.raises(WireError, match=reason):
         decode_reply(strange)
 
@@ -162,5 +159,5 @@ def test_a_replay_that_others_can_reach_does_not_start_without_keys(folder: Path
     )
     assert lacking.returncode == 2
     assert "makes keys" in lacking.stderr
-    with replay(folder / "reachable", "network.host=0.0.0.0", f"network.keys={keys}") as target:
-        assert asked(target, "status", keys=client_of(keys))["refused"] == 0
+    with ReplayProcess(folder / "reachable", *GROUPS, "network.host=0.0.0.0", f"network.keys={keys}") as target:
+        assert target.status(keys=client_of(keys))["refused"] == 0
