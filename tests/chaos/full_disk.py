@@ -6,17 +6,12 @@ room again every other process must still be the same, and the run must go on. S
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
-from asyncrl.machine.process import WORKER_VARIABLE
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 
@@ -37,43 +32,29 @@ def fill(folder: Path) -> list[Path]:
     return ballast
 
 
-def processes(run: Run) -> dict[str, int]:
-    """The roles and ranks that run, by name, whatever the disk says."""
-    found = {}
-    for child in psutil.Process(run.process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            parents = {run.process.pid, *(each for name, each in found.items() if name == "learner")}
-            if child.ppid() in parents and (name := child.environ().get(WORKER_VARIABLE)):
-                found[name] = child.pid
-    return found
-
-
 def main(small: Path, other: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(small)], check=True)
     world = World.make(other)
-    run = Run("train", small, *world.overrides(1), "learner.steps=1000000", "learner.checkpoint_every=1")
-    try:
+    with Run("train", small, *world.overrides(1), "learner.steps=1000000", "learner.checkpoint_every=1") as run:
         run.wait_for_step(2)
-        before = processes(run)
+        before = run.processes()
         assert {"replay", "actor-0", "actor-1", "scoring-0", "scoring-1", "learner-0", "learner-1"} < before.keys()
         ballast = fill(small)
         killed = ("replay", "scoring-0")
         for name in killed:
-            os.kill(before[name], signal.SIGKILL)
+            run.kill(name)
         full_until = time.monotonic() + FULL_S
         while time.monotonic() < full_until:
             assert run.process.poll() is None, run.output
             time.sleep(0.2)
-        reached = max(line["step"] for line in run.steps())
+        reached = run.newest_step()
         for path in ballast:
             path.unlink()
         run.wait_for_step(reached + 3)
-        after = processes(run)
+        after = run.processes()
         same = {name: pid for name, pid in before.items() if name not in killed}
         assert {name: after.get(name) for name in same} == same, run.logs()
         assert all(after[name] != before[name] for name in killed)
-    finally:
-        run.stop()
 
 
 if __name__ == "__main__":

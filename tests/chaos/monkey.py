@@ -18,14 +18,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from asyncrl.learner.launcher import VARIABLE
+from asyncrl.machine.child import last_lines
 from asyncrl.machine.ports import free_ports
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.rule import WITNESS_VARIABLE
@@ -73,12 +71,9 @@ class Monkey:
                 self._strike()
                 time.sleep(self._rng.expovariate(1 / MEAN_PAUSE_S))
             self._continue(float("inf"))
-            goal = self._newest_step() + STEPS_BETWEEN
+            goal = self._run.newest_step() + STEPS_BETWEEN
             log.info("%d of %d kills; the run must now reach step %d", self.kills, self._wanted, goal)
             self._run.wait_for_step(goal, GO_ON_S)
-
-    def _newest_step(self) -> int:
-        return max((line["step"] for line in self._run.steps()), default=-1)
 
     def _strike(self) -> None:
         """One misfortune: a kill, a few at once, a kill in the next start too, or a standstill."""
@@ -100,7 +95,8 @@ class Monkey:
                 self._stopped[roles[victim]] = time.monotonic() + self._rng.uniform(0.5, LONGEST_STOP_S)
 
     def _victim(self, roles: Collection[str]) -> str:
-        chances = {name: VICTIMS[name.split("-")[0]] for name in sorted(roles)}
+        ranks = self._run.ranks()
+        chances = {name: VICTIMS["rank" if name in ranks else name.split("-")[0]] for name in sorted(roles)}
         return self._rng.choices(list(chances), list(chances.values()))[0]
 
     def _kill(self, pid: int) -> None:
@@ -117,26 +113,13 @@ class Monkey:
 
     def _alive(self) -> dict[str, int]:
         """The roles and the learner's ranks that nobody has killed yet, by name."""
-        processes = json.loads((self._run.dir / "processes.json").read_text())
-        everyone = {**processes, **ranks_of(processes["learner"])} if "learner" in processes else processes
-        return {name: pid for name, pid in everyone.items() if pid not in self._killed}
+        return {name: pid for name, pid in self._run.processes().items() if pid not in self._killed}
 
     def _continue(self, now: float) -> None:
         for pid in [pid for pid, when in self._stopped.items() if when <= now]:
             del self._stopped[pid]
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-
-
-def ranks_of(learner: int) -> dict[str, int]:
-    """The ranks that a learner's process has started, by name."""
-    found = {}
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(learner).children():
-            with suppress(psutil.NoSuchProcess):
-                if VARIABLE in (environment := child.environ()):
-                    found[f"rank-{json.loads(environment[VARIABLE])['rank']}"] = child.pid
-    return found
 
 
 def chaos(folder: Path, kills: int, seed: int, shards: int) -> dict[str, Any]:
@@ -148,37 +131,28 @@ def chaos(folder: Path, kills: int, seed: int, shards: int) -> dict[str, Any]:
     port = free_ports(shards)
     overrides = [*world.overrides(shards), f"network.replay_port={port}"]
     with ExitStack() as stack:
-        run = stack.enter_context(_started(folder, *overrides, f"learner.steps={WITHOUT_END}"))
+        run = stack.enter_context(Run("train", folder, *overrides, f"learner.steps={WITHOUT_END}"))
         witnesses = [
             stack.enter_context(closing(Witness(f"tcp://127.0.0.1:{port + shard}", "witness", f"{seed}.{shard}")))
             for shard in range(shards)
         ]
         monkey = Monkey(run, kills, random.Random(seed))
-        until((run.dir / "processes.json").exists, START_S)
+        until(run.processes, START_S)
         monkey.rage()
         run.process.send_signal(signal.SIGINT)
         run.process.wait(GENEROUS_S)
         steps = _planned(run.dir) + STEPS_AFTER
         log.info("%d kills are done; the run is resumed to end after %d steps", monkey.kills, steps)
-        resumed = stack.enter_context(_started(folder, *overrides, f"learner.steps={steps}"))
+        resumed = stack.enter_context(Run("train", folder, *overrides, f"learner.steps={steps}"))
         resumed.finish()
     log.info("the recorded plans are trained again, without interruption")
     again = folder / "again"
     again.mkdir()
     source = [f"replay.source={run.dir / 'replay'}", f"learner.steps={steps}", "learner.checkpoint_every=1000000"]
-    with _started(again, *world.overrides(shards), *source, command="learner") as uninterrupted:
+    with Run("learner", again, *world.overrides(shards), *source) as uninterrupted:
         uninterrupted.finish()
     verdict = judge(run, uninterrupted.dir, witnesses, set(seen.read_text().split()))
     return {"kills": monkey.kills, **verdict, "steps": steps, "seconds": round(time.monotonic() - started, 1)}
-
-
-@contextmanager
-def _started(folder: Path, *overrides: str, command: str = "train") -> Iterator[Run]:
-    run = Run(command, folder, *overrides)
-    try:
-        yield run
-    finally:
-        run.stop()
 
 
 def _planned(run_dir: Path) -> int:
@@ -195,25 +169,20 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     folder = Path(tempfile.mkdtemp(prefix="asyncrl-chaos-"))
+    verdict: dict[str, Any] | None = None
     try:
         verdict = chaos(folder, options.kills, options.seed, options.shards)
-        kept = bool(verdict["broken"])
     except BaseException:
-        log.exception("the run failed; its folder is %s", folder)
-        _show_logs(folder)
+        log.exception("the run failed")
+    if verdict is not None:
+        sys.stdout.write(json.dumps(verdict) + "\n")
+    if verdict is None or verdict["broken"]:
+        for path in sorted(folder.glob("**/logs/*.log")):
+            log.info("== %s\n%s", path.name, last_lines(path, 15))
+        log.error("the folder of the run is %s", folder)
         return 1
-    if kept:
-        log.error("promises were broken; the run's folder is %s", folder)
-        _show_logs(folder)
-    else:
-        shutil.rmtree(folder)
-    sys.stdout.write(json.dumps(verdict) + "\n")
-    return int(kept)
-
-
-def _show_logs(folder: Path, lines: int = 15) -> None:
-    for path in sorted(folder.glob("**/logs/*.log")):
-        log.info("== %s\n%s", path.name, "\n".join(path.read_text(errors="replace").splitlines()[-lines:]))
+    shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,5 @@ def prepared() -> list[str]:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts `asyncrl COMMAND KEY=VALUE ...` in a run folder of the test's own."""
-    runs: list[Run] = []
-
-    def start(command: str, *overrides: str) -> Run:
-        runs.append(Run(command, tmp_path, *overrides))
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        run.stop()
+    with ExitStack() as runs:
+        yield lambda command, *overrides: runs.enter_context(Run(command, tmp_path, *overrides))

@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import psutil
 from omegaconf import OmegaConf
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.machine.process import WORKER_VARIABLE
 from asyncrl.observe.sinks import read_lines
 from tests.helpers import GENEROUS_S, until
 
@@ -28,7 +31,7 @@ def read_config(run_dir: Path) -> TrainConfig:
 
 
 class Run:
-    """`asyncrl COMMAND` at work; its run folder is `dir`."""
+    """`asyncrl COMMAND` at work, until a `with` block ends at the latest; its run folder is `dir`."""
 
     def __init__(self, command: str, folder: Path, *overrides: str) -> None:
         self.dir = folder / "run"
@@ -41,6 +44,12 @@ class Run:
             cwd=ROOT,
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
         )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     @property
     def output(self) -> str:
@@ -64,9 +73,20 @@ class Run:
 
         until(reached, seconds)
 
-    def kill(self, role: str) -> None:
+    def processes(self) -> dict[str, int]:
+        """The roles that run, and the learner's ranks as learner-0 and so on."""
+        roles = _children(self.process.pid)
+        return {**_children(roles.get("learner")), **roles}
+
+    def ranks(self) -> dict[str, int]:
+        return {name: pid for name, pid in self.processes().items() if name.startswith("learner-")}
+
+    def kill(self, name: str) -> None:
         """SIGKILL, which nobody can prepare for."""
-        os.kill(json.loads((self.dir / "processes.json").read_text())[role], signal.SIGKILL)
+        os.kill(self.processes()[name], signal.SIGKILL)
+
+    def newest_step(self) -> int:
+        return max((line["step"] for line in self.steps()), default=-1)
 
     def stop(self) -> None:
         """End it, if it has not."""
@@ -84,3 +104,14 @@ class Run:
     def logs(self) -> str:
         """Every role's log."""
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted((self.dir / "logs").glob("*.log")))
+
+
+def _children(parent: int | None) -> dict[str, int]:
+    """The workers that a process has started, by name."""
+    found = {}
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(parent).children() if parent else ():
+            with suppress(psutil.NoSuchProcess):
+                if name := child.environ().get(WORKER_VARIABLE):
+                    found[name] = child.pid
+    return found

@@ -1,4 +1,4 @@
-"""Whole runs: synchronous ones are on-policy, chance teaches nothing, a stop is clean, a second start resumes."""
+"""Whole runs: synchronous ones are on-policy, chance teaches nothing, and stops and kills lose nothing."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.data.gsm8k import convert
 from asyncrl.demo.step_scorer import JUDGEMENTS_FILE
 from asyncrl.demo.summary import summarise
 from asyncrl.types import Task, Trajectory
 from tests.chaos.world import World
 from tests.end_to_end.support import Run, read_config
 from tests.helpers import GENEROUS_S
+from tests.learner.support import write_model
 from tests.network.support import made
 
 pytestmark = pytest.mark.slow
 
 Start = Callable[..., Run]
+EXCERPT = Path(__file__).parents[1] / "data" / "gsm8k"
 
 
 def by_chance(task: Task, answer: str, trajectory: Trajectory) -> float:
@@ -94,3 +97,31 @@ def test_a_wrong_configuration_ends_with_a_message_before_anything_starts(start:
         assert fix in run.output
         assert "Traceback" not in run.output
     assert not run.dir.exists()
+
+
+@pytest.mark.long
+def test_killing_every_role_once_loses_nothing_and_accuracy_is_reached(start: Start, prepared: list[str]) -> None:
+    run = start("demo", "learner.steps=24", "learner.eval_every=12", "learner.checkpoint_every=3")
+    for step, role in ((2, "actor-0"), (4, "replay"), (6, "scoring-0"), (8, "learner")):
+        run.wait_for_step(step)
+        run.kill(role)
+    summary = run.finish()
+    assert (summary["lost"], summary["trained_twice"]) == (0, 0), run.logs()
+    assert summary["max_lag_seen"] <= 2
+    assert summary["accuracy_before"] < 0.6
+    assert summary["accuracy_after"] >= 0.9
+    assert summary["trajectories_trained"] == summary["steps"] * 64
+
+
+@pytest.mark.long
+def test_three_steps_on_gsm8k_with_a_tiny_model(start: Start, tmp_path: Path) -> None:
+    convert(EXCERPT, tmp_path / "gsm8k.parquet", "train")
+    run = start(
+        "train",
+        *("experiment=gsm8k_calculator", f"model.path={write_model(tmp_path / 'model')}", "model.dtype=float32"),
+        *(f"data.train={tmp_path / 'gsm8k.parquet'}", "actor.max_turn_tokens=24"),
+        *("learner.batch_size=8", "learner.group_size=4", "learner.steps=3"),
+    )
+    run.finish()
+    assert [line["step"] for line in run.steps()] == [0, 1, 2]
+    assert (run.dir / "model" / "model.safetensors").exists()

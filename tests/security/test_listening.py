@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +51,8 @@ def expected(run: Run, settings: set[str]) -> Sockets:
     ports = {key: getattr(config.network, key.split(".")[1]) for key in ("network.replay_port", "network.weights_port")}
     processes = {
         "each replay shard": [f"replay-{shard}" for shard in range(SHARDS)],
-        "each learner rank": [f"rank-{rank}" for rank in range(RANKS)],
-        "learner rank 0": ["rank-0"],
+        "each learner rank": [f"learner-{rank}" for rank in range(RANKS)],
+        "learner rank 0": ["learner-0"],
         "each actor": ["actor-0"],
     }
     found: Sockets = defaultdict(list)
@@ -68,12 +66,11 @@ def expected(run: Run, settings: set[str]) -> Sockets:
 
 def listening(run: Run) -> dict[str, list[tuple[str, int]]]:
     """Address and port of every socket of the run's processes that strangers may send to."""
-    known = json.loads((run.dir / "processes.json").read_text())
-    names = {pid: name for name, pid in known.items()} | {run.process.pid: "supervisor"}
+    names = {pid: name for name, pid in run.processes().items()} | {run.process.pid: "supervisor"}
     found: dict[str, list[tuple[str, int]]] = {}
     top = psutil.Process(run.process.pid)
     for process in [top, *top.children(recursive=True)]:
-        name = names.get(process.pid) or _rank(process) or f"a child of {names.get(process.ppid(), 'a child')}"
+        name = names.get(process.pid) or f"a child of {names.get(process.ppid(), 'a child')}"
         open_ones = [
             (each.laddr.ip, each.laddr.port)
             for each in process.net_connections("inet")
@@ -84,29 +81,12 @@ def listening(run: Run) -> dict[str, list[tuple[str, int]]]:
     return found
 
 
-def _rank(process: psutil.Process) -> str | None:
-    given = process.environ().get("ASYNCRL_RANK")
-    return f"rank-{json.loads(given)['rank']}" if given else None
-
-
 def ports_of(found: Mapping[str, list[tuple[str, int]]], fixed: set[str]) -> Sockets:
     """Ports by process, those that are not among `fixed` as free ones."""
     return {
         name: sorted(str(port) if str(port) in fixed else FREE for _, port in sockets)
         for name, sockets in found.items()
     }
-
-
-@contextmanager
-def a_run(folder: Path, *overrides: str) -> Iterator[Run]:
-    world = World.make(folder)
-    fleet = [f"cluster.learner_ranks={RANKS}", "cluster.actors=1", "replay.max_lag=4", "learner.steps=100000"]
-    agent = f"actor.agent={one_request.__module__}.{one_request.__name__}"
-    run = Run("train", folder, *world.overrides(SHARDS), *fleet, agent, *overrides)
-    try:
-        yield run
-    finally:
-        run.stop()
 
 
 def other_interface() -> str | None:
@@ -130,7 +110,10 @@ def test_a_run_listens_on_what_the_documentation_lists_and_on_loopback_only(
         # What gloo would choose by itself depends on how the machine's name resolves.
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     settings = {"always", f"`weights.channel={channel}`", "`actor.agent`"}
-    with a_run(tmp_path, f"weights.channel={channel}") as run:
+    fleet = [f"cluster.learner_ranks={RANKS}", "cluster.actors=1", "replay.max_lag=4", "learner.steps=100000"]
+    agent = f"actor.agent={one_request.__module__}.{one_request.__name__}"
+    overrides = (*World.make(tmp_path).overrides(SHARDS), *fleet, agent, f"weights.channel={channel}")
+    with Run("train", tmp_path, *overrides) as run:
         run.wait_for_step(2)
         wanted = expected(run, settings)
         fixed = {port for ports in wanted.values() for port in ports}

@@ -49,7 +49,7 @@ class DistributedTransport(Transport):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
     The store has no keys, so it listens beyond loopback only where the network is declared `insecure`. `make_group`
-    makes this end of a group.
+    makes this end of a group, `own_address` finds the address at which the server's machine reaches this one.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class DistributedTransport(Transport):
         timeout_s: float,
         insecure: bool,
         make_group: Callable[..., WeightGroup] = WeightGroup,
+        own_address: Callable[[str, int], str] = address_towards,
     ) -> None:
         super().__init__(end)
         self._device = device
@@ -67,6 +68,7 @@ class DistributedTransport(Transport):
         self._timeout_s = timeout_s
         self._insecure = insecure
         self._make_group = make_group
+        self._own_address = own_address
         self._joined: _Joined | None = None
         self._left: list[str] = []
         self._threads = OwnThreads()
@@ -97,7 +99,7 @@ class DistributedTransport(Transport):
         """Raises ServerRefusedError and ServerFaultError."""
         await self._forget()
         try:
-            address = await self._threads.run(partial(address_towards, *self.end.address))
+            address = await self._threads.run(partial(self._own_address, *self.end.address))
             check_bind(address, self._insecure, key="the store's address", fix=SERVER_GROUP_FIX)
             store, port = await self._threads.run(partial(open_store, address, self._timeout_s))
             client = await self._threads.run(partial(join_store, address, port, self._timeout_s))

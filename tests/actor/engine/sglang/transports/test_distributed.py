@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +19,6 @@ from aiohttp import web
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.fleet.update import CPU, Update
-from asyncrl.actor.engine.sglang.transports import distributed
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd
 from asyncrl.actor.engine.sglang.transports.distributed import DistributedTransport
 from asyncrl.types import Sampling
@@ -112,10 +110,10 @@ def transport_to(
     server: FakeSglang,
     timeout_s: float = 20.0,
     bucket_bytes: int = 1 << 20,
-    make_group: Callable[..., WeightGroup] = WeightGroup,
+    **options: Any,
 ) -> DistributedTransport:
     end = ServerEnd(server.url, Http(server.url), 20.0, spans=True, ranks=RANKS)
-    return DistributedTransport(end, CPU, bucket_bytes, timeout_s, False, make_group)
+    return DistributedTransport(end, CPU, bucket_bytes, timeout_s, False, **options)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 600, 1 << 20])
@@ -274,12 +272,11 @@ def test_the_group_of_another_server_goes_on_where_one_dies_in_a_broadcast():
     assert len(good.names) == 1
 
 
-async def test_the_store_listens_where_strangers_are_only_where_that_is_allowed(monkeypatch):
-    monkeypatch.setattr(distributed, "address_towards", lambda host, port: "192.0.2.1")
+async def test_the_store_listens_where_strangers_are_only_where_that_is_allowed():
     server = FakeSglang()
 
     async with serving(server):
-        transport = transport_to(server)
+        transport = transport_to(server, own_address=lambda host, port: "192.0.2.1")
         with pytest.raises(ServerRefusedError, match=r"192\.0\.2\.1.*network\.insecure=true"):
             await transport.send(Update(1, "1-me", tensors(1)))
         await transport.end.http.close()
