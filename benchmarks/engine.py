@@ -1,6 +1,6 @@
 """How fast does the embedded engine sample, against transformers' own ways and against the matrix products alone?
 
-`python benchmarks/engine.py` prints a table and writes benchmarks/results/engine-THREADS.json. The load is 64 requests
+`python -m benchmarks.engine` prints a table and writes benchmarks/results/engine-THREADS.json. The load is 64 requests
 at once with prompts of 60 tokens on a Qwen3 of 2.5M parameters: `even` with 96 new tokens each, which is the best case
 of a static batch, and `mixed` with 32 to 160. The ways take turns, so that whatever else the machine does harms all
 alike; the table has the best and the median of the rounds.
@@ -13,44 +13,28 @@ import asyncio
 import datetime
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, Qwen3Config
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.config.schema import EngineConfig
 from asyncrl.types import Sampling
+from benchmarks.record import RESULTS, processor
+from benchmarks.shapes import make_model
 
 REQUESTS, PROMPT, VOCABULARY = 64, 60, 512
-RESULTS = Path(__file__).parent / "results"
-
-
-def make_model() -> Any:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        vocab_size=VOCABULARY,
-        tie_word_embeddings=True,
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def matrix_products(new: list[int]) -> float:
     """Seconds for the products of weights and activations alone: prompts at once, then one pass a token."""
-    model = make_model()
+    model = make_model("2.5M")
     weights = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     prompts = torch.randn(REQUESTS * PROMPT, 512)
     started = time.perf_counter()
@@ -67,7 +51,7 @@ def embedded(new: list[int], prompts: list[Any], switches: int = 0) -> float:
     """Seconds of the engine; with `switches`, its weights change so often meanwhile."""
 
     async def main() -> float:
-        model = make_model()
+        model = make_model("2.5M")
         weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         engine = EmbeddedEngine(model, EngineConfig(slots=REQUESTS, max_length=512), initial_version=0)
         started = time.perf_counter()
@@ -91,7 +75,7 @@ def embedded(new: list[int], prompts: list[Any], switches: int = 0) -> float:
 
 def static_generate(new: list[int], prompts: list[Any]) -> float:
     """Seconds of one padded batch, which lasts as long as its longest member."""
-    model = make_model()
+    model = make_model("2.5M")
     config = GenerationConfig(max_new_tokens=max(new), min_new_tokens=max(new), do_sample=True, top_k=0, pad_token_id=0)
     ids = torch.from_numpy(np.stack(prompts)).long()
     started = time.perf_counter()
@@ -102,7 +86,7 @@ def static_generate(new: list[int], prompts: list[Any]) -> float:
 
 def continuous_batching(new: list[int], prompts: list[Any]) -> float:
     """Seconds of transformers' continuous batching, with far smaller blocks than its own, which are slower here."""
-    model = make_model()
+    model = make_model("2.5M")
     config = GenerationConfig(max_new_tokens=max(new), do_sample=True, top_k=0, pad_token_id=0, eos_token_id=-1)
     blocks = ContinuousBatchingConfig(
         page_size=16, num_blocks=REQUESTS * (PROMPT + max(new) + 16) // 16, max_batch_tokens=256
@@ -145,11 +129,8 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
-        "cpu": names[0] if names else platform.processor(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_before": round(os.getloadavg()[0], 2),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
+from asyncrl.actor.engine.fleet.fleet import Fleet
 from benchmarks.clients import Load, bare_client, fleet_client
 from benchmarks.fleets import Policy, Push, fleet_over
 from benchmarks.instant_server import VOCABULARY, instant_server
@@ -24,16 +23,19 @@ EPISODES = 256
 TURNS = 4
 
 
+@asynccontextmanager
+async def instant_fleet(turn: Sequence[int] = ()) -> AsyncIterator[tuple[str, Fleet]]:
+    """A fleet over a server that answers at once, and the url of that server; `turn` is its answer to episodes."""
+    with tempfile.TemporaryDirectory() as name, instant_server(turn) as url:
+        policy = Policy.of_one_number(Path(name), VOCABULARY)
+        async with fleet_over([url], policy, 1024, Push(), Path(name)) as opened:
+            yield url, opened.fleet
+
+
 async def measure(rounds: int) -> dict[str, Any]:
     """Processor time by request and token of the fleet and the bare client; tokens a second of whole episodes."""
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url = stack.enter_context(instant_server())
-        opened = await stack.enter_async_context(fleet_over([url], _tiny(folder), 1024, Push(), folder))
-        clients = {
-            "fleet": fleet_client(opened.fleet),
-            "bare": await stack.enter_async_context(bare_client([url], logprobs=True)),
-        }
+    async with instant_fleet() as (url, fleet), bare_client([url], logprobs=True) as bare:
+        clients = {"fleet": fleet_client(fleet), "bare": bare}
         short, long = [
             await compare(clients, Load(PROMPT, length, VOCABULARY), CONCURRENCY, REQUESTS, rounds)
             for length in LENGTHS
@@ -51,11 +53,8 @@ async def episodes(turn_tokens: int, rounds: int) -> dict[str, Any]:
     from benchmarks.episodes import Shape, episode_client, turn_of
 
     tokens = TURNS * turn_tokens
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url = stack.enter_context(instant_server(turn_of(turn_tokens)))
-        opened = await stack.enter_async_context(fleet_over([url], _tiny(folder), 1024, Push(), folder))
-        play = episode_client(opened.fleet, Shape(TURNS, turn_tokens))
+    async with instant_fleet(turn_of(turn_tokens)) as (_, fleet):
+        play = episode_client(fleet, Shape(TURNS, turn_tokens))
         load = Load(PROMPT, tokens, VOCABULARY)
         runs = (await compare({"episodes": play}, load, CONCURRENCY, EPISODES, rounds))["episodes"]
     cpu_s = statistics.median(run.cpu_s for run in runs) / EPISODES
@@ -64,10 +63,3 @@ async def episodes(turn_tokens: int, rounds: int) -> dict[str, Any]:
         "us_per_turn": round(cpu_s / TURNS * 1e6),
         "tokens_per_s_of_one_core": round(tokens / cpu_s),
     }
-
-
-def _tiny(folder: Path) -> Policy:
-    """Weights of one number: the server ignores them."""
-    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
-    (folder / "config.json").write_text(f'{{"vocab_size": {VOCABULARY}}}')
-    return Policy(folder)

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from asyncrl.actor.engine.fleet.discovery import listed
 from asyncrl.actor.engine.fleet.endpoint import FleetSettings
@@ -35,6 +35,13 @@ class Policy:
     """The model in the Hugging Face folder `path`."""
 
     path: Path
+
+    @classmethod
+    def of_one_number(cls, folder: Path, vocabulary: int) -> Policy:
+        """For servers that ignore the weights."""
+        save_file({"w": torch.zeros(1)}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
+        return cls(folder)
 
     @cached_property
     def tensors(self) -> Mapping[str, torch.Tensor]:

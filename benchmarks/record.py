@@ -12,16 +12,16 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
-def machine() -> str:
-    """The machine in words: processor, cores, and the GPU where there is one."""
-    model = platform.processor() or platform.machine()
+def processor() -> str:
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
-        ]
-        model = names[0] if names else model
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def machine() -> str:
+    """The machine in words: processor, cores and Python."""
+    return f"{processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
 
 
 def write_result(name: str, result: Any, device: str | None = None) -> Path:

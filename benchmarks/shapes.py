@@ -7,48 +7,30 @@ with --skip-tokenizer-init. It names no end mark, so nothing that it samples end
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "tiny": {
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_hidden_layers": 4,
-        "vocab_size": 4096,
-        "heads": (4, 2),
-    },
-    "30M": {
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 6,
-        "vocab_size": 16384,
-        "heads": (8, 4),
-    },
-    "120M": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 10,
-        "vocab_size": 32768,
-        "heads": (12, 4),
-    },
-    "0.6B": {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "vocab_size": 151936,
-        "heads": (16, 8),
-    },
-    "4B": {
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_hidden_layers": 36,
-        "vocab_size": 151936,
-        "heads": (32, 8),
-    },
+
+class Shape(NamedTuple):
+    """Sizes of a model; its heads are 64 wide up to 12 of them, else 128."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+
+
+SHAPES = {
+    "tiny": Shape(128, 384, 4, 4096, 4, 2),
+    "2.5M": Shape(256, 512, 4, 512, 4, 2),
+    "30M": Shape(512, 1536, 6, 16384, 8, 4),
+    "120M": Shape(768, 3072, 10, 32768, 12, 4),
+    "0.6B": Shape(1024, 3072, 28, 151936, 16, 8),
+    "4B": Shape(2560, 9728, 36, 151936, 32, 8),
 }
 
 
@@ -57,14 +39,16 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cp
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     torch.manual_seed(0)
-    values = dict(SHAPES[shape])
-    heads, kv_heads = values.pop("heads")
+    sizes = SHAPES[shape]
     config = Qwen3Config(
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=128 if heads > 12 else 64,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.intermediate,
+        num_hidden_layers=sizes.layers,
+        vocab_size=sizes.vocabulary,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=128 if sizes.heads > 12 else 64,
         tie_word_embeddings=True,
-        **values,
     )
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)

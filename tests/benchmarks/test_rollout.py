@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from benchmarks.clients import Load, bare_client, fleet_client
-from benchmarks.fleets import Policy, Push, fleet_over
-from benchmarks.instant_server import VOCABULARY, instant_server
+from benchmarks.fleet_cost import instant_fleet
+from benchmarks.fleets import Policy, Push
+from benchmarks.instant_server import VOCABULARY
 from benchmarks.push_under_load import PushLoad, measure
 from benchmarks.throughput import compare, processor_cost, rows
 from tests.actor.engine.fleet.fakes import FakeSglang, run, serving
@@ -19,22 +18,12 @@ from tests.actor.engine.fleet.fakes import FakeSglang, run, serving
 pytestmark = pytest.mark.slow
 
 
-def policy(folder: Path, vocabulary: int = VOCABULARY) -> Policy:
-    save_file({"w": torch.zeros(1)}, folder / "model.safetensors")
-    (folder / "config.json").write_text(f'{{"vocab_size": {vocabulary}}}')
-    return Policy(folder)
-
-
-def test_clients_take_turns_and_are_told_against_the_bare_one(tmp_path: Path) -> None:
+def test_clients_take_turns_and_are_told_against_the_bare_one() -> None:
     async def scenario() -> Any:
-        with instant_server() as url:
-            async with (
-                fleet_over([url], policy(tmp_path), 64, Push(), tmp_path / "w") as opened,
-                bare_client([url], logprobs=True) as bare,
-            ):
-                clients = {"fleet": fleet_client(opened.fleet), "bare": bare}
-                load = Load(prompt=4, output=8, vocabulary=VOCABULARY)
-                return await compare(clients, load, concurrency=2, requests=4, rounds=2)
+        async with instant_fleet() as (url, fleet), bare_client([url], logprobs=True) as bare:
+            clients = {"fleet": fleet_client(fleet), "bare": bare}
+            load = Load(prompt=4, output=8, vocabulary=VOCABULARY)
+            return await compare(clients, load, concurrency=2, requests=4, rounds=2)
 
     runs = run(scenario)
     assert {name: len(taken) for name, taken in runs.items()} == {"fleet": 2, "bare": 2}
@@ -44,15 +33,20 @@ def test_clients_take_turns_and_are_told_against_the_bare_one(tmp_path: Path) ->
     assert processor_cost(runs["bare"], runs["fleet"], 4, (1, 8))["us_per_request"] >= 0
 
 
-def test_pushes_under_load_lose_no_request(tmp_path: Path) -> None:
-    async def scenario() -> Any:
-        server = FakeSglang()
-        async with serving(server):
-            load = PushLoad(requests=4, prompt=4, shortest=2, longest=6, pushes=2, calm_s=0.2)
-            vocabulary = 100
-            return await measure([server.url], policy(tmp_path, vocabulary), load, Push("abort"), tmp_path / "w")
+def pushes(folder: Path, load: PushLoad, mode: str, version: str) -> Any:
+    """The figures of pushes into a fake server of this version."""
 
-    row = run(scenario)
+    async def scenario() -> Any:
+        server = FakeSglang(version)
+        async with serving(server):
+            return await measure([server.url], Policy.of_one_number(folder, 100), load, Push(mode), folder / "w")
+
+    return run(scenario)
+
+
+def test_pushes_under_load_lose_no_request(tmp_path: Path) -> None:
+    load = PushLoad(requests=4, prompt=4, shortest=2, longest=6, pushes=2, calm_s=0.2)
+    row = pushes(tmp_path, load, "abort", "0.5.23")
     assert row["lost"] == 0
     assert row["answered"] >= 8
     assert len(row["each_push"]) == 2
@@ -60,10 +54,5 @@ def test_pushes_under_load_lose_no_request(tmp_path: Path) -> None:
 
 
 def test_a_mode_that_the_server_does_as_another_one_is_not_measured(tmp_path: Path) -> None:
-    async def scenario() -> Any:
-        server = FakeSglang("0.5.17")
-        async with serving(server):
-            load = PushLoad(requests=1, prompt=4, shortest=2, longest=6, pushes=1, calm_s=0.1)
-            return await measure([server.url], policy(tmp_path, 100), load, Push("retract"), tmp_path / "w")
-
-    assert run(scenario) is None
+    load = PushLoad(requests=1, prompt=4, shortest=2, longest=6, pushes=1, calm_s=0.1)
+    assert pushes(tmp_path, load, "retract", "0.5.17") is None

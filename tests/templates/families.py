@@ -21,105 +21,68 @@ _FOLDER = Path(__file__).parent / "jinja"
 @dataclass(frozen=True)
 class Family:
     """`special` are special tokens, `marks` added tokens that are not special, `swallowing` those of `special` that
-    take in the blanks behind them. `tool_use` has a template of its own for conversations with tools."""
+    take in the blanks behind them; all of them divided by blanks. `tool_use` has a template of its own for
+    conversations with tools."""
 
-    special: tuple[str, ...]
+    special: str
     eos: str
     bos: str | None = None
-    marks: tuple[str, ...] = ()
-    swallowing: tuple[str, ...] = ()
+    marks: str = ""
+    swallowing: str = ""
     tool_use: bool = False
     sentencepiece: bool = False
 
 
-_CALL = ("<tool_call>", "</tool_call>")
-_THINK = ("<think>", "</think>")
-_RESPONSE = ("<tool_response>", "</tool_response>")
-_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_LLAMA = (
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
-    "<|python_tag|>",
-)
-_MISTRAL = (
-    "<s>",
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]",
-    "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]",
-    "[TOOL_CALLS]",
-)
-_TEKKEN = (*_MISTRAL, "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]")
-_GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
-_DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
+_CALL = "<tool_call> </tool_call>"
+_RESPONSE = "<tool_response> </tool_response>"
+_QWEN3 = f"{_CALL} {_RESPONSE} <think> </think>"
+_CHATML = "<|endoftext|> <|im_start|> <|im_end|>"
+_LLAMA = "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eom_id|> <|eot_id|> <|python_tag|>"
+_MISTRAL = "<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS]"
+_TEKKEN = f"{_MISTRAL} [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] [ARGS] [CALL_ID]"
+_GEMMA = "<bos> <eos> <start_of_turn> <end_of_turn>"
+_DEEPSEEK = "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>"
 _DEEPSEEK_MARKS = (
-    "<｜User｜>",
-    "<｜Assistant｜>",
-    *(f"<｜tool▁{what}▁{where}｜>" for what in ("calls", "call", "outputs", "output") for where in ("begin", "end")),
-    "<｜tool▁sep｜>",
+    "<｜User｜> <｜Assistant｜> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> "
+    "<｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜> <｜tool▁sep｜>"
 )
+_PHI = "<|system|> <|user|> <|assistant|> <|end|>"
 _COMMAND_R = (
-    "<BOS_TOKEN>",
-    "<|START_OF_TURN_TOKEN|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<|SYSTEM_TOKEN|>",
-    "<|USER_TOKEN|>",
-    "<|CHATBOT_TOKEN|>",
+    "<BOS_TOKEN> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|SYSTEM_TOKEN|> <|USER_TOKEN|> <|CHATBOT_TOKEN|>"
+)
+_KIMI = "[BOS] [EOS] <|im_end|> <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|>"
+_KIMI_MARKS = (
+    "<|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> "
+    "<|tool_call_end|>"
 )
 
 FAMILIES = {
     "qwen2_5": Family(_CHATML, "<|im_end|>", marks=_CALL),
-    "qwen3": Family(_CHATML, "<|im_end|>", marks=(*_CALL, *_RESPONSE, *_THINK)),
-    "qwen3_coder": Family(_CHATML, "<|im_end|>", marks=(*_CALL, *_RESPONSE, *_THINK)),
-    "qwq": Family(_CHATML, "<|im_end|>", marks=(*_CALL, *_RESPONSE, *_THINK)),
-    "llama3_1": Family(_LLAMA, "<|eot_id|>", "<|begin_of_text|>"),
-    "llama3_2": Family(_LLAMA, "<|eot_id|>", "<|begin_of_text|>"),
-    "llama3_3": Family(_LLAMA, "<|eot_id|>", "<|begin_of_text|>"),
+    **dict.fromkeys(("qwen3", "qwen3_coder", "qwq"), Family(_CHATML, "<|im_end|>", marks=_QWEN3)),
+    **dict.fromkeys(("llama3_1", "llama3_2", "llama3_3"), Family(_LLAMA, "<|eot_id|>", "<|begin_of_text|>")),
     "mistral_nemo": Family(_MISTRAL, "</s>", "<s>"),
-    "mistral_small_3_2": Family(_TEKKEN, "</s>", "<s>"),
-    "devstral": Family(_TEKKEN, "</s>", "<s>"),
-    "gemma2": Family(_GEMMA, "<eos>", "<bos>", marks=("\n\n", "<table>")),
-    "gemma3": Family((*_GEMMA, "<start_of_image>"), "<eos>", "<bos>", marks=("\n\n", "<table>")),
-    "deepseek_v3": Family(_DEEPSEEK, _DEEPSEEK[1], _DEEPSEEK[0], marks=_DEEPSEEK_MARKS),
-    "deepseek_r1_distill": Family(_DEEPSEEK, _DEEPSEEK[1], _DEEPSEEK[0], marks=(*_DEEPSEEK_MARKS, *_THINK)),
+    **dict.fromkeys(("mistral_small_3_2", "devstral"), Family(_TEKKEN, "</s>", "<s>")),
+    "gemma2": Family(_GEMMA, "<eos>", "<bos>", marks="\n\n <table>"),
+    "gemma3": Family(f"{_GEMMA} <start_of_image>", "<eos>", "<bos>", marks="\n\n <table>"),
+    "deepseek_v3": Family(_DEEPSEEK, "<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", marks=_DEEPSEEK_MARKS),
+    "deepseek_r1_distill": Family(
+        _DEEPSEEK,
+        "<｜end▁of▁sentence｜>",
+        "<｜begin▁of▁sentence｜>",
+        marks=f"{_DEEPSEEK_MARKS} <think> </think>",
+    ),
     "glm4_5": Family(
-        ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+        "<|endoftext|> [gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|>",
         "<|endoftext|>",
-        marks=(*_CALL, *_RESPONSE, *_THINK, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        marks=f"{_QWEN3} <arg_key> </arg_key> <arg_value> </arg_value>",
     ),
-    "gpt_oss": Family(
-        ("<|endoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>"),
-        "<|return|>",
-    ),
-    "phi3_5": Family(
-        ("<s>", "</s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
-        "<|endoftext|>",
-        "<s>",
-        swallowing=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
-        sentencepiece=True,
-    ),
-    "phi4": Family(("<|endoftext|>", "<|im_start|>", "<|im_sep|>", "<|im_end|>"), "<|im_end|>"),
-    "hermes3": Family((*_LLAMA, "<|im_start|>", "<|im_end|>"), "<|im_end|>", "<|begin_of_text|>", tool_use=True),
+    "gpt_oss": Family("<|endoftext|> <|start|> <|end|> <|message|> <|channel|> <|call|> <|return|>", "<|return|>"),
+    "phi3_5": Family(f"<s> </s> <|endoftext|> {_PHI}", "<|endoftext|>", "<s>", swallowing=_PHI, sentencepiece=True),
+    "phi4": Family("<|endoftext|> <|im_start|> <|im_sep|> <|im_end|>", "<|im_end|>"),
+    "hermes3": Family(f"{_LLAMA} <|im_start|> <|im_end|>", "<|im_end|>", "<|begin_of_text|>", tool_use=True),
     "command_r": Family(_COMMAND_R, "<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>", tool_use=True),
-    "granite": Family(("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>"), "<|end_of_text|>"),
-    "kimi_k2": Family(
-        ("[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>"),
-        "<|im_end|>",
-        marks=(
-            "<|tool_calls_section_begin|>",
-            "<|tool_calls_section_end|>",
-            "<|tool_call_begin|>",
-            "<|tool_call_argument_begin|>",
-            "<|tool_call_end|>",
-        ),
-    ),
+    "granite": Family("<|end_of_text|> <|start_of_role|> <|end_of_role|> <|tool_call|>", "<|end_of_text|>"),
+    "kimi_k2": Family(_KIMI, "<|im_end|>", marks=_KIMI_MARKS),
 }
 
 
@@ -128,10 +91,14 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     """The tokenizer of a family, with its template."""
     family = FAMILIES[name]
     backend = _sentencepiece() if family.sentencepiece else byte_level()
+    swallowing = family.swallowing.split(" ")
     backend.add_special_tokens(
-        [AddedToken(text, normalized=False, special=True, rstrip=text in family.swallowing) for text in family.special]
+        [
+            AddedToken(text, normalized=False, special=True, rstrip=text in swallowing)
+            for text in family.special.split(" ")
+        ]
     )
-    backend.add_tokens([AddedToken(text, normalized=False) for text in family.marks])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in family.marks.split(" ") if text])
     made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos)
     template = (_FOLDER / f"{name}.jinja").read_text()
     if family.tool_use:
