@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import torch
@@ -28,15 +29,12 @@ from tests.helpers import OWN_RUN, until
 from tests.learner.support import write_model
 
 
-class Warnings(logging.Handler):
+class Warnings(BufferingHandler):
     """What was logged."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
+    @property
+    def messages(self) -> list[str]:
+        return [record.getMessage() for record in list(self.buffer)]
 
 
 def while_full(folder: Path, action: Callable[[], None]) -> None:
@@ -53,7 +51,7 @@ def waits(folder: Path, write: Callable[[], None], seen: Warnings) -> None:
     thread = threading.Thread(target=write)
 
     def begin() -> None:
-        seen.messages.clear()
+        seen.flush()
         thread.start()
         until(lambda: any("the disk is full" in message for message in seen.messages))
         assert thread.is_alive()
@@ -136,7 +134,7 @@ def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
 def main(folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], check=True)
     torch.set_num_threads(1)
-    seen = Warnings()
+    seen = Warnings(1 << 20)
     logging.getLogger().addHandler(seen)
     metrics(folder, seen)
     metrics_from_the_start(folder)

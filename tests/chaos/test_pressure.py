@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from asyncrl.replay.leases import LONGEST_LEASES
-from asyncrl.replay.protocol import Fetch, PutTrajectory, RenewLease, decode_reply, encode_request
+from asyncrl.replay.protocol import Fetch, PutTrajectory, RenewLease, encode_request
 from asyncrl.types import RunIdentity
 from asyncrl.wire import encode, trajectory_message
 from tests.chaos.support import ReplayProcess
@@ -83,29 +83,6 @@ def flood(endpoint: str, stop: threading.Event) -> None:
             if socket.poll(100, zmq.POLLOUT):
                 socket.send_multipart(frames)
         socket.close()
-
-
-def test_one_request_cannot_ask_for_everything(replay: ReplayProcess) -> None:
-    request = encode_request(Fetch("data", ["t000000000.0.0"] * 33), 1, RunIdentity("run"))
-    client = replay.client("a")
-    with zmq.Context() as context, context.socket(zmq.DEALER) as greedy:
-        greedy.linger = 0
-        greedy.connect(replay.endpoint)
-        greedy.send_multipart(request)
-        assert greedy.poll(1000 * GENEROUS_S)
-        assert "length <= 16" in decode_reply(greedy.recv_multipart()).reason
-    client.close()
-
-
-def test_a_silent_scorer_loses_its_lease_and_the_others_go_on(tmp_path: Path) -> None:
-    core = Core(tmp_path, make_settings(), LEASE_S)
-    for ticket in core.tickets(4):
-        core.put(make_trajectory(ticket))
-    assert len(core.lease(2, worker="silent")) == 2
-    assert len(core.lease(4, worker="busy")) == 2
-    core.tick(LEASE_S + 1)
-    assert len(core.lease(4, worker="busy")) >= 1
-    assert core.status()["leases_redelivered"] >= 2
 
 
 def test_a_scorer_that_renews_for_ever_and_delivers_nothing_loses_its_lease(tmp_path: Path) -> None:

@@ -234,10 +234,8 @@ class Mutator:
 def is_order(frames: Frames) -> bool:
     """Whether this is a valid request that changes what others get."""
     match decode_request(frames).request:
-        case protocol.GetTickets(want=amount) | protocol.LeaseTrajectories(trajectories=amount):
-            return bool(amount)
-        case protocol.Published(version=amount) | protocol.Evaluate(version=amount):
-            return bool(amount)
-        case protocol.Checkpointed(steps=steps):
-            return bool(steps)
+        case protocol.GetTickets(want=n) | protocol.LeaseTrajectories(trajectories=n) | protocol.Checkpointed(steps=n):
+            return n > 0
+        case protocol.Published(version=n) | protocol.Evaluate(version=n):
+            return n > 0
     return False

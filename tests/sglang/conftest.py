@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.actor.engine.real import save_policy, skip_without
+from tests.actor.engine.real import needs, save_policy
 from tests.sglang.support import RealServer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    skip_without("ASYNCRL_SGLANG_PYTHON", "SGLang", "tests/sglang/", items)
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            for mark in needs("SGLang", "ASYNCRL_SGLANG_PYTHON"):
+                item.add_marker(mark)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 
+import numpy as np
 import pytest
 
 from asyncrl.actor.engine.base import Generation
@@ -13,6 +14,7 @@ from asyncrl.actor.engine.sglang.transports import distributed
 from asyncrl.types import Sampling
 from asyncrl.weights.folders import Weights, read_folder, write_folder
 from tests.actor.engine.real import (
+    STOP_ID,
     Taken,
     assert_nothing_lost,
     assert_sampled_from,
@@ -135,3 +137,22 @@ def test_a_server_killed_in_a_broadcast_is_fenced_comes_back_and_is_brought_up_t
     got = run(scenario)
     assert set(got.versions) == {1}
     assert_exact({1: policy(1)}, prompts(1)[0], got, 1.0)
+
+
+def test_greedy_turns_are_the_same_with_any_segment_length(server: RealServer) -> None:
+    starts = prompts(8, seed=1)
+
+    async def turns(segment_tokens: int) -> list[Generation]:
+        await server.ready()
+        async with fleet_of([server.url], segment_tokens=segment_tokens) as fleet:
+            await fleet.update_weights(4, parameters(policy(4)))
+            calls = (fleet.generate(start, Sampling(0.0, 100), (STOP_ID,), str(i)) for i, start in enumerate(starts))
+            return await asyncio.gather(*calls)
+
+    whole = run(lambda: turns(0))
+    assert any(len(each.tokens) == 100 for each in whole)
+    for segment_tokens in (1, 32, 99):
+        for start, one, got in zip(starts, whole, run(lambda length=segment_tokens: turns(length)), strict=True):
+            np.testing.assert_array_equal(got.tokens, one.tokens)
+            assert got.finish_reason == one.finish_reason
+            assert_exact({4: policy(4)}, start, got, 0.0)

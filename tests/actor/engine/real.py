@@ -59,14 +59,10 @@ def save_policy(folder: Path, **options: Any) -> Path:
     return folder
 
 
-def skip_without(variable: str, program: str, folder: str, items: Sequence[pytest.Item]) -> None:
-    """Tests in `folder` need a real server, and time."""
-    skip = pytest.mark.skip(reason=f"needs a real {program}: set {variable} to a Python that has it")
-    for item in items:
-        if item.nodeid.startswith(folder):
-            item.add_marker(pytest.mark.timeout(LIMIT_S))
-            if variable not in os.environ:
-                item.add_marker(skip)
+def needs(program: str, variable: str) -> Sequence[pytest.MarkDecorator]:
+    """The marks of tests that need a real server, and time."""
+    reason = f"needs a real {program}: set {variable} to a Python that has it"
+    return [pytest.mark.timeout(LIMIT_S), pytest.mark.skipif(variable not in os.environ, reason=reason)]
 
 
 class ServerProcess:

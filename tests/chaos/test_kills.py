@@ -1,4 +1,4 @@
-"""A learner of two ranks, one of which is gone or hangs: the run says so and goes on from the checkpoint."""
+"""Kills of roles and ranks of a whole run, which goes on; `make chaos` makes many."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.chaos.monkey import chaos
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import until
@@ -48,3 +49,13 @@ def test_killing_the_process_that_started_the_ranks_leaves_none_behind_and_the_r
     run.kill("learner")
     until(lambda: not any(psutil.pid_exists(pid) for pid in before.values()))
     goes_on_with_other_ranks(run, before)
+
+
+def test_a_run_whose_roles_are_killed_loses_nothing_and_learns_the_same(tmp_path: Path) -> None:
+    verdict = chaos(tmp_path, kills=8, seed=0, shards=1)
+    assert verdict["broken"] == []
+    assert verdict["kills"] == 8
+    ended = sum(verdict[fate] for fate in ("trained", "evicted", "filtered", "dropped", "dead", "waiting"))
+    assert verdict["acknowledged"] == ended > 0
+    assert verdict["trained"] == verdict["steps"] * 8
+    assert verdict["filtered"] > 0
