@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,11 +15,13 @@ from asyncrl.types import Task
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT, Run, read_config
 from tests.helpers import until
+from tests.network.support import made
 
 pytestmark = pytest.mark.slow
 
 RANKS = 2
 SHARDS = 2
+STEPS = 4
 LOOPBACK = "127.0.0.1"
 FREE = "free"
 
@@ -98,36 +99,48 @@ def other_interface() -> str | None:
     return None
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "channel",
-    ["auto", pytest.param("disk", marks=pytest.mark.long), pytest.param("distributed", marks=pytest.mark.long)],
+@pytest.fixture(
+    scope="module",
+    params=["auto", pytest.param("disk", marks=pytest.mark.long), pytest.param("distributed", marks=pytest.mark.long)],
 )
-def test_a_run_listens_on_what_the_documentation_lists_and_on_loopback_only(
-    channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if interface := other_interface():
-        # What gloo would choose by itself depends on how the machine's name resolves.
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
-    settings = {"always", f"`weights.channel={channel}`", "`actor.agent`"}
-    fleet = [f"cluster.learner_ranks={RANKS}", "cluster.actors=1", "replay.max_lag=4", "learner.steps=100000"]
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Run]]:
+    """A channel of weights, and a synchronous run with keys that has done some steps."""
+    folder, channel = tmp_path_factory.mktemp("run"), request.param
+    fleet = [f"cluster.learner_ranks={RANKS}", "cluster.actors=1", "replay.max_lag=0", "learner.steps=100000"]
     agent = f"actor.agent={one_request.__module__}.{one_request.__name__}"
-    overrides = (*World.make(tmp_path).overrides(SHARDS), *fleet, agent, f"weights.channel={channel}")
-    with Run("train", tmp_path, *overrides) as run:
-        run.wait_for_step(2)
-        wanted = expected(run, settings)
-        fixed = {port for ports in wanted.values() for port in ports}
-        seen: dict[str, Any] = {}
+    overrides = [*World.make(folder).overrides(SHARDS), *fleet, agent, f"network.keys={made(folder / 'keys')}"]
+    with pytest.MonkeyPatch.context() as patched:
+        if interface := other_interface():
+            # What gloo would choose by itself depends on how the machine's name resolves.
+            patched.setenv("GLOO_SOCKET_IFNAME", interface)
+        with Run("train", folder, *overrides, f"weights.channel={channel}") as run:
+            run.wait_for_step(STEPS - 1)
+            yield channel, run
 
-        def as_listed() -> bool:
-            assert run.process.poll() is None, run.output
-            seen.update(now=listening(run))
-            outside = {(name, each) for name, sockets in seen["now"].items() for each in sockets if each[0] != LOOPBACK}
-            assert not outside
-            return ports_of(seen["now"], fixed) == wanted
 
-        try:
-            until(as_listed)
-        except AssertionError:
-            assert ports_of(seen["now"], fixed) == wanted, seen["now"]
-            raise
+@pytest.mark.timeout(900)
+def test_synchronous_training_with_keys_is_on_policy_and_engine_and_learner_agree(run: tuple[str, Run]) -> None:
+    steps = run[1].steps()[:STEPS]
+    assert [line["lag/max"] for line in steps] == [0.0] * STEPS
+    assert [line["mismatch/agree"] for line in steps] == [1.0] * STEPS
+
+
+@pytest.mark.timeout(900)
+def test_a_run_listens_on_what_the_documentation_lists_and_on_loopback_only(run: tuple[str, Run]) -> None:
+    channel, running = run
+    wanted = expected(running, {"always", f"`weights.channel={channel}`", "`actor.agent`"})
+    fixed = {port for ports in wanted.values() for port in ports}
+    seen: dict[str, Any] = {}
+
+    def as_listed() -> bool:
+        assert running.process.poll() is None, running.output
+        seen.update(now=listening(running))
+        outside = {(name, each) for name, sockets in seen["now"].items() for each in sockets if each[0] != LOOPBACK}
+        assert not outside
+        return ports_of(seen["now"], fixed) == wanted
+
+    try:
+        until(as_listed)
+    except AssertionError:
+        assert ports_of(seen["now"], fixed) == wanted, seen["now"]
+        raise
