@@ -1,10 +1,10 @@
-"""What a whole run listens on is what docs/security.md lists, and with network.host=127.0.0.1 it is loopback only."""
+"""A whole run with keys listens where docs/security.md says, and only there; synchronous training is on-policy."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import aiohttp
