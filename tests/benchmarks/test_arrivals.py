@@ -26,42 +26,30 @@ def test_a_window_counts_its_begin_and_not_its_end() -> None:
     assert series.windows(0.0, 1.0, 3) == [10, 20, 10]
 
 
-def test_nothing_has_no_rate_and_no_gap() -> None:
-    series = Arrivals()
-    assert series.rate(0.0, 1.0) == 0
-    assert series.longest_gap(0.0, 1.0) == series.longest_gap_around(0.0, 1.0) == 0
-
-
-def test_a_gap_within_a_stretch_ends_at_answers_in_it() -> None:
+def test_gaps_end_at_answers_within_a_stretch_or_lie_around_a_push() -> None:
     assert arrivals(0.0, 4.0, 5.0, 7.0, 20.0).longest_gap(1.0, 10.0) == 2.0
-
-
-def test_a_gap_around_a_push_may_begin_before_it_and_end_behind_it() -> None:
     series = arrivals(0.0, 1.0, 4.0, 4.5, 9.0)
     assert series.longest_gap_around(2.0, 3.0) == 3.0
     assert series.longest_gap_around(4.1, 4.2) == 0.5
     assert series.longest_gap_around(3.0, 5.0) == 4.5
+    nothing = Arrivals()
+    assert nothing.rate(0.0, 1.0) == nothing.longest_gap(0.0, 1.0) == nothing.longest_gap_around(0.0, 1.0) == 0
 
 
 def test_a_push_that_stops_everything_costs_the_time_that_it_took() -> None:
     cost = cost_of(arrivals(*steady(0, 10), *steady(12, 30)), begin=10.0, end=12.0, calm_s=5.0)
-    assert cost.push_s == 2.0
-    assert (cost.before, cost.during, cost.after) == (100, 0, 100)
-    assert cost.standstill_s == pytest.approx(2.0)
-    assert cost.lost_s == pytest.approx(2.0)
+    assert (cost.push_s, cost.before, cost.during, cost.after) == (2.0, 100, 0, 100)
+    assert (cost.standstill_s, cost.lost_s) == pytest.approx((2.0, 2.0))
 
 
-def test_a_push_that_nobody_notices_costs_nothing() -> None:
-    cost = cost_of(arrivals(*steady(0, 30)), begin=10.0, end=12.0, calm_s=5.0)
-    assert cost.standstill_s == pytest.approx(0.0)
-    assert cost.lost_s == pytest.approx(0.0)
-
-
-def test_answers_that_were_only_late_are_not_lost() -> None:
-    late = arrivals(*steady(0, 10), *[12.0] * 20, *steady(12, 30))
-    cost = cost_of(late, begin=10.0, end=12.0, calm_s=5.0)
-    assert cost.standstill_s == pytest.approx(2.0)
-    assert cost.lost_s == pytest.approx(0.0)
+@pytest.mark.parametrize(
+    ("answers", "standstill_s"), [(steady(0, 30), 0.0), ([*steady(0, 10), *[12.0] * 20, *steady(12, 30)], 2.0)]
+)
+def test_a_push_that_nobody_notices_and_one_that_makes_answers_late_lose_nothing(
+    answers: list[float], standstill_s: float
+) -> None:
+    cost = cost_of(arrivals(*answers), begin=10.0, end=12.0, calm_s=5.0)
+    assert (cost.standstill_s, cost.lost_s) == pytest.approx((standstill_s, 0.0))
 
 
 def test_without_answers_before_the_push_nothing_can_be_said() -> None:

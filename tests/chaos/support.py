@@ -7,7 +7,7 @@ import re
 import resource
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,9 +71,17 @@ class ReplayProcess(Target):
         self.endpoint = f"tcp://127.0.0.1:{port}"
         self.store = folder / "run" / "replay"
         self.data = self.store / "data.mdb"
+        self._clients = ExitStack()
+
+    def __exit__(self, *error: object) -> None:
+        self._clients.close()
+        super().__exit__(*error)
 
     def client(self, worker: str = "a", **options: Any) -> ReplayClient:
-        return ReplayClient(self.endpoint, worker, "1", **{"run": RunIdentity("run"), **options})
+        """A client that is closed at the end of a `with` block at the latest."""
+        client = ReplayClient(self.endpoint, worker, "1", **{"run": RunIdentity("run"), **options})
+        self._clients.callback(client.close)
+        return client
 
     def status(self, **options: Any) -> dict[str, Any]:
         """Its status, as a client with these `options` gets it."""

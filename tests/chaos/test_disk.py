@@ -7,6 +7,8 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 
 from asyncrl.errors import RefusedError, StoppedError, StoreError
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.store import TABLES, Store, StoreReader
+from asyncrl.replay.store import TABLES, Store
 from asyncrl.replay.stored import StoredRun
 from asyncrl.types import Ticket, Trajectory
 from tests.chaos.support import ReplayProcess, flip, read_or_refuse
@@ -36,16 +38,8 @@ Start = Callable[..., ReplayProcess]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[ReplayProcess] = []
-
-    def start(*overrides: str) -> ReplayProcess:
-        started.append(ReplayProcess(tmp_path, *SIZES, *overrides))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.kill()
+    with ExitStack() as started:
+        yield lambda *overrides: started.enter_context(ReplayProcess(tmp_path, *SIZES, *overrides))
 
 
 def long_trajectory(ticket: Ticket) -> Trajectory:
@@ -93,8 +87,6 @@ def train(replay: ReplayProcess, steps: range) -> None:
         assert [each.id for each in learner.fetch(plan.ids)] == list(plan.ids)
         learner.published(step + 1)
         learner.checkpointed(step + 1, step + 1)
-    scorer.close()
-    learner.close()
 
 
 def test_a_full_disk_makes_clients_wait_and_loses_nothing(start: Start) -> None:
@@ -114,7 +106,6 @@ def test_a_full_disk_makes_clients_wait_and_loses_nothing(start: Start) -> None:
     delivery.finish()
     audit = actor.audit()
     assert (audit["lost"], sum(audit["states"].values())) == (0, len(tickets))
-    actor.close()
 
 
 def test_a_full_store_makes_actors_wait_until_training_has_made_room(start: Start) -> None:
@@ -129,8 +120,6 @@ def test_a_full_store_makes_actors_wait_until_training_has_made_room(start: Star
     delivery.finish()
     audit = other.audit()
     assert (audit["lost"], audit["trained_twice"], audit["states"]["trained"]) == (0, 0, 72)
-    actor.close()
-    other.close()
 
 
 def test_a_truncated_store_is_refused_with_what_to_do(start: Start) -> None:
@@ -148,7 +137,6 @@ def test_a_truncated_store_is_refused_with_what_to_do(start: Start) -> None:
         replay.data.write_bytes(b"") if emptied else replay.data.unlink()
         replay.start()
         replay.fails_with(r"data\.mdb is gone or empty.*restore")
-    actor.close()
 
 
 def test_an_unplanned_episode_with_a_flipped_bit_is_a_dead_letter_and_is_replaced(start: Start) -> None:
@@ -172,8 +160,6 @@ def test_an_unplanned_episode_with_a_flipped_bit_is_a_dead_letter_and_is_replace
     stored = StoredRun(replay.store)
     assert [(ticket, "damaged" in letter.reason) for ticket, letter in stored.dead_letters()] == [(damaged.id, True)]
     stored.close()
-    actor.close()
-    scorer.close()
 
 
 def test_a_planned_episode_with_a_flipped_bit_is_an_error_to_the_learner(start: Start) -> None:
@@ -193,29 +179,21 @@ def test_a_planned_episode_with_a_flipped_bit_is_an_error_to_the_learner(start: 
     assert actor.audit()["lost"] == 1
     with pytest.raises(StoreError, match="is damaged"):
         StoredRun(replay.store).trajectory(damaged.id)
-    for each in (actor, scorer, learner):
-        each.close()
 
 
 def test_a_damaged_record_ends_the_replay_with_what_to_do(start: Start) -> None:
     replay = start()
     stop = threading.Event()
-    actor = replay.client("a", stop=stop)
-    actor.tickets([], 1)
-    replay.kill()
-    flip(replay.data, b"committed", len(b"committed") + 8)
-    replay.start()
-    waiting = threading.Thread(target=asks_in_vain, args=(actor,))
-    waiting.start()
-    replay.fails_with(r"data\.mdb is damaged: meta of b'committed' is not what was written; restore")
-    stop.set()
-    waiting.join(GENEROUS_S)
-    actor.close()
-
-
-def asks_in_vain(actor: ReplayClient) -> None:
-    with pytest.raises(StoppedError):
-        actor.tickets([], 8)
+    with closing(replay.client("a", stop=stop)) as actor, ThreadPoolExecutor() as pool:
+        actor.tickets([], 1)
+        replay.kill()
+        flip(replay.data, b"committed", len(b"committed") + 8)
+        replay.start()
+        waiting = pool.submit(actor.tickets, [], 8)
+        replay.fails_with(r"data\.mdb is damaged: meta of b'committed' is not what was written; restore")
+        stop.set()
+        with pytest.raises(StoppedError):
+            waiting.result(GENEROUS_S)
 
 
 def test_a_store_harmed_anywhere_is_read_as_it_was_or_not_at_all(tmp_path: Path) -> None:
@@ -253,8 +231,3 @@ def harm(file: Path, rng: random.Random, truncate: bool) -> None:
         byte = raw.read(1)[0]
         raw.seek(place)
         raw.write(bytes([byte ^ 1 << rng.randrange(8)]))
-
-
-def test_reading_a_folder_without_a_store_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no store"):
-        StoreReader(tmp_path)
