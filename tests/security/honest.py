@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -28,28 +29,16 @@ class Honest:
     def __init__(self, work: Callable[[threading.Event, Callable[[], None]], None]) -> None:
         self.rounds = 0
         self._stopping = threading.Event()
-        self._fault: BaseException | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work(self._stopping, self._count)
-        except BaseException as fault:  # noqa: BLE001  it belongs to the thread that waits in `stop`
-            self._fault = fault
+        self._work = ThreadPoolExecutor().submit(work, self._stopping, self._count)
 
     def _count(self) -> None:
         self.rounds += 1
 
     def stop(self) -> None:
         """End after a whole round at least; raises what went wrong."""
-        until(lambda: self.rounds or not self._thread.is_alive(), ANSWER_S)
+        until(lambda: self.rounds or self._work.done(), ANSWER_S)
         self._stopping.set()
-        self._thread.join(2 * ANSWER_S)
-        assert not self._thread.is_alive()
-        if self._fault is not None:
-            raise self._fault
+        self._work.result(2 * ANSWER_S)
 
 
 def train(endpoint: str) -> Honest:
