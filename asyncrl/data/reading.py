@@ -53,8 +53,7 @@ class TaskFile(Sequence[Task]):
         self._recent = lru_cache(RECENT_TASKS)(self._read)
 
     def _check(self, names: Sequence[str]) -> None:
-        missing = [name for name in REQUIRED if name not in names]
-        if missing:
+        if missing := [name for name in REQUIRED if name not in names]:
             raise DataError(f"{self._path} has no column {', '.join(missing)}; it has {', '.join(names)}")
         if "ground_truth" not in self._fields("reward_model"):
             raise DataError(f"{self._path}: column reward_model must be a struct with a field ground_truth")
@@ -80,8 +79,7 @@ class TaskFile(Sequence[Task]):
             kind = self._table.schema.field("extra_info").type.field("tools_kwargs").type
             if not (pa.types.is_struct(kind) or pa.types.is_null(kind)):
                 raise DataError(f"{self._path}: extra_info.tools_kwargs must be a struct, tool by tool, not {kind}")
-        deepest = max((_depth(field.type) for field in self._table.schema), default=0)
-        if deepest > MAX_DEPTH:
+        if (deepest := max(_depth(field.type) for field in self._table.schema)) > MAX_DEPTH:
             raise DataError(f"{self._path}: a column is nested {deepest} deep; at most {MAX_DEPTH} can be sent")
         try:
             self._table.validate(full=True)
@@ -124,9 +122,9 @@ class TaskFile(Sequence[Task]):
             raise DataError(f"{self._path}: row {row}, column {column} {what}; mend or drop the row")
 
     def _has_unique_index(self) -> bool:
-        extra = self._table.column("extra_info") if "extra_info" in self._table.column_names else None
-        if extra is None or "index" not in self._fields("extra_info"):
+        if "extra_info" not in self._table.column_names or "index" not in self._fields("extra_info"):
             return False
+        extra = self._table.column("extra_info")
         index = pc.struct_field(extra, "index")
         if index.null_count or not (pa.types.is_integer(index.type) or pa.types.is_string(index.type)):
             return False
@@ -237,11 +235,6 @@ def check_sendable(value: Any) -> None:
     """Raises WireError, ValueError, TypeError or OverflowError: no message can carry the value."""
     msgspec.msgpack.encode(value)
     check_plain(value, MAX_DEPTH)
-
-
-def read_tasks(path: str | Path) -> Sequence[Task]:
-    """The tasks of a Parquet file, by row. Raises DataError."""
-    return TaskFile(path)
 
 
 def _fields(kind: pa.DataType) -> list[str]:

@@ -126,7 +126,7 @@ def status(arguments: Namespace) -> int:
     """A live table on a terminal; one print elsewhere, with --once and with --json."""
     console = Console()
     with _opened(arguments) as (run, stored):
-        views = _views(run, LiveReplay(run, stored, arguments.wait), stored, arguments.interval)
+        views = _views(run.folder, LiveReplay(run, stored, arguments.wait), stored, arguments.interval)
         if console.is_terminal and not (arguments.once or arguments.json):
             with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as table:
                 for view in views:
@@ -142,23 +142,13 @@ def status(arguments: Namespace) -> int:
     return 0
 
 
-def _views(run: InspectedRun, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
+def _views(folder: Path, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
     """The status now, and again after every interval."""
-    high_water = _high_water_bytes(run)
     samples: deque[StatusSample] = deque(maxlen=SAMPLES)
     while True:
         samples.append(sample(stored, live, time.monotonic()))
-        yield describe(run.folder, samples[-1], samples[0] if len(samples) > 1 else None, high_water)
+        yield describe(folder, samples[-1], samples[0] if len(samples) > 1 else None)
         time.sleep(interval)
-
-
-def _high_water_bytes(run: InspectedRun) -> int | None:
-    if run.config is None:
-        return None
-    # Reads task files, which takes longer to import than all the rest.
-    from asyncrl.replay.from_config import high_water_bytes
-
-    return high_water_bytes(run.config.replay) * run.config.replay.shards
 
 
 def show(arguments: Namespace) -> int:

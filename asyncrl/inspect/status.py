@@ -101,11 +101,8 @@ def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
     return StatusSample(at, join(stored.each(summarise)), statuses, problem)
 
 
-def describe(
-    folder: Path, now: StatusSample, before: StatusSample | None, high_water_bytes: int | None
-) -> dict[str, Any]:
-    """The sample `now` as plain values; rates are per second since `before`. Where a shard does not run, the limit of
-    the stores is the configured `high_water_bytes`.
+def describe(folder: Path, now: StatusSample, before: StatusSample | None) -> dict[str, Any]:
+    """The sample `now` as plain values; rates are per second since `before`.
 
     Keys: store, running (at least one shard), problem (why not all do), version, steps (plans so far), totals, rates
     (None without `before`), states, depths, admission and failed_handshakes (None unless it runs), lags, leases,
@@ -135,7 +132,7 @@ def describe(
         "disk": {
             "file_bytes": sum((path / "data.mdb").stat().st_size for path in shard_paths(folder)),
             "live_bytes": store.counters["live_bytes"],
-            "high_water_bytes": high_water_bytes if now.problem else running("high_water_bytes"),
+            "high_water_bytes": None if now.problem else running("high_water_bytes"),
         },
         "readers": [reader for each in live for reader in each["readers"]],
         "failing": [each["failing"] for each in live if each["failing"]],

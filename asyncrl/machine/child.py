@@ -25,8 +25,7 @@ def start_child(command: Sequence[str], log: Path, environment: Mapping[str, str
 
     On Linux the kernel sends it SIGTERM when the thread that called this ends, for whatever reason.
     """
-    ending = ending_with_parent(signal.SIGTERM)
-    return _start(command, log, environment, stdin=subprocess.DEVNULL, preexec_fn=ending)
+    return _start(command, log, environment, stdin=subprocess.DEVNULL, preexec_fn=ending_with_parent(signal.SIGTERM))
 
 
 def start_guarded(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from asyncrl.config import locations
 from asyncrl.config.needs import needs
 from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
-from asyncrl.data.reading import read_tasks
+from asyncrl.data.reading import TaskFile
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised, Sampler
@@ -36,7 +36,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
             replay.max_lag, batch_size * learner.publish_every, replay.sampler.max_times_sampled, replay.oversample
         ),
         feed=Feed(
-            read_tasks(data.train),
+            TaskFile(data.train),
             config.run.seed,
             data.shuffle,
             data.weights,
@@ -44,7 +44,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
             shard,
             replay.shards,
         ),
-        held_out=read_tasks(data.eval) if data.eval else (),
+        held_out=TaskFile(data.eval) if data.eval else (),
         group_size=learner.group_size,
         batch_size=batch_size,
         publish_every=learner.publish_every,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.data.gsm8k import convert
-from asyncrl.data.reading import read_tasks
+from asyncrl.data.reading import TaskFile
 from asyncrl.errors import DataError
 
 EXCERPT = Path(__file__).parent / "gsm8k"
@@ -15,7 +15,7 @@ EXCERPT = Path(__file__).parent / "gsm8k"
 
 def test_the_published_lines_become_tasks_with_the_number_as_ground_truth(tmp_path: Path) -> None:
     assert convert(EXCERPT, tmp_path / "gsm8k.parquet") == 50
-    tasks = read_tasks(tmp_path / "gsm8k.parquet")
+    tasks = TaskFile(tmp_path / "gsm8k.parquet")
     first = tasks[0]
     assert (first.id, first.ground_truth) == ("openai/gsm8k/train/0", "72")
     assert [message["role"] for message in first.messages] == ["system", "user"]
@@ -27,7 +27,7 @@ def test_the_published_lines_become_tasks_with_the_number_as_ground_truth(tmp_pa
 def test_thousands_separators_and_unicode_line_separators_are_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text('{"question": "a\u2028b", "answer": "so\\n#### 1,250"}\n', "utf-8")
     assert convert(tmp_path, tmp_path / "out.parquet", "test") == 1
-    (task,) = read_tasks(tmp_path / "out.parquet")
+    (task,) = TaskFile(tmp_path / "out.parquet")
     assert (task.ground_truth, task.messages[1]["content"]) == ("1250", "a\u2028b")
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.data.reading import read_tasks
+from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import DataError
 from asyncrl.types import Task
@@ -41,7 +41,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
 
 
 def test_a_verl_row_becomes_a_task(tmp_path: Path) -> None:
-    (task,) = read_tasks(written(tmp_path, row()))
+    (task,) = TaskFile(written(tmp_path, row()))
     assert task == Task(
         id="openai/gsm8k/train/7",
         messages=[{"role": "user", "content": "What is 2+2?"}],
@@ -55,19 +55,19 @@ def test_verls_tools_kwargs_lose_only_the_nulls_that_parquet_adds(tmp_path: Path
     first = {"calculator": {"create_kwargs": {"precision": 2}}}
     second = {"search": {"create_kwargs": {"engine": "local"}}}
     rows = [row(extra_info={"index": i, "tools_kwargs": kwargs}) for i, kwargs in enumerate((first, second))]
-    tasks = read_tasks(written(tmp_path, *rows))
+    tasks = TaskFile(written(tmp_path, *rows))
     assert [task.tools_kwargs for task in tasks] == [first, second]
     assert "tools_kwargs" not in tasks[0].extra_info
 
 
 @pytest.mark.parametrize("tools", [[SCHEMA], json.dumps([SCHEMA]), [json.dumps(SCHEMA)]])
 def test_tools_come_as_structs_or_as_json_text(tmp_path: Path, tools: Any) -> None:
-    assert read_tasks(written(tmp_path, row(tools=tools)))[0].tools == (SCHEMA,)
+    assert TaskFile(written(tmp_path, row(tools=tools)))[0].tools == (SCHEMA,)
 
 
 @pytest.mark.parametrize(("truth", "text"), [(72, "72"), (["4", "four"], '["4", "four"]'), ("x", "x")])
 def test_a_ground_truth_of_any_type_becomes_text(tmp_path: Path, truth: Any, text: str) -> None:
-    assert read_tasks(written(tmp_path, row(reward_model={"ground_truth": truth})))[0].ground_truth == text
+    assert TaskFile(written(tmp_path, row(reward_model={"ground_truth": truth})))[0].ground_truth == text
 
 
 def test_a_list_column_of_the_large_kind_is_a_list(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_list_column_of_the_large_kind_is_a_list(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([row()])
     column = pa.array(table.column("prompt").to_pylist(), pa.large_list(message))
     pq.write_table(table.set_column(0, "prompt", column), tmp_path / "large.parquet")
-    assert len(read_tasks(tmp_path / "large.parquet")) == 1
+    assert len(TaskFile(tmp_path / "large.parquet")) == 1
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_a_list_column_of_the_large_kind_is_a_list(tmp_path: Path) -> None:
     ],
 )
 def test_ids_are_row_numbers_where_indices_do_not_tell_rows_apart(tmp_path: Path, extras: list[Any]) -> None:
-    tasks = read_tasks(written(tmp_path, *(row(extra_info=extra or {"note": "none"}) for extra in extras)))
+    tasks = TaskFile(written(tmp_path, *(row(extra_info=extra or {"note": "none"}) for extra in extras)))
     split = "tasks" if extras[0] is None else "train"
     assert [task.id for task in tasks] == [f"openai/gsm8k/{split}/0", f"openai/gsm8k/{split}/1"]
 
 
 def test_equal_indices_in_different_splits_or_sources_stay(tmp_path: Path) -> None:
     rows = [row(), row(extra_info={"index": 7, "split": "test"}), row(data_source="other")]
-    assert [task.id for task in read_tasks(written(tmp_path, *rows))] == [
+    assert [task.id for task in TaskFile(written(tmp_path, *rows))] == [
         "openai/gsm8k/train/7",
         "openai/gsm8k/test/7",
         "other/train/7",
@@ -137,7 +137,7 @@ def test_a_file_that_cannot_be_used_is_refused_when_it_is_opened_with_row_and_co
     tmp_path: Path, rows: list[dict[str, Any]], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        read_tasks(written(tmp_path, *rows))
+        TaskFile(written(tmp_path, *rows))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_tools_that_no_message_can_carry_are_refused_at_the_start_with_their_row
     good, bad = (json.dumps([SCHEMA]), tools)
     rows = [row(tools=[each] if as_list else each) for each in (good, bad, good)]
     with pytest.raises(DataError, match=rf"tasks.parquet: row 1, column tools.*({reason})"):
-        read_tasks(written(tmp_path, *rows))
+        TaskFile(written(tmp_path, *rows))
 
 
 def test_text_that_is_no_utf_8_is_refused_at_the_start_with_its_row(tmp_path: Path) -> None:
@@ -172,12 +172,12 @@ def test_text_that_is_no_utf_8_is_refused_at_the_start_with_its_row(tmp_path: Pa
     sources = pa.array([b"one", b"two \xff", b"three"], pa.binary()).view(pa.string())
     pq.write_table(table.set_column(table.column_names.index("data_source"), "data_source", sources), tmp_path / "bad")
     with pytest.raises(DataError, match=r"bad: row 1 cannot be sent: .*utf-8"):
-        read_tasks(tmp_path / "bad")
+        TaskFile(tmp_path / "bad")
 
 
 def test_what_pandas_makes_of_missing_values_is_taken(tmp_path: Path) -> None:
     extra = {"index": 0, "share": float("nan"), "large": 2**63 - 1, "raw": b"x", "day": datetime.date(2026, 1, 1)}
-    (task,) = read_tasks(written(tmp_path, row(extra_info=extra, reward_model={"ground_truth": [b"x"]})))
+    (task,) = TaskFile(written(tmp_path, row(extra_info=extra, reward_model={"ground_truth": [b"x"]})))
     sent = decode([bytes(frame) for frame in encode(Message("task", 0, task_body(task)))]).body
     assert math.isnan(sent["extra_info"]["share"])
     assert sent["extra_info"]["large"] == 2**63 - 1
@@ -190,11 +190,11 @@ def test_what_is_no_parquet_file_is_refused(tmp_path: Path, content: bytes | Non
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError, match="cannot be read as Parquet"):
-        read_tasks(path)
+        TaskFile(path)
 
 
 def test_rows_are_sliced_and_end_where_the_file_ends(tmp_path: Path) -> None:
-    tasks = read_tasks(written(tmp_path, *(row(extra_info={"index": i}) for i in range(5))))
+    tasks = TaskFile(written(tmp_path, *(row(extra_info={"index": i}) for i in range(5))))
     assert [task.id[-1] for task in tasks[1:4]] == ["1", "2", "3"]
     assert len(list(tasks)) == len(tasks) == 5
     with pytest.raises(IndexError):
@@ -220,6 +220,6 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
     ]
     path = tmp_path_factory.getbasetemp() / "round.parquet"
     assert write_tasks(path, tasks) == len(tasks)
-    for task, read in zip(tasks, read_tasks(path), strict=True):
+    for task, read in zip(tasks, TaskFile(path), strict=True):
         assert (read.id, read.messages, read.ground_truth) == (task.id, task.messages, task.ground_truth)
         assert (read.tools_kwargs, list(read.tools)) == (task.tools_kwargs, list(task.tools))

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from asyncrl.config.schema import ScoringModelConfig
-from asyncrl.data.reading import read_tasks
+from asyncrl.data.reading import TaskFile
 from asyncrl.demo.arithmetic import random_expression
 from asyncrl.demo.prepare import HELD_OUT_TASKS, TRAINING_TASKS, Effort, prepare
 from asyncrl.demo.tokenizer import build_tokenizer
@@ -63,7 +63,7 @@ def test_preparing_makes_what_a_run_needs_starts_again_if_it_was_killed_and_find
     with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path, 0, kill, effort)
     prepared = prepare(tmp_path, 0, lines.append, effort)
-    train, held_out = read_tasks(prepared.train), read_tasks(prepared.held_out)
+    train, held_out = TaskFile(prepared.train), TaskFile(prepared.held_out)
     assert (len(train), len(held_out)) == (TRAINING_TASKS, HELD_OUT_TASKS)
     assert not {task.messages[1]["content"] for task in train} & {task.messages[1]["content"] for task in held_out}
     model = AutoModelForCausalLM.from_pretrained(prepared.model)

@@ -44,7 +44,6 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         assert code == 0
         assert status["totals"]["accepted"] == 4
         assert "no replay serves" in status["problem"]
-        assert status["disk"]["high_water_bytes"] == 64e9 * 0.8
 
 
 @pytest.mark.parametrize(
