@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError
 from asyncrl.weights.buckets import Bucket, GatheredBucket
-from asyncrl.weights.group import AT_ONCE, BACKENDS, Call, WeightGroup, open_store, sum_of
+from asyncrl.weights.group import AT_ONCE, BACKENDS, BroadcastCall, WeightGroup, open_store, sum_of
 from asyncrl.weights.manifest import MAX_CHUNK_BYTES, Manifest
 from asyncrl.weights.server import WeightServer
 
@@ -111,14 +111,14 @@ class Broadcaster:
             except UnavailableError as error:
                 self._fail(str(error))
 
-    def _call(self, version: int, plan: Sequence[Bucket], members: Sequence[bytes]) -> Call:
+    def _call(self, version: int, plan: Sequence[Bucket], members: Sequence[bytes]) -> BroadcastCall:
         """The call to the engines, made in the server's thread while `_call_engines` waits for it."""
         if members != self._members or self._group is None:
             self._drop()
             self._members, self._name = members, uuid.uuid4().hex
         manifest = Manifest(version, MAX_CHUNK_BYTES, tuple(chain(*(bucket.entries for bucket in plan))))
         counts = tuple(len(bucket.entries) for bucket in plan)
-        return Call(manifest, counts, self._host, self._port, self._name)
+        return BroadcastCall(manifest, counts, self._host, self._port, self._name)
 
     def _fail(self, reason: str) -> None:
         self.failures += 1

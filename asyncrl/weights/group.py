@@ -82,7 +82,7 @@ def torch_group(store: dist.Store, rank: int, size: int, device: torch.device, a
     return backend(store, rank, size, gloo)
 
 
-class Call(msgspec.Struct, frozen=True):
+class BroadcastCall(msgspec.Struct, frozen=True):
     """What an engine needs to take part in a broadcast: the tensors, without checksums; how many of them each bucket
     has; where the store is; and its rank in the group."""
 

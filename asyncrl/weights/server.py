@@ -33,7 +33,7 @@ from asyncrl.network.listener import Listener
 from asyncrl.network.throttle import Throttled
 from asyncrl.types import RunIdentity
 from asyncrl.weights.delta import Delta, diff, same_layout
-from asyncrl.weights.group import Call
+from asyncrl.weights.group import BroadcastCall
 from asyncrl.weights.manifest import (
     DTYPES,
     MAX_CHUNK_BYTES,
@@ -52,7 +52,7 @@ TICK_MS = 200
 CALL_POLL_S = 0.01
 
 T = TypeVar("T")
-Describe = Callable[[Sequence[bytes]], Call]
+Describe = Callable[[Sequence[bytes]], BroadcastCall]
 
 logger = logging.getLogger(__name__)
 

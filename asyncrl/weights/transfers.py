@@ -33,7 +33,7 @@ import numpy as np
 
 from asyncrl.errors import WireError
 from asyncrl.weights.delta import Bytes, Delta
-from asyncrl.weights.group import Call
+from asyncrl.weights.group import BroadcastCall
 from asyncrl.weights.manifest import Size, WeightSnapshot, places
 from asyncrl.wire import Message
 
@@ -198,7 +198,7 @@ class Transfers:
         lately = {receiver for receiver, (own, _) in self._joined.items() if own == backend}
         return bool(lately - set(self.joining(backend)))
 
-    def call(self, receivers: Sequence[bytes], call: Call) -> Iterator[tuple[bytes, Message]]:
+    def call(self, receivers: Sequence[bytes], call: BroadcastCall) -> Iterator[tuple[bytes, Message]]:
         """`call` for each of the joining `receivers`, with its rank and their number."""
         for rank, receiver in enumerate(receivers, 1):
             own = msgspec.structs.replace(call, rank=rank, size=len(receivers) + 1)

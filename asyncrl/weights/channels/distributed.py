@@ -18,12 +18,12 @@ import torch.distributed as dist
 from asyncrl.errors import UnavailableError, WeightsError, WireError
 from asyncrl.weights.buckets import Bucket
 from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.group import BACKENDS, Call, WeightGroup, address_towards, gpu_of, join_store, sum_of
+from asyncrl.weights.group import BACKENDS, BroadcastCall, WeightGroup, address_towards, gpu_of, join_store, sum_of
 from asyncrl.weights.manifest import Manifest, new_bytes
 from asyncrl.weights.receiver import ExcludedError
 from asyncrl.weights.threads import in_own_thread
 
-_CALL = msgspec.msgpack.Decoder(Call)
+_CALL = msgspec.msgpack.Decoder(BroadcastCall)
 
 
 class DistributedChannel:
@@ -49,7 +49,7 @@ class DistributedChannel:
         self._timeout_s = timeout_s
         self._make_group = make_group
         self._membership = {"backend": BACKENDS[device.type], "gpu": gpu_of(device)}
-        self._call: Call | None = None
+        self._call: BroadcastCall | None = None
         self._joined: tuple[str, WeightGroup] | None = None
         self._hung: Future[dist.Work] | None = None
         self._store: tuple[tuple[str, int], dist.TCPStore] | None = None
@@ -88,7 +88,7 @@ class DistributedChannel:
         self.received += manifest.nbytes
         return tensors
 
-    def _receive(self, call: Call) -> dict[str, torch.Tensor]:
+    def _receive(self, call: BroadcastCall) -> dict[str, torch.Tensor]:
         if self._device.type == "cuda":
             # A thread begins on the first GPU, whichever the engine's is.
             torch.cuda.set_device(self._device)
@@ -108,7 +108,7 @@ class DistributedChannel:
             raise WeightsError(f"version {call.manifest.version} arrived damaged: the checksums of its buckets differ")
         return tensors
 
-    def _group(self, call: Call) -> WeightGroup:
+    def _group(self, call: BroadcastCall) -> WeightGroup:
         if self._joined is not None and self._joined[0] == call.group:
             return self._joined[1]
         self._leave()
