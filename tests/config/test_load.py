@@ -12,9 +12,11 @@ import pytest
 from tests.helpers import GENEROUS_S
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(module: str, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=GENEROUS_S, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=GENEROUS_S, check=False
     )
 
 
@@ -43,11 +45,6 @@ def test_cfg_shows_what_would_run() -> None:
 
 
 def test_the_demo_refuses_a_wrong_word_before_it_prepares_anything(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "asyncrl", "demo", "learner.steps=0"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (
-        2,
-        "asyncrl: learner.steps=0: it must be a whole number in [1, inf)\n",
-    )
-    assert not list(tmp_path.iterdir())
+    result = run("asyncrl", "demo", "learner.steps=0", folder=tmp_path)
+    message = "asyncrl: learner.steps=0: it must be a whole number in [1, inf)\n"
+    assert (result.returncode, result.stderr, [*tmp_path.iterdir()]) == (2, message, [])

@@ -60,13 +60,14 @@ def test_lags_are_versions_behind_the_newest_publish_and_behind_the_plan(tmp_pat
     assert summary(core).counts["ready_groups"] == {1: 4, 0: 2}
     core.plan(0)
     core.plan(1)
-    assert summary(core).counts["ready_groups"] == {0: 2}
-    assert summary(core).counts["planned_trajectories"] == {0: 4, 1: 4}
-    assert summary(core).steps == 2
+    after = summary(core)
+    assert (after.counts["ready_groups"], after.counts["planned_trajectories"]) == ({0: 2}, {0: 4, 1: 4})
+    assert after.steps == 2
 
 
 def test_leases_are_counted_by_worker_and_the_oldest_ticket_is_that_of_the_first_group(tmp_path: Path) -> None:
     core = make_run(tmp_path)
+    assert summary(core).oldest_ticket is None
     first = core.tickets(3, worker="a")
     core.tickets(2, worker="b")
     core.put(make_trajectory(first[0]))
@@ -74,7 +75,6 @@ def test_leases_are_counted_by_worker_and_the_oldest_ticket_is_that_of_the_first
     seen = summary(core)
     assert (seen.counts["actors"], seen.counts["scorers"]) == ({"a": 2, "b": 2}, {"s": 1})
     assert seen.oldest_ticket == (first[1].id, "a")
-    assert summary(make_run(tmp_path / "empty")).oldest_ticket is None
 
 
 def test_shards_are_summed(tmp_path: Path) -> None:
@@ -85,7 +85,5 @@ def test_shards_are_summed(tmp_path: Path) -> None:
         core.publish(number)
     shards[1].plan(0)
     both = join([summary(core) for core in shards])
-    assert both.counters["accepted"] == 12
-    assert both.counters["version"] == 1
-    assert both.steps == 0
+    assert (both.counters["accepted"], both.counters["version"], both.steps) == (12, 1, 0)
     assert (both.counts["states"]["labelled"], both.counts["states"]["planned"]) == (8, 4)
