@@ -26,7 +26,6 @@ from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
 from asyncrl.config.bind import SERVER_GROUP_FIX, check_bind
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
-from asyncrl.weights.buckets import Bucket
 from asyncrl.weights.group import BACKENDS, WeightGroup, address_towards, join_store, open_store
 from asyncrl.weights.threads import OwnThreads
 
@@ -82,7 +81,13 @@ class DistributedTransport(Transport):
             try:
                 async with aclosing(bucketed(update, self._device, self._bucket_bytes)) as made:
                     async for bucket, flat, body in made:
-                        announced = {**body, **layout_of(bucket), "group_name": joined.name}
+                        announced = {
+                            **body,
+                            "group_name": joined.name,
+                            "names": [entry.name for entry in bucket.entries],
+                            "dtypes": [entry.dtype for entry in bucket.entries],
+                            "shapes": [entry.shape for entry in bucket.entries],
+                        }
                         post = self.end.post("/update_weights_from_distributed", announced)
                         await self._together(post, self._threads.run(partial(_send, joined.group, flat, self._device)))
             except BaseException:
@@ -153,15 +158,6 @@ class DistributedTransport(Transport):
         for name in left:
             with suppress(EngineError):
                 await self.end.post("/destroy_weights_update_group", {"group_name": name}, FORGET_S)
-
-
-def layout_of(bucket: Bucket) -> dict[str, Any]:
-    """The tensors of a bucket, for the post that announces its broadcast."""
-    return {
-        "names": [entry.name for entry in bucket.entries],
-        "dtypes": [entry.dtype for entry in bucket.entries],
-        "shapes": [entry.shape for entry in bucket.entries],
-    }
 
 
 def _form(
