@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -109,24 +110,20 @@ class ScoringStats:
 def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, float]:
     labels = [scored.labels for _, scored in window]
     values = {
-        "reward_mean": _mean([each.reward for each in labels]),
-        "outcome_mean": _mean([each.outcome for each in labels]),
-        "steps_per_answer": _mean([len(trajectory.steps) for trajectory, _ in window]),
-        "length_mean": _mean([trajectory.sampled_tokens for trajectory, _ in window]),
+        "reward_mean": fmean([each.reward for each in labels]),
+        "outcome_mean": fmean([each.outcome for each in labels]),
+        "steps_per_answer": fmean([len(trajectory.steps) for trajectory, _ in window]),
+        "length_mean": fmean([trajectory.sampled_tokens for trajectory, _ in window]),
         # Of the policy's tokens.
-        "first_step_share": _mean(
+        "first_step_share": fmean(
             [sum(step.end - step.start for step in each.steps[:1]) / each.sampled_tokens for each, _ in window]
         ),
-        "repeated_steps": _mean([scored.repeated for _, scored in window]),
+        "repeated_steps": fmean([scored.repeated for _, scored in window]),
     }
     for name in sorted({name for each in labels for name in each.extra}):
-        values[f"{name}_mean"] = _mean([each.extra[name] for each in labels if name in each.extra])
+        values[f"{name}_mean"] = fmean([each.extra[name] for each in labels if name in each.extra])
     agreed = [scored.agree for _, scored in window if scored.agree is not None]
-    return values | ({"prm_agreement": _mean(agreed)} if agreed else {})
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+    return values | ({"prm_agreement": fmean(agreed)} if agreed else {})
 
 
 def _histograms(scores: Sequence[Scores]) -> dict[str, float]:

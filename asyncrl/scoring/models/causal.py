@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,17 +24,6 @@ Readout = Callable[[Tensor, Tensor], Tensor]
 """From final hidden states [R, H] and the id of the next token int64[R] to one number a row [R]."""
 LabelTokens = tuple[int, int]
 """The token ids of the good and the bad label."""
-
-
-class Reader(Protocol):
-    """Reads numbers at positions of its inputs, each of at most `max_tokens` tokens."""
-
-    @property
-    def max_tokens(self) -> int: ...
-
-    def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-        """float64[K] an input: the sum of the values at each of its K steps' positions."""
-        ...
 
 
 class CausalReader:
@@ -61,7 +50,7 @@ class CausalReader:
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-        """See Reader."""
+        """float64[K] an input: the sum of the values at each of its K steps' positions."""
         totals = [np.zeros(len(each.reads)) for each in inputs]
         used = [index for index, each in enumerate(inputs) if any(each.reads)]
         # The backbone is causal: tokens after the last position that is read change nothing.
@@ -116,16 +105,20 @@ def _caches_attention_only(config: Any) -> bool:
 
 
 class CausalPRM:
-    """A process reward model whose step logits a reader gives; every local family makes one."""
+    """A process reward model whose step logits are the weighted sum of the values of its readers; every local family
+    makes one."""
 
-    def __init__(self, checkpoint: Checkpoint, encode: Encode, reader: Reader) -> None:
+    def __init__(self, checkpoint: Checkpoint, encode: Encode, readers: Mapping[CausalReader, float]) -> None:
         self.name = checkpoint.name
-        self.reader = reader
-        self._encoder = Encoder(encode, reader.max_tokens, checkpoint.drop_oldest, checkpoint.name)
+        self.readers = readers
+        longest = min(reader.max_tokens for reader in readers)
+        self._encoder = Encoder(encode, longest, checkpoint.drop_oldest, checkpoint.name)
 
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
         """See RewardModel."""
-        return [StepScores.of_logits(logits) for logits in self.reader.read(list(map(self._encoder, transcripts)))]
+        inputs = list(map(self._encoder, transcripts))
+        parts = [[weight * values for values in reader.read(inputs)] for reader, weight in self.readers.items()]
+        return [StepScores.of_logits(sum(values)) for values in zip(*parts, strict=True)]
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Readout:
@@ -145,6 +138,5 @@ def label_prm(checkpoint: Checkpoint, read_with: Callable[[Any], tuple[Encode, L
     weight = head.weight[good].float() - head.weight[bad].float()
     bias = getattr(head, "bias", None)
     offset = None if bias is None else (bias[good].float() - bias[bad].float()).detach()
-    return CausalPRM(
-        checkpoint, encode, CausalReader(model.base_model, linear(weight.detach(), offset), checkpoint.micro_tokens)
-    )
+    reader = CausalReader(model.base_model, linear(weight.detach(), offset), checkpoint.micro_tokens)
+    return CausalPRM(checkpoint, encode, {reader: 1.0})

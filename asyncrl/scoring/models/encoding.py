@@ -106,22 +106,16 @@ def problem_and_steps(transcript: Transcript) -> tuple[str, list[str]]:
     return "\n".join(problem), steps
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """The token that ends a step, and the tokens of its characters one by one, for texts that contain the marker."""
+def marker(tokenizer: Any, text: str, key: str) -> tuple[int, Callable[[Sequence[int]], list[int]]]:
+    """The token that ends a step, and a function that replaces it in token ids by the tokens of its characters, for
+    texts that contain the marker. Raises ConfigError: the tokenizer does not have it."""
+    marker = single_token(tokenizer, text, key)
+    spelled = [token for character in text.strip() or text for token in words(tokenizer, character)]
 
-    token: int
-    spelled: Sequence[int]
+    def written_out(ids: Sequence[int]) -> list[int]:
+        return [each for token in ids for each in (spelled if token == marker else (token,))]
 
-    def written_out(self, ids: Sequence[int]) -> list[int]:
-        """`ids` with every marker replaced by the tokens of its characters."""
-        return [each for token in ids for each in (self.spelled if token == self.token else (token,))]
-
-
-def marker(tokenizer: Any, text: str, key: str) -> Marker:
-    """Raises ConfigError: the tokenizer does not have it."""
-    found = single_token(tokenizer, text, key)
-    return Marker(found, [token for character in text.strip() or text for token in words(tokenizer, character)])
+    return marker, written_out
 
 
 def words(tokenizer: Any, text: str) -> list[int]:

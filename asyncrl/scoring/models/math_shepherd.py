@@ -42,7 +42,7 @@ def reading(tokenizer: Any, params: Params, key: str) -> tuple[Encode, LabelToke
         single_token(tokenizer, f" {text}", f"{key}.params.{name}={text}")
         for name, text in (("good", params.good), ("bad", params.bad))
     )
-    end = marker(tokenizer, f" {params.marker}", f"{key}.params.marker={params.marker}")
+    end, written_out = marker(tokenizer, f" {params.marker}", f"{key}.params.marker={params.marker}")
 
     def encode(transcript: Transcript) -> Encoded:
         """The text is tokenised as a whole. Raises ScoringError: a marker is not a token of its own."""
@@ -55,9 +55,9 @@ def reading(tokenizer: Any, params: Params, key: str) -> tuple[Encode, LabelToke
         ids: list[int] = []
         reads = []
         for token, (start, stop) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):
-            is_end = token == end.token and start < stop and stop in ends
+            is_end = token == end and start < stop and stop in ends
             reads += [[len(ids)]] if is_end else []
-            ids += [token] if is_end else end.written_out([token])
+            ids += [token] if is_end else written_out([token])
         if len(reads) != len(steps):
             raise ScoringError(f"the tokenizer joins the marker {params.marker!r} with the text around it")
         return Encoded(ids, reads)

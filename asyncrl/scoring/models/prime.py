@@ -7,12 +7,9 @@ through Implicit Rewards", arXiv 2502.01456; Yuan et al. 2024, arXiv 2412.01981.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.config.option import option
@@ -31,24 +28,6 @@ class Params:
     beta: float = option(0.05, "scales the log-ratio")
 
 
-@dataclass(frozen=True)
-class LogRatioReader:
-    """Reads beta * (log pi_phi - log pi_ref) of the tokens after the given positions."""
-
-    phi: CausalReader
-    reference: CausalReader
-    beta: float
-
-    @property
-    def max_tokens(self) -> int:
-        return min(self.phi.max_tokens, self.reference.max_tokens)
-
-    def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-        """See Reader."""
-        pairs = zip(self.phi.read(inputs), self.reference.read(inputs), strict=True)
-        return [self.beta * (phi - reference) for phi, reference in pairs]
-
-
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     """Phi and its reference. Raises ConfigError: one is no causal model, or their tokenizers differ."""
     checkpoint = Checkpoint(config, key)
@@ -65,7 +44,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
             raise ScoringError("the transcript begins with a step; there must be a prompt before it")
         return Encoded(ids, [range(start - 1, end - 1) for start, end in spans])
 
-    return CausalPRM(checkpoint, encode, LogRatioReader(phi, reference, params.beta))
+    return CausalPRM(checkpoint, encode, {phi: params.beta, reference: -params.beta})
 
 
 def _log_prob_reader(model: Any, micro_tokens: int) -> CausalReader:

@@ -40,20 +40,20 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
         backbone, head = model.model, model.score.float()
     else:
         backbone, head = model, _head(checkpoint, model.config.hidden_size)
-    end = marker(tokenizer, params.marker, f"{key}.params.marker={params.marker}")
+    end, written_out = marker(tokenizer, params.marker, f"{key}.params.marker={params.marker}")
     before, between, _ = chat_frame(tokenizer, ["user", "assistant"], f"{key}.path={config.path}", params.system)
 
     def encode(transcript: Transcript) -> Encoded:
         """The chat up to the last marker. A marker inside a text is spelled out in characters."""
         problem, steps = problem_and_steps(transcript)
-        ids = [*before, *end.written_out(words(tokenizer, problem)), *between]
+        ids = [*before, *written_out(words(tokenizer, problem)), *between]
         reads = []
         for step in steps:
-            ids += [*end.written_out(words(tokenizer, step)), end.token]
+            ids += [*written_out(words(tokenizer, step)), end]
             reads.append([len(ids) - 1])
         return Encoded(ids, reads)
 
-    return CausalPRM(checkpoint, encode, CausalReader(backbone, contrast(head), config.micro_tokens))
+    return CausalPRM(checkpoint, encode, {CausalReader(backbone, contrast(head), config.micro_tokens): 1.0})
 
 
 def contrast(head: nn.Module) -> Readout:

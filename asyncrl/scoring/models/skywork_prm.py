@@ -32,7 +32,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     weight, bias = checkpoint.tensors(shapes)
     marker = single_token(tokenizer, params.marker, f"{key}.params.marker={params.marker!r}")
     reader = CausalReader(backbone, linear(weight[0], bias), config.micro_tokens)
-    return CausalPRM(checkpoint, lambda each: encode(each, tokenizer, params.marker, marker), reader)
+    return CausalPRM(checkpoint, lambda each: encode(each, tokenizer, params.marker, marker), {reader: 1.0})
 
 
 def encode(transcript: Transcript, tokenizer: Any, text_of_marker: str, marker: int) -> Encoded:

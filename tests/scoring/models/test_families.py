@@ -43,10 +43,8 @@ def models(family):
     """The model for each bound, with passes cheap enough for prefixes to be shared."""
     loaded = {bound: load(family.folder, family.name, micro_tokens=bound, params=family.params) for bound in BOUNDS}
     for bound, model in loaded.items():
-        reader = getattr(model, "reader", None)
-        for each in (reader, getattr(reader, "phi", None), getattr(reader, "reference", None)):
-            if hasattr(each, "pass_cost"):
-                each.pass_cost = BOUNDS[bound]
+        for reader in getattr(model, "readers", ()):
+            reader.pass_cost = BOUNDS[bound]
     return loaded
 
 
