@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from asyncrl.config.bind import CHAT_API_FIX, GROUP_FIX, KEYS_FIX, SERVER_GROUP_FIX, is_loopback
 from asyncrl.config.keys import sections
-from asyncrl.config.needs import configured
 from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.scoring import configured
 
 VLLM_COLDEST = 0.01
 """vLLM replaces lower temperatures above 0 by this one, without an error."""

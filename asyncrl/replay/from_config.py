@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from asyncrl.config import locations
-from asyncrl.config.needs import needs
 from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
+from asyncrl.config.schema.scoring import needs
 from asyncrl.data.reading import TaskFile
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Band, Feed

@@ -38,7 +38,7 @@ def _workers(config: TrainConfig, stop: threading.Event, stack: ExitStack) -> li
     scorer."""
     from transformers import AutoTokenizer
 
-    from asyncrl.config.needs import serves
+    from asyncrl.config.schema.scoring import serves
     from asyncrl.observe.sinks import open_metrics
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
     from asyncrl.scoring.scorer import Scorer

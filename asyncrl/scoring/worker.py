@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from asyncrl.config.needs import serves
 from asyncrl.config.schema import ScoringConfig
+from asyncrl.config.schema.scoring import serves
 from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.observe.metrics import Metrics
 from asyncrl.replay.client import ReplayClient

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 from msgspec import structs
 
-from asyncrl.config.needs import needs
 from asyncrl.config.schema import ScoringConfig
+from asyncrl.config.schema.scoring import needs
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed

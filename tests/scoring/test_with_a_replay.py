@@ -14,8 +14,8 @@ from itertools import count
 import numpy as np
 import pytest
 
-from asyncrl.config.needs import needs
 from asyncrl.config.schema import ScoringConfig, ScoringModelConfig
+from asyncrl.config.schema.scoring import needs
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
 from asyncrl.scoring.scorer import KindUnavailableError

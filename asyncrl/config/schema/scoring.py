@@ -1,4 +1,7 @@
-"""The pool of scorers, its models, and how their scores become rewards."""
+"""The pool of scorers, its models, and how their scores become rewards.
+
+The replay and the scorers both take from here which kinds of scoring a trajectory passes through, so that they agree.
+"""
 
 from __future__ import annotations
 
@@ -99,3 +102,23 @@ class ScoringConfig:
     outcome_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
     guards: GuardConfig = field(default_factory=GuardConfig)
+
+
+def configured(config: ScoringConfig) -> tuple[str, ...]:
+    """The kinds that the configuration has: rules always, and the models that it names."""
+    named = {"rules": True, "outcome_model": config.outcome_model.path is not None, "prm": config.prm.path is not None}
+    return tuple(kind for kind in KINDS if named[kind])
+
+
+def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
+    """The kinds that trajectories of `data_source` pass through, in order."""
+    return _in_order(config.needs.get(data_source, KINDS), config)
+
+
+def serves(config: ScoringConfig) -> tuple[str, ...]:
+    """The kinds that a scoring process with this configuration does, in order."""
+    return _in_order(config.serve or KINDS, config)
+
+
+def _in_order(wanted: list[str] | tuple[str, ...], config: ScoringConfig) -> tuple[str, ...]:
+    return tuple(kind for kind in configured(config) if kind in wanted)

@@ -1,5 +1,5 @@
-from asyncrl.config.needs import needs, serves
 from asyncrl.config.schema import OutcomeModelConfig, ScoringConfig, ScoringModelConfig
+from asyncrl.config.schema.scoring import needs, serves
 
 
 def test_a_source_needs_all_that_is_configured_unless_it_says_otherwise():
