@@ -18,6 +18,9 @@ from asyncrl.replay.stored import StoredRun, shard_paths
 
 REQUEUED = {"scoring": "is scored again", "task": "its task runs again as a new group"}
 
+Change = Callable[[ReplayClient, str], str]
+"""Changes one dead letter, and says how."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChangeResult:
@@ -28,16 +31,11 @@ class ChangeResult:
     refused: bool = False
 
 
-Change = Callable[[ReplayClient, str], str]
-
-
 def requeue(client: ReplayClient, name: str) -> str:
-    """Try a dead letter again; says how."""
     return REQUEUED[client.requeue(name)]
 
 
 def discard(client: ReplayClient, name: str) -> str:
-    """Forget a dead letter and its episode."""
     client.discard(name)
     return "is discarded"
 
