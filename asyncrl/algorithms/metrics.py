@@ -147,5 +147,5 @@ def _lags(counts: Sequence[float]) -> dict[str, float]:
 
 
 def _sum(values: Tensor) -> Tensor:
-    """In float64: moments are differences of sums, which float32 would leave without digits."""
+    """In float64: moments are differences of sums, and float32 would lose their digits."""
     return values.sum(dtype=torch.float64)

@@ -38,7 +38,7 @@ def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
         upto = before + reduce(torch.stack([_count(bins), _count(bins, values)])).cumsum(1)
         reached = condition(upto[0], upto[1]) & (upto[0] > 0)
         if shift < 2 * _BITS:
-            reached[-1] = True  # it was, by a sum that may have been rounded otherwise
+            reached[-1] = True  # The coarser histogram said so; its sums may have been rounded differently.
         if not bool(reached[-1]):
             return 1 << 32
         found = int(reached.int().argmax())

@@ -1,7 +1,7 @@
 """The demo's task: flat expressions such as `7+5*3-8`, worked out with a calculator one operation at a time.
 
 The calculator works out the leftmost operation with the operator that the policy names (`tool.py`), so that each turn
-is one decision, and the rest is copying. What reward has to teach is which operator's turn it is.
+is one decision, and the rest is copying. The reward has to teach only which operator comes next.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Expression:
         return "".join(f"{number}{operator}" for number, operator in pairs)
 
     def reduced(self, operator: str) -> Expression:
-        """The leftmost operation with `operator` replaced by its result, whether its turn had come or not."""
+        """The leftmost operation with `operator` replaced by its result, even if precedence does not allow it yet."""
         index = self.operators.index(operator)
         left, right = self.numbers[index : index + 2]
         result = left + right if operator == "+" else left - right if operator == "-" else left * right

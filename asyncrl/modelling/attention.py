@@ -52,8 +52,8 @@ def inspect_attention(model: Any, length: int, allowed: Collection[str] = ()) ->
 
     Afterwards the model needs another `set_attn_implementation`. Raises ConfigError where a layer has no attention
     (state-space and linear attention, convolutions). Raises it as well where an attention does more than look back
-    causally, over all tokens or a window of them, unless what it does more is an argument in `allowed` (such as
-    `softcap`, a cap of the scores, or `s_aux`, attention sinks).
+    causally, over all tokens or a window of them. The arguments in `allowed` are taken all the same: for example
+    `softcap`, a cap of the scores, or `s_aux`, attention sinks.
     """
     inspection = _Inspection(length, allowed)
     if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):

@@ -43,7 +43,7 @@ class Rollouts:
         return clamp_log(self.view.take(self.tokens.proximal).sub_(self.view.take(self.tokens.behaviour))).exp_()
 
     def differences(self, values: Tensor, targets: Tensor, gamma: float, step_weight: float) -> Tensor:
-        """float[M]: r_t + gamma target_{t+1} - V_t, all in one buffer, because new pages cost more than the sums."""
+        """float[M]: r_t + gamma target_{t+1} - V_t, in one buffer, since new memory costs more than the sums."""
         return self.rewards(step_weight).add_(self.view.shift(targets), alpha=gamma).sub_(values)
 
     def spread(self, values: Tensor) -> Tensor:
