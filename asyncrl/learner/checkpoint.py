@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
 from xxhash import xxh3_64
 
 from asyncrl.errors import CheckpointError
@@ -148,7 +147,7 @@ class Checkpoints:
         except OSError as error:
             # The file is there, and the disk does not give it back.
             damage = f"it cannot be read: {error}"
-        if not self._ranks.sum(torch.tensor(int(damage is not None))).item():
+        if not self._ranks.any(damage is not None):
             return None
         return damage or "another rank found it damaged"
 

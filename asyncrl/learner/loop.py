@@ -100,7 +100,7 @@ class Learner:
         """Whether the step trains nothing. All ranks agree, also if the plan was skipped between their requests."""
         if plan.skipped:
             logger.warning("step %d trains nothing: %s", plan.step, plan.skipped)
-        return bool(self.ranks.sum(torch.tensor(int(bool(plan.skipped)))).item())
+        return self.ranks.any(bool(plan.skipped))
 
     def _learn(self, plan: BatchPlan, phases: Phases) -> TrainedStep:
         """Train one plan. Raises StepFailedError: its training fails again and again."""

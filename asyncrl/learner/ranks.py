@@ -66,7 +66,7 @@ class Ranks:
 
     def leave_if(self, stopped: bool) -> None:
         """Raises StoppedError on every rank if `stopped` is true on any, so that none waits for one that left."""
-        if self.sum(torch.tensor(int(stopped))).item():
+        if self.any(stopped):
             raise StoppedError("the learner was asked to stop")
 
     def together(self, request: Callable[[], T]) -> T:
@@ -77,6 +77,10 @@ class Ranks:
             answers.append(request())
         self.leave_if(not answers)
         return answers[0]
+
+    def any(self, value: bool) -> bool:
+        """Whether `value` is true on one of the ranks."""
+        return bool(self.sum(torch.tensor(int(value))))
 
     def agree(self, value: int) -> int:
         """The value that rank 0 gives."""
