@@ -159,6 +159,7 @@ def test_numbers_of_numpy_travel_as_plain_ones() -> None:
     assert decode(encode(Message("x", 0, {"reward": np.float64(0.5)}))).body == {"reward": 0.5}
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=1500)
 def test_a_mutated_message_is_refused_or_still_valid_and_never_anything_else(data: st.DataObject) -> None:

@@ -79,6 +79,7 @@ def canonical(template: str, message: dict[str, Any]) -> str:
     return message["content"] + ("\n" if visible and calls else "") + wrapped
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(template=st.sampled_from([CHATML, QWEN3]), turns=TURNS, answer=SAID, cut=st.booleans(), system=st.none() | TEXT)
 def test_random_conversations_equal_the_templates_rendering_and_train_what_was_sampled(

@@ -20,6 +20,7 @@ def textbook(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scal
     return torch.einsum("hl,hld->hd", weights, values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_decoding_slots_and_chunks_see_exactly_their_own_past_at_every_length(device):
     config = CONFIGS["qwen3"]()
