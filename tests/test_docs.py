@@ -1,0 +1,125 @@
+"""Every code block of the pages works: Python runs, YAML is a configuration, and commands, keys and options exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from asyncrl.__main__ import main
+from asyncrl.config.commands import COMMANDS
+from asyncrl.config.compose import composed
+from asyncrl.config.files import GROUPS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(ROOT.glob("docs/*.md"))
+BLOCK = re.compile(
+    r"(?:<!-- not run here: (?P<why>.*?) -->\n)?^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.M | re.S
+)
+LANGUAGES = ("python", "sh", "text", "yaml")
+EXPERIMENT = "# @package _global_"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block of a page. `elsewhere`: another test runs it, or it needs what a test does not have."""
+
+    page: str
+    language: str
+    text: str
+    elsewhere: bool
+
+    def __str__(self) -> str:
+        return f"{self.page}: {self.text.splitlines()[0]}"
+
+
+def blocks(language: str) -> list[Block]:
+    found = [(page, match) for page in PAGES for match in BLOCK.finditer(page.read_text())]
+    every = [Block(page.name, match["language"], match["text"], match["why"] is not None) for page, match in found]
+    return [block for block in every if block.language == language]
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every command of a shell block by its page: its words, without comments, variables and omissions."""
+    lines = [(block.page, line) for block in blocks("sh") for line in block.text.replace("\\\n", " ").splitlines()]
+    parsed = [(page, [word for word in shlex.split(line, comments=True) if word[:1] != "$"]) for page, line in lines]
+    return [(page, [word for word in words if "..." not in word]) for page, words in parsed if words]
+
+
+def test_every_block_says_what_it_is() -> None:
+    named = {match["language"] for page in PAGES for match in BLOCK.finditer(page.read_text())}
+    assert named == set(LANGUAGES)
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compile(block.text, block.page, "exec")
+    (tmp_path / "block.py").write_text(block.text)
+    if not block.elsewhere:
+        runpy.run_path("block.py")
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_yaml_is_a_configuration(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = block.text if EXPERIMENT in block.text else f"{EXPERIMENT}\n{block.text}"
+    (tmp_path / "experiment" / "block.yaml").write_text(text)
+    composed(["experiment=block"], tmp_path)
+
+
+@pytest.mark.parametrize(("page", "words"), commands(), ids=lambda value: value if isinstance(value, str) else None)
+def test_commands_keys_and_options_exist(
+    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    match words:
+        case ["asyncrl", name, *rest]:
+            check_command(name, rest, monkeypatch, capsys)
+        case ["python", "-m", module, *rest] if module.startswith("asyncrl.") and module.count(".") == 1:
+            check_command(module.removeprefix("asyncrl."), rest, monkeypatch, capsys)
+        case ["python", "-m", module, *_] if module.startswith(("asyncrl", "benchmarks", "tests")):
+            assert importlib.util.find_spec(module)
+        case ["make", target, *_]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
+        case [first, *_] if re.match(r"[a-z_]+(\.[a-z_]+)+=", first):
+            composed(words)
+
+
+def check_command(
+    name: str, rest: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command's help has its options, and a role can compose its keys."""
+    if name.startswith("-"):
+        assert name == "--version"
+        return
+    command = COMMANDS[name]
+    subcommand = [rest[0]] if command.subcommands and rest else []
+    assert not subcommand or subcommand[0] in command.subcommands
+    text = printed(["asyncrl", name, *subcommand, "--help"], monkeypatch, capsys)
+    for option in (word.partition("=")[0] for word in rest if word.startswith("--")):
+        assert option in text
+    if command.is_role:
+        composed(list(settings(rest)))
+
+
+def settings(words: list[str]) -> Iterator[str]:
+    """Those of a role's words that set a key or choose a shipped file."""
+    for word in words:
+        key, sign, value = word.partition("=")
+        if sign and not key.startswith("-") and not (key in GROUPS and (value == "mine" or "/" in value)):
+            yield word
+
+
+def printed(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr(sys, "argv", arguments)
+    with suppress(SystemExit):
+        main()
+    return capsys.readouterr().out
