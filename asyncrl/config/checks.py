@@ -157,7 +157,10 @@ def _scoring(config: TrainConfig) -> Iterator[str]:
 
 def _shaping(config: TrainConfig) -> Iterator[str]:
     scoring, shaping = config.scoring, config.scoring.shaping
-    if shaping.process_weight and scoring.prm.path is None:
+    for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
+        if model.params and not model.is_configured:
+            yield f"{key}.params {key}.path: there is no model that takes them; name its folder, hub name or URL"
+    if shaping.process_weight and not scoring.prm.is_configured:
         yield "scoring.shaping.process_weight scoring.prm.path: name a process reward model, which gives step scores"
     if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
         yield "scoring.shadow scoring.shaping.outcome_weight: nothing is left to train on; give the outcome a weight"

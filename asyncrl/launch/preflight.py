@@ -57,7 +57,7 @@ def _check_algorithm(config: TrainConfig) -> None:
 
     check(
         config.algorithm,
-        step_scores=(config.scoring.prm.path is not None and not config.scoring.shadow) or config.implicit.train,
+        step_scores=(config.scoring.prm.is_configured and not config.scoring.shadow) or config.implicit.train,
         group_size=config.learner.group_size,
     )
 

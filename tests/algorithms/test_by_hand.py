@@ -70,6 +70,13 @@ def test_overlong_takes_from_the_reward_before_the_group_is_compared():
     assert prepared.advantages.tolist() == pytest.approx([1, 0.5, -0.5, -1])
 
 
+def test_overlong_begins_at_four_fifths_of_its_limit():
+    episodes = make_episodes([1, 1], [0, 0], lengths=torch.tensor([8, 9]))
+    algorithm = make_algorithm(advantage="dr_grpo", reward=[("overlong", {"max_length": 10})], correction=[])
+    prepared = algorithm.prepare(episodes, make_tokens([[1], [1]]), alone)
+    assert prepared.advantages.tolist() == pytest.approx([0.25, -0.25])
+
+
 def test_entropy_is_taken_from_the_loss_under_the_same_aggregation():
     # seq-mean-token-mean: (2 + 4)/2 = 3 and 7: mean 5. Weight .1: -.5. Gradient -.1 / (2 * 2) twice, -.1 / 2.
     algorithm = make_algorithm(

@@ -99,6 +99,7 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({**PRM, "scoring.needs": {"a": ["prm"]}}, r"nothing that a needs \(prm\) has a weight"),
         ({"scoring.shaping.outcome_weight": 0.0}, r"any source needs \(rules\) has a weight"),
         ({"scoring.serve": ["prm"]}, "kinds that are configured: rules"),
+        ({"scoring.prm.params": {"beta": 1}}, "there is no model that takes them"),
         ({"scoring.shadow": True, "scoring.shaping.outcome_weight": 0.0}, "give the outcome a weight"),
         ({**PRM, "scoring.shadow": True, "scoring.needs": {"a": ["prm"]}}, "let it need rules"),
         ({**TANH, "scoring.shaping.prm_aggregation": "product"}, "use min"),

@@ -19,15 +19,20 @@ class Overlong(Reward):
 
     name = "overlong"
 
-    max_length: int = param(..., "policy tokens at which the whole penalty is due", "[1, inf)")
-    buffer: int = param(..., "tokens before max_length at which it begins", "[1, inf)")
+    max_length: int = param(..., "policy tokens from which the whole penalty is taken", "[1, inf)")
+    buffer: int | None = param(
+        None,
+        "policy tokens before max_length at which it begins; null: a fifth of max_length, as in the paper",
+        "[1, inf)",
+    )
     weight: float = param(1.0, "the whole penalty", "[0, inf)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.buffer > self.max_length:
+        if self.buffer is not None and self.buffer > self.max_length:
             raise ConfigError(f"{self.setting('buffer')}: it must be at most max_length={self.max_length}")
 
     def __call__(self, episodes: Episodes) -> Tensor:
-        room = self.max_length - self.buffer - episodes.lengths.double()
-        return episodes.reward + self.weight * (room / self.buffer).clamp(-1, 0)
+        buffer = self.buffer or max(1, self.max_length // 5)
+        room = self.max_length - buffer - episodes.lengths.double()
+        return episodes.reward + self.weight * (room / buffer).clamp(-1, 0)

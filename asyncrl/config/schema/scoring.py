@@ -55,7 +55,9 @@ class ScoringModelConfig:
     """A process reward model; docs/scoring.md lists the families."""
 
     family: str = option("value_head", "how it reads and scores: a built-in family, or the dotted path of a class")
-    path: str | None = option(None, "folder or hub name of the model, or the URL of a remote one; null: no model")
+    path: str | None = option(
+        None, "folder or hub name of the model, or the URL of a remote one; null: no model, unless family is a class"
+    )
     dtype: str = option("float32", "compute dtype", choices=("float32", "bfloat16", "float16"))
     device: str = option("cpu", "where it runs: cpu, cuda, cuda:N, or auto (a GPU if there is one)")
     micro_tokens: int = option(16384, "tokens of one forward pass, padding included", "[1, inf)")
@@ -64,6 +66,11 @@ class ScoringModelConfig:
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
     params: dict[str, Any] = option({}, "parameters of the family that differ from its defaults")
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is a model. A class of the user's own needs no `path`."""
+        return self.path is not None or "." in self.family
 
 
 @dataclass
@@ -106,7 +113,11 @@ class ScoringConfig:
 
 def configured(config: ScoringConfig) -> tuple[str, ...]:
     """The kinds that the configuration has: rules always, and the models that it names."""
-    named = {"rules": True, "outcome_model": config.outcome_model.path is not None, "prm": config.prm.path is not None}
+    named = {
+        "rules": True,
+        "outcome_model": config.outcome_model.is_configured,
+        "prm": config.prm.is_configured,
+    }
     return tuple(kind for kind in KINDS if named[kind])
 
 
