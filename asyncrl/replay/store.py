@@ -11,11 +11,12 @@ import contextlib
 import fcntl
 import functools
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import lmdb
 from msgspec import DecodeError, msgpack
@@ -58,6 +59,7 @@ SEAL_BYTES = 8
 LOCK_FILE = "in-use"
 """The process that has the store open for writing holds a lock on this file."""
 MADE = "made\n"
+RETRY_S = 0.01
 
 Key = str | int | bytes
 T = TypeVar("T")
@@ -282,18 +284,21 @@ class Store:
     """A store in a folder; `durable` makes every commit survive a power loss, not only a killed process. Each store has
     an identity of its own, which tells the replay of one run from that of another.
 
-    Raises StoreError: the folder cannot be opened as a store, or another process has it open, with the reason. So does
-    any transaction, once the store turns out to be damaged.
+    Raises StoreError: the folder cannot be opened as a store, or another process still has it open after `patience_s`
+    seconds, with the reason. So does any transaction, once the store turns out to be damaged.
     """
 
-    def __init__(self, path: Path, max_bytes: int, durable: bool) -> None:
+    def __init__(self, path: Path, max_bytes: int, durable: bool, patience_s: float = 1.0) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._lock = (path / LOCK_FILE).open("a+")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StoreError(f"the store {path} is open in another process; stop that one first") from error
+        # A process that asks `in_use` holds the lock for a moment.
+        give_up = time.monotonic() + patience_s
+        while not _locked(self._lock, fcntl.LOCK_EX):
+            if time.monotonic() > give_up:
+                self._lock.close()
+                raise StoreError(f"the store {path} is open in another process; stop that one first")
+            time.sleep(RETRY_S)
         file = path / "data.mdb"
         if self._was_made() and (not file.exists() or file.stat().st_size == 0):
             # LMDB would create an empty store, and the run would begin again.
@@ -331,11 +336,16 @@ class Store:
 def in_use(path: Path) -> bool:
     """Whether a process has the store in this folder open for writing."""
     with (path / LOCK_FILE).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+        return not _locked(lock, fcntl.LOCK_SH)
+
+
+def _locked(file: IO[str], kind: int) -> bool:
+    """Whether the file could be locked now; closing it ends the lock."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class StoreReader:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from asyncrl.errors import StoreError
-from asyncrl.replay.store import Store, StoreReader
+from asyncrl.replay.store import LOCK_FILE, Store, StoreReader
 
 
 @pytest.fixture
@@ -77,3 +79,14 @@ def test_a_first_start_that_was_killed_before_it_wrote_anything_is_no_loss(tmp_p
     (tmp_path / "in-use").touch()
     (tmp_path / "data.mdb").touch()
     Store(tmp_path, 1 << 24, durable=False).close()
+
+
+def test_a_store_that_another_process_locks_for_a_moment_is_opened_and_one_that_stays_locked_is_refused(
+    tmp_path: Path,
+) -> None:
+    with (tmp_path / LOCK_FILE).open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        with pytest.raises(StoreError, match="open in another process"):
+            Store(tmp_path, 1 << 24, durable=False, patience_s=0)
+        threading.Timer(0.05, fcntl.flock, (other, fcntl.LOCK_UN)).start()
+        Store(tmp_path, 1 << 24, durable=False, patience_s=60).close()
