@@ -16,7 +16,10 @@ from tests.learner.support import Run
 from tests.learner.two_ranks import configs, train_all
 from tests.mixtures import MIXTURES
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two GPUs, or a machine without any"),
+]
 
 
 @pytest.fixture(scope="module")

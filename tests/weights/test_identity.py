@@ -85,7 +85,8 @@ def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_p
     """Through the configuration at both ends: a learner as it runs, and an actor's channels."""
     config = make_config(write_model(tmp_path / "model", layers=1), tmp_path)
     config.network.replay_port, config.network.weights_port = free_ports(1), free_ports(1)
-    theirs = TrainConfig(network=config.network, run=config.run)
+    config.weights.channel = "zmq"
+    theirs = TrainConfig(network=config.network, run=config.run, weights=config.weights)
     if mistake != "none":
         theirs.run = type(config.run)(
             name="mine" if mistake == "another name" else config.run.name,
