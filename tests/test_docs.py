@@ -25,7 +25,8 @@ BLOCK = re.compile(
     r"(?:<!-- not run here: (?P<why>.*?) -->\n)?^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```", re.M | re.S
 )
 LANGUAGES = ("python", "sh", "text", "yaml")
-EXPERIMENT = "# @package _global_"
+CHOSEN_AS = re.compile(r"# asyncrl .* (\w+)=")
+"""The first line of a file of a group, which shows its use."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,9 @@ def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
 def test_yaml_is_a_configuration(block: Block, tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    text = block.text if EXPERIMENT in block.text else f"{EXPERIMENT}\n{block.text}"
-    (tmp_path / "experiment" / "block.yaml").write_text(text)
-    composed(["experiment=block"], tmp_path)
+    chosen = CHOSEN_AS.match(block.text)
+    (tmp_path / "block.yaml").write_text(block.text)
+    composed([f"{chosen[1] if chosen else 'experiment'}={tmp_path}/block.yaml"])
 
 
 @pytest.mark.parametrize(("page", "words"), commands(), ids=lambda value: value if isinstance(value, str) else None)

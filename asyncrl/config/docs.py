@@ -19,7 +19,10 @@ command line.
   `scoring.rules.my_data=gsm8k`. Quote a value with special characters twice, once for the shell and once for asyncrl:
   `"data.train='my file.parquet'"`.
 * `GROUP=NAME` chooses a file of a group: `algorithm=dapo`, `engine=sglang`, `scoring=pure` and `experiment=demo` choose
-  files of `configs/`. `--config-dir DIR` adds a folder of your own ([quick_start.md](quick_start.md)).
+  files of `configs/`. `GROUP=FILE.yaml` chooses a file of your own by its path: `experiment=./mine.yaml`
+  ([quick_start.md](quick_start.md)).
+* A name alone stands for a part with its default parameters: `algorithm.loss=gspo`. One text stands for a list of one:
+  `actor.tools=python`.
 * `--cfg job` prints the configuration that would run. `--help` lists groups and sections, `--help SECTION` the keys of
   a section.
 

@@ -46,6 +46,6 @@ def option_of(key: str) -> Option | None:
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
     """A question that names the known word nearest to an unknown one, or nothing."""
-    same_name = [each for each in known if "." not in word and each.rpartition(".")[2] == word]
+    same_name = [each for each in dict.fromkeys(known) if "." not in word and each.rpartition(".")[2] == word]
     near = same_name[:3] or difflib.get_close_matches(word, known, 1)
     return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -69,7 +69,7 @@ class Option:
             return ("" if plural else "one of ") + ", ".join(self.choices)
         if hint in (float, int):
             return f"{article}{_WORDS[hint]}{end}" + (f" in {self.within}" if self.within else "")
-        return _WORDS.get(hint, f"{article}part{end}, {{name: NAME, params: {{...}}}}")
+        return _WORDS.get(hint, f"{article}part{end}: NAME, or {{name: NAME, params: {{...}}}}")
 
     def _fits(self, value: Any, hint: Any) -> bool:
         origin, each = typing.get_origin(hint), typing.get_args(hint)[-1:]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import yaml
 
 from asyncrl.config.compose import composed, read
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.files import choices
+from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import ConfigError
 
 
@@ -63,7 +66,8 @@ def refused(words: list[str], folder: Path | None = None) -> list[str]:
         ("learner.betas=[a,b]", "learner.betas=[a, b]: it must be a list of numbers in [0, 1)"),
         ("engine.launch=perhaps", "engine.launch=perhaps: it must be true or false"),
         ("scoring.needs={gsm8k: rules}", "scoring.needs={gsm8k: rules}: it must be a mapping to lists of rules, "),
-        ("algorithm.loss=gspo", "algorithm.loss=gspo: it must be a part, {name: NAME, params: {...}}"),
+        ("+algorithm.los=gspo", "algorithm.los=gspo: there is no such key; did you mean algorithm.loss?"),
+        ("algorithm.loss=[gspo]", "algorithm.loss=[gspo]: it must be a part: NAME, or {name: NAME, params: {...}}"),
         ("algorithm.loss={nam: gspo}", "algorithm.loss.nam=gspo: there is no such key; did you mean algorithm.loss.na"),
         ("algorithm.correction=[{params: {}}]", "algorithm.correction: it must be a list of parts"),
         ("learner.steps=${learner.stepz}", "learner.steps: Interpolation key 'learner.stepz' not found"),
@@ -80,7 +84,7 @@ def test_a_word_that_cannot_be_used_is_refused_in_one_line(required: list[str], 
 def test_all_that_is_wrong_is_refused_at_once() -> None:
     words = ["learner.stepz=3", "experiment=demos", "learner.lr=fast", "actor.concurrency=0", "learner.eval_every=5"]
     assert [line.split("=")[0].split(":")[0] for line in refused(words)] == [
-        *("learner.stepz", "experiment", "learner.lr"),
+        *("experiment", "learner.stepz", "learner.lr"),
         *("model.path", "data.train", "actor.concurrency", "learner.eval_every"),
     ]
 
@@ -95,6 +99,40 @@ def test_words_win_over_files_and_files_over_defaults(required: list[str], folde
     assert config.scoring.rules == {"a": "gsm8k"}
 
 
+def test_a_file_is_chosen_by_its_path_and_names_others_by_paths_that_begin_at_it(
+    required: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "exp.yaml").write_text(
+        "defaults: [base.yaml, override /algorithm: ../algo.yaml]\nlearner: {steps: 7}\nactor: {tools: python}\n"
+    )
+    (tmp_path / "mine" / "base.yaml").write_text("learner: {steps: 1, lr: 1e-3}\n")
+    (tmp_path / "algo.yaml").write_text("defaults: [dapo]\nadvantage: rloo\nloss: {params: {clip_high: 0.5}}\n")
+    (tmp_path / "score.yaml").write_text("rule: gsm8k\n")
+    monkeypatch.chdir(tmp_path / "mine")
+    config = read([*required, "experiment=./exp.yaml", "scoring=../score.yaml"])
+    assert (config.learner.steps, config.learner.lr, config.scoring.rule) == (7, 1e-3, "gsm8k")
+    assert (config.algorithm.advantage, config.actor.tools) == (PartConfig("rloo"), ["python"])
+    assert config.algorithm.loss.params == {"clip_low": 0.2, "clip_high": 0.5}
+
+
+def test_a_name_alone_stands_for_a_part_with_its_defaults_or_for_a_list_of_one(required: list[str]) -> None:
+    words = ["algorithm=dapo", "algorithm.loss=gspo", "algorithm.correction=[mask,zero_variance]", "actor.tools=python"]
+    config = read([*required, *words, "algorithm.loss.params.clip_low=0.1"])
+    assert config.algorithm.loss == PartConfig("gspo", {"clip_low": 0.1})
+    assert config.algorithm.correction == [PartConfig("mask"), PartConfig("zero_variance")]
+    assert config.actor.tools == ["python"]
+
+
+@pytest.mark.parametrize("algorithm", choices("algorithm"))
+def test_what_a_run_writes_down_is_read_as_the_same_configuration(
+    required: list[str], tmp_path: Path, algorithm: str
+) -> None:
+    config = read([*required, f"algorithm={algorithm}", "scoring.rules.a=gsm8k", "data.weights={a: 1.5}"])
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False))
+    assert read([f"experiment={tmp_path}/config.yaml"]) == config
+
+
 def test_the_last_of_two_words_for_a_key_counts(required: list[str]) -> None:
     config = read([*required, "experiment=demo", "learner.steps=1", "learner.steps=2", "experiment=null"])
     assert (config.learner.steps, config.run.name) == (2, TrainConfig().run.name)
@@ -103,7 +141,6 @@ def test_the_last_of_two_words_for_a_key_counts(required: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        ("learner: {steps: 3}", ["begin the file of an experiment with the line `# @package _global_`"]),
         ("# @package _global_\n- 1", ["it must hold KEY: VALUE lines"]),
         ("# @package _global_\nlearner: [1", ["it cannot be read as YAML"]),
         pytest.param(f"# @package _global_\nrun: {'[' * 1200}{']' * 1200}", ["it cannot be read as YAML"], id="nested"),
@@ -129,8 +166,10 @@ def test_a_file_that_cannot_be_used_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("defaults", "reason"),
     [
-        ("[override /algorithm: grop]", "Could not find 'algorithm/grop'"),
-        ("[/experiment: mine]", "recursion"),
+        ("[override /algorithm: grop]", "defaults: algorithm=grop: there is no such file; did you mean grpo?"),
+        ("[override /algorithm: ./none.yaml]", "defaults: algorithm=./none.yaml: there is no file "),
+        ("[override /algorithms: grpo]", "defaults: algorithms: there is no such group; did you mean algorithm?"),
+        ("[mine]", "includes itself"),
         ("nothing", "defaults must be a list"),
     ],
 )

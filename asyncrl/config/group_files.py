@@ -1,0 +1,125 @@
+"""The files that a run chooses, one of each group: shipped ones by name, others by name or by path.
+
+Hydra finds the shipped files by itself. Another file is read and checked here, with the files that its `defaults` name,
+and stored in Hydra's memory. So it needs neither a certain folder nor a line `# @package`. Its own keys win over those
+of the files that its `defaults` name, unless it lists `_self_` there. A relative path in `defaults` begins at the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asyncrl.config.files import GROUPS, choices
+from asyncrl.config.keys import did_you_mean
+from asyncrl.config.option import as_yaml
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.setting import set_value
+from asyncrl.errors import ConfigError
+
+FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError)
+"""What Hydra, OmegaConf and YAML raise for words and files that they cannot use."""
+
+OWN_KEYS = "_self_"
+PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
+
+
+class GroupFiles:
+    """`folder` holds further files by name, such as experiment/NAME.yaml. `wrong` gets a line for each thing in a
+    chosen file that cannot be used.
+
+    Raises ConfigError: there is no such folder.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"--config-dir={folder}: there is no such folder")
+        self.wrong: list[str] = []
+        self._folder = folder
+        self._within: list[Path] = []
+
+    def choose(self, group: str, given: Any, base: Path = Path()) -> str | None:
+        """Hydra's name for the file of a group that is given by name or path; None for no file. A relative path begins
+        at `base`. Raises ConfigError: there is no such file, or there are two."""
+        if group not in GROUPS:
+            raise ConfigError(f"{group}: there is no such group{did_you_mean(group, GROUPS)}")
+        if given is None and group == "experiment":
+            return None
+        if isinstance(given, dict):
+            raise ConfigError(
+                f"{group}: choose a file with {group}=NAME, and set keys one by one with {group}.KEY=VALUE"
+            )
+        known, shipped = choices(group, self._folder), choices(group)
+        name = as_yaml(given)
+        if name.endswith((".yaml", ".yml")):
+            path = base / Path(name).expanduser()
+            if not path.is_file():
+                raise ConfigError(f"{group}={name}: there is no file {path.absolute()}")
+            return self._stored(group, path)
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; use one of {', '.join(known)}, or the path of a .yaml file"
+            raise ConfigError(f"{group}={name}: there is no such file{hint}")
+        if name not in shipped:
+            return self._stored(group, known[name])
+        if known[name] != shipped[name]:
+            raise ConfigError(f"{group}={name}: asyncrl has a file of this name; rename {known[name]}")
+        return name
+
+    def _stored(self, group: str, path: Path) -> str:
+        """Hydra's name for a file that Hydra does not find by itself."""
+        name = f"file-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+        if path.resolve() in self._within:
+            self.wrong.append(f"{path}: defaults: the file includes itself")
+            return name
+        self._within.append(path.resolve())
+        try:
+            package, content = self._read(group, path)
+            ConfigStore.instance().store(group=group, name=name, node=content, package=package)
+        except ConfigError as error:
+            self.wrong.append(f"{path}: {error}")
+        self._within.pop()
+        return name
+
+    def _read(self, group: str, path: Path) -> tuple[str, dict[Any, Any]]:
+        """The section whose keys the file sets, and its content. Raises ConfigError: it has not the form of a file."""
+        try:
+            text = path.read_text()
+            content = OmegaConf.to_container(OmegaConf.load(path))
+        except FAILURES as error:
+            raise ConfigError(f"it cannot be read as YAML: {reason(error)}") from error
+        if not isinstance(content, dict):
+            raise ConfigError("it must hold KEY: VALUE lines")
+        found = PACKAGE.search(text)
+        package = found[1] if found else "_global_" if group == "experiment" else group
+        defaults = content.pop("defaults", [])
+        refused = set_value(OmegaConf.structured(TrainConfig), package.removeprefix("_global_"), content)
+        self.wrong += [f"{path}: {line}" for line in refused.values()]
+        if not isinstance(defaults, list):
+            raise ConfigError("defaults must be a list, such as [override /algorithm: dapo]")
+        try:
+            defaults = [self._entry(group, entry, path.parent) for entry in defaults]
+        except ConfigError as error:
+            raise ConfigError(f"defaults: {error}") from error
+        return package, {**content, "defaults": defaults if OWN_KEYS in defaults else [*defaults, OWN_KEYS]}
+
+    def _entry(self, group: str, entry: Any, base: Path) -> Any:
+        """An entry of a file's `defaults` with the names that Hydra knows. Raises ConfigError."""
+        if isinstance(entry, dict):
+            return {key: self.choose(key.split()[-1].strip("/"), name, base) for key, name in entry.items()}
+        return entry if entry == OWN_KEYS else self.choose(group, entry, base)
+
+
+def reason(error: Exception) -> str:
+    """The beginning of another library's message, in one line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return "; ".join(
+        line for line in lines[:4] if line and not line.startswith(("See http", "full_key", "object_type"))
+    )

@@ -1,0 +1,48 @@
+"""Sets one key of a composed configuration, or says in a line of its own why the key cannot have the value."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_origin
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from asyncrl.config.files import GROUPS
+from asyncrl.config.keys import OPTIONS, SECTIONS, did_you_mean, option_of
+from asyncrl.config.option import Option, as_yaml
+from asyncrl.config.renamed import advice
+from asyncrl.config.schema import PartConfig
+
+
+def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
+    """Set `value` at `key`. Returns a line for each key that cannot have its value."""
+    if isinstance(value, dict) and (key in SECTIONS or not key):
+        inner = [set_value(config, f"{key}.{name}".lstrip("."), each) for name, each in value.items()]
+        return {each: line for lines in inner for each, line in lines.items()}
+    shown, option = f"{key}={as_yaml(value)}", option_of(key)
+    if instead := advice(key):
+        return {key: f"{shown}: {instead}"}
+    if key in SECTIONS and key not in OPTIONS:
+        first = next(each for each in OPTIONS if each.startswith(f"{key}."))
+        return {key: f"{shown}: set one of the keys below it, such as {first}"}
+    if option is None:
+        return {key: f"{shown}: there is no such key{did_you_mean(key, [*OPTIONS, *SECTIONS, *GROUPS])}"}
+    try:
+        full = _in_full(option, value) if key in OPTIONS else value
+        OmegaConf.update(config, key, full, merge=not is_dataclass(full), force_add=True)
+    except InterpolationResolutionError:
+        return {}  # Another key may be set later; `compose.read` finds those that are not.
+    except OmegaConfBaseException:
+        return {key: f"{shown}: it must be {option.allowed}"}
+    return {}
+
+
+def _in_full(option: Option, value: Any) -> Any:
+    """A part by its name alone is the part with its defaults; one text or part in place of a list is a list of one."""
+    if not value or (isinstance(value, str) and "${" in value):
+        return value
+    if get_origin(option.type) is list and not isinstance(value, int | float):
+        values, (each,) = value if isinstance(value, list) else [value], get_args(option.type)
+        return [{"name": one} if is_dataclass(each) and isinstance(one, str) else one for one in values]
+    return PartConfig(value) if option.type is PartConfig and isinstance(value, str) else value
