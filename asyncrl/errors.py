@@ -56,6 +56,10 @@ class ScoringError(AsyncrlError):
     """A scorer or verifier failed: the trajectory is retried, then dead-lettered, never scored as zero."""
 
 
+class TooManyFailuresError(AsyncrlError):
+    """So many episodes or scorings failed that the run must end; it can go on once the cause is mended."""
+
+
 class CheckpointError(AsyncrlError):
     """A checkpoint is missing, incomplete or belongs to another run."""
 

@@ -14,12 +14,14 @@ from omegaconf import OmegaConf
 from asyncrl.config.commands import command_name, show_role_help
 from asyncrl.config.compose import composed, read
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
+from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError, TooManyFailuresError
 from asyncrl.machine.files import LossyText
 from asyncrl.text import cut
 
 EXIT_USAGE = 2
 EXIT_FAILURE = 1
+EXIT_HOPELESS = 3
+"""The status of a learner that ends because too much fails in its run."""
 EXIT_STOPPED = 130
 """The status of a role that was asked to stop before it was done."""
 MAX_LOG_CHARS = 16_000
@@ -42,7 +44,7 @@ def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | No
     """Read `arguments`, by default the command line of this process, and run `role`.
 
     A configuration or a data file that is refused ends the process with a message and status 2. A later failure ends
-    it with a message and status 1. Neither shows a traceback.
+    it with a message and status 1, or 3 if too much fails in the run. None shows a traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if {"-h", "--help"} & set(arguments):
@@ -64,7 +66,16 @@ def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | No
         sys.exit(EXIT_STOPPED)
     except AsyncrlError as error:
         sys.stderr.write("".join(f"asyncrl: {cut(line, MAX_LINE_CHARS)}\n" for line in str(error).splitlines()))
-        sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE)
+        sys.exit(_status(error))
+
+
+def _status(error: AsyncrlError) -> int:
+    match error:
+        case ConfigError() | DataError():
+            return EXIT_USAGE
+        case TooManyFailuresError():
+            return EXIT_HOPELESS
+    return EXIT_FAILURE
 
 
 def log_to_stderr() -> None:

@@ -1,11 +1,11 @@
 """One machine: start every role, restart those that end, stop all cleanly.
 
-The run is done when the role named `until` ends with status 0. Status 2 says that a role cannot be configured: the run
-ends with the last lines of its log. Any other end is a failure: also status 0 of another role, and the end of a role to
-which somebody else sent a signal. A role that failed is started again, after a pause that doubles with each failure up
-to a bound. A role that fails more than `max_restarts` times ends the run; failures are forgotten once the role has run
-for `WELL_S`. If this process ends in any way, its children are asked to stop. `processes.json` in the run folder has
-the process id of each role.
+The run is done when the role named `until` ends with status 0. Status 2 says that a role cannot be configured, status 3
+that too much fails in the run: the run ends with the last lines of the role's log. Any other end is a failure: also
+status 0 of another role, and the end of a role to which somebody else sent a signal. A role that failed is started
+again, after a pause that doubles with each failure up to a bound. A role that fails more than `max_restarts` times ends
+the run; failures are forgotten once the role has run for `WELL_S`. If this process ends in any way, its children are
+asked to stop. `processes.json` in the run folder has the process id of each role.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.config.load import EXIT_USAGE
+from asyncrl.config.load import EXIT_HOPELESS, EXIT_USAGE
 from asyncrl.errors import AsyncrlError
 from asyncrl.machine.child import kill_group, last_lines, start_child
 from asyncrl.machine.files import write_whole
@@ -151,6 +151,8 @@ class Supervisor:
         last = last_lines(log_file)
         if status == EXIT_USAGE:
             raise RunFailedError(f"{name} cannot run:\n{last}")
+        if status == EXIT_HOPELESS:
+            raise RunFailedError(f"{name} has ended the run, since too much fails:\n{last}")
         child.failures = 1 if now - child.started >= WELL_S else child.failures + 1
         if child.failures > self._max_restarts:
             raise RunFailedError(f"{name} ended {child.failures} times, at last with status {status}:\n{last}")

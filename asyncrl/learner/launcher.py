@@ -21,8 +21,8 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from asyncrl.config.load import EXIT_STOPPED, EXIT_USAGE
-from asyncrl.errors import AsyncrlError, ConfigError, StoppedError
+from asyncrl.config.load import EXIT_HOPELESS, EXIT_STOPPED, EXIT_USAGE
+from asyncrl.errors import AsyncrlError, ConfigError, StoppedError, TooManyFailuresError
 from asyncrl.machine.child import ending_with_parent
 from asyncrl.machine.process import WORKER_VARIABLE
 
@@ -194,6 +194,8 @@ def _failure(first: _Rank, ranks: Sequence[_Rank], timeouts: Timeouts) -> Asyncr
     for rank in ranks:
         if rank.status == EXIT_USAGE:
             return ConfigError(f"{rank.name} cannot run; its message is above")
+        if rank.status == EXIT_HOPELESS:
+            return TooManyFailuresError(f"{rank.name} has ended the run; its message is above")
     status = first.status or 0
     if status == EXIT_STOPPED:
         return RanksError(f"{first.name} was asked to stop, alone; all ranks were ended")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,8 @@ from asyncrl.config.schema import TrainConfig
 
 REFRESH_S = 0.5
 LINE_S = 10.0
+RATE_S = 15.0
+"""Failures a second are those of so many seconds: replays report theirs every five."""
 
 
 class Tail:
@@ -44,9 +47,15 @@ class Tail:
 
 
 class Dashboard:
-    """A live table on a terminal; elsewhere one line every few seconds."""
+    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds."""
 
-    def __init__(self, config: TrainConfig, run_dir: Path, restarts: Callable[[], dict[str, int]]) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        run_dir: Path,
+        restarts: Callable[[], dict[str, int]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         names = [f"actor-{index}" for index in range(config.cluster.actors)]
         self._learner = Tail(run_dir / "metrics" / "learner.jsonl")
         self._actors = [Tail(run_dir / "metrics" / f"{name}.jsonl") for name in names]
@@ -57,7 +66,9 @@ class Dashboard:
         self._restarts = restarts
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = clock()
+        self._failures: deque[tuple[float, int]] = deque()
         self._next = 0.0
 
     def __enter__(self) -> Dashboard:
@@ -73,7 +84,7 @@ class Dashboard:
 
     def update(self) -> None:
         """Show the newest values, if it is time."""
-        now = time.monotonic()
+        now = self._clock()
         if now < self._next:
             return
         self._next = now + (REFRESH_S if self._console.is_terminal else LINE_S)
@@ -90,7 +101,7 @@ class Dashboard:
         actors = [tail.read() for tail in self._actors]
         restarts = sum(self._restarts().values())
         rows = [
-            ("elapsed", f"{time.monotonic() - self._started:.0f}s"),
+            ("elapsed", f"{self._clock() - self._started:.0f}s"),
             ("step", f"{learner.get('step', 0)}/{self._steps}"),
             ("reward", _number(learner.get("reward/mean"))),
             ("held-out accuracy", _number(learner.get("eval/accuracy"))),
@@ -101,8 +112,22 @@ class Dashboard:
         ]
         if restarts:
             rows.append(("restarts", str(restarts)))
-        failing = [str(tail.read().get("failing", "")) for tail in self._replays]
-        return [*rows, *(("failing", text) for text in failing if text)]
+        return rows + self._failing([tail.read() for tail in self._replays])
+
+    def _failing(self, replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        """How fast episodes and scorings fail, if they do, and the newest failure of each replay."""
+        now = self._clock()
+        self._failures.append((now, sum(int(values.get("failures", 0)) for values in replays)))
+        while len(self._failures) > 2 and self._failures[1][0] <= now - RATE_S:
+            self._failures.popleft()
+        (since, before), (_, count) = self._failures[0], self._failures[-1]
+        slowed = [("failing", str(values["failing"])) for values in replays if values.get("failing")]
+        if count == before:
+            return slowed
+        newest = [
+            ("newest failure", str(values["newest_failure"])) for values in replays if values.get("newest_failure")
+        ]
+        return [("failed/s", _number((count - before) / max(now - since, REFRESH_S))), *(slowed or newest)]
 
 
 def _number(value: float | None) -> str:

@@ -21,12 +21,12 @@ EPISODES, SCORINGS = "episodes", "scorings of episodes"
 
 
 class FailureBackoff:
-    """Counts failures in a row of each kind. `clock` gives monotonic seconds."""
+    """Counts failures in a row of each kind; `newest` is the newest failure. `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._in_a_row = {EPISODES: 0, SCORINGS: 0}
-        self._reason = ""
+        self.newest = ""
         self._interval_s = 0.0
         self._next = 0.0
 
@@ -37,10 +37,10 @@ class FailureBackoff:
             self._interval_s = 0.0
             log.info("%s end well again: tickets are issued at full speed", kind)
 
-    def failed(self, kind: str, reason: str) -> None:
-        """One of `kind` failed."""
+    def failed(self, kind: str, name: str, reason: str) -> None:
+        """One of `kind`, the ticket or trajectory `name`, failed."""
         self._in_a_row[kind] += 1
-        self._reason = _one_line(reason)
+        self.newest = f"{name}: {one_line(reason)}"
         if not self._interval_s and self._in_a_row[kind] >= STREAK:
             self._interval_s = FIRST_S
             self._next = self._clock() + FIRST_S
@@ -64,10 +64,10 @@ class FailureBackoff:
             return ""
         kind, count = max(self._in_a_row.items(), key=lambda entry: entry[1])
         return (
-            f"the last {count} {kind} failed; one ticket every {self._interval_s:.0f} s; newest reason: {self._reason}"
+            f"the last {count} {kind} failed; one ticket every {self._interval_s:.0f} s; newest failure: {self.newest}"
         )
 
 
-def _one_line(reason: str) -> str:
+def one_line(reason: str) -> str:
     """The reason without control characters: a tool's or an agent's text may hold a terminal's escape sequences."""
     return "".join(each if each.isprintable() else " " for each in reason[:SHOWN_CHARACTERS])

@@ -16,11 +16,21 @@ from typing import Any, Literal, TypeVar
 import zmq
 from msgspec.msgpack import Decoder
 
-from asyncrl.errors import RefusedError, StoppedError, UnavailableError
+from asyncrl.errors import RefusedError, StoppedError, TooManyFailuresError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import Watch, connect
 from asyncrl.replay import protocol
-from asyncrl.replay.protocol import BUSY, MAX_FETCH, OK, REFUSED, Answer, ReplayRequest, decode_reply, encode_request
+from asyncrl.replay.protocol import (
+    BUSY,
+    ENDED,
+    MAX_FETCH,
+    OK,
+    REFUSED,
+    Answer,
+    ReplayRequest,
+    decode_reply,
+    encode_request,
+)
 from asyncrl.text import cut
 from asyncrl.types import BatchPlan, Labels, Lease, RunIdentity, Ticket, Trajectory
 from asyncrl.wire import (
@@ -148,7 +158,7 @@ class ReplayClient:
         self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, reason))
 
     def plan(self, step: int) -> BatchPlan | None:
-        """The plan of a learner step; waits about a second for it, then None."""
+        """The plan of a learner step; waits about a second for it, then None. Raises TooManyFailuresError."""
         return self._ask(protocol.GetPlan(step), protocol.PLAN)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
@@ -218,7 +228,7 @@ class ReplayClient:
         it is answered.
 
         Raises RefusedError with the replay's first reason, once all are answered; WireError: one cannot be encoded, and
-        none was sent.
+        none was sent; TooManyFailuresError: the replay says that the run must end.
         """
         first, self._sequence = self._sequence + 1, self._sequence + len(requests)
         messages = {
@@ -233,6 +243,8 @@ class ReplayClient:
         for number, (request, _) in zip(messages, requests, strict=True):
             if answers[number].kind == REFUSED:
                 raise RefusedError(f"the replay refused {request.kind}: {answers[number].reason}")
+            if answers[number].kind == ENDED:
+                raise TooManyFailuresError(answers[number].reason)
         return [answers[number] for number in messages]
 
     def _exchange(

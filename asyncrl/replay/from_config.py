@@ -58,6 +58,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         reissue_evicted=replay.reissue_evicted,
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
+        max_failure_share=config.actor.max_failure_share,
         max_dead_letters=replay.max_dead_letters,
         max_dead_letter_bytes=replay.max_store_gb * replay.dead_letter_share * 1e9,
         # The actor's own limit comes first; this one is for an actor whose limit does not work.

@@ -6,12 +6,14 @@ The counter `committed` has the uses promised to training and not thrown away si
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from asyncrl.ids import again_group, feed_group, is_evaluation
 from asyncrl.network.throttle import Throttled
 from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
+from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.records import (
     THROWN_AWAY,
     DeadLetter,
@@ -39,11 +41,19 @@ def pending_queue(ticket: str) -> str:
 class OpenGroups:
     """Operations on whole groups, each within the caller's transaction."""
 
-    def __init__(self, settings: ReplaySettings, backoff: FailureBackoff, dead_letters: DeadLetters) -> None:
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        backoff: FailureBackoff,
+        limits: Mapping[str, FailureLimit],
+        dead_letters: DeadLetters,
+    ) -> None:
         self._settings = settings
         self._backoff = backoff
+        self._limits = limits
         self._dead_letters = dead_letters
         self._full = Throttled(log, "no tickets: the store is above its high-water mark")
+        self._dropped = Throttled(log, "a group is dropped")
 
     def open_if_admitted(self, tx: Transaction) -> bool:
         """Open the next training group where admission allows; False where it does not. Tasks to run again come
@@ -90,13 +100,15 @@ class OpenGroups:
         if group is None:
             return
         attempt, row = group.attempts[member], group.row if group.training else -1
-        self._backoff.failed(SCORINGS if scoring else EPISODES, reason)
-        self._dead_letters.add(tx, group.ids(name)[member], DeadLetter(reason, name, member, attempt, row, scoring))
+        ticket, kind = group.ids(name)[member], SCORINGS if scoring else EPISODES
+        self._backoff.failed(kind, ticket, reason)
+        self._limits[kind].failed(ticket, name, reason)
+        self._dead_letters.add(tx, ticket, DeadLetter(reason, name, member, attempt, row, scoring))
         tx.add("failures")
         group.attempts[member] += 1
         group.save(tx, name)
         if group.attempts[member] >= self._settings.max_attempts:
-            log.warning("group %s is dropped: member %d failed too often, at last: %s", name, member, reason)
+            self._dropped.say(f"{name}, since member {member} failed too often, at last: {reason}")
             self.close(tx, name, TrajectoryState.DROPPED)
         else:
             self._offer(tx, group.ids(name)[member], name, member, urgent=True)
@@ -153,6 +165,7 @@ class OpenGroups:
 
     def end_ticket(self, tx: Transaction, ticket: str, record: TicketRecord) -> None:
         """End an open ticket."""
+        self._limits[EPISODES].left(ticket)
         tx.delete("tickets", ticket)
         if record.worker:
             tx.remove_member("held", record.worker, ticket)

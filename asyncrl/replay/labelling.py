@@ -17,6 +17,7 @@ from asyncrl.ids import is_evaluation
 from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
+from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Reply
@@ -41,12 +42,14 @@ class Labelling:
         groups: OpenGroups,
         scorers: WorkerLeases,
         backoff: FailureBackoff,
+        limit: FailureLimit,
         dead_letters: DeadLetters,
     ) -> None:
         self._settings = settings
         self._groups = groups
         self._scorers = scorers
         self._backoff = backoff
+        self._limit = limit
         self._dead_letters = dead_letters
 
     def offer(self, tx: Transaction, name: str, record: TrajectoryRecord, group: GroupRecord, urgent: bool) -> None:
@@ -113,6 +116,7 @@ class Labelling:
         record.state, record.leased = TrajectoryState.LEASED, len(kinds)
         record.save(tx, name)
         tx.add_member("leased", request.worker, name)
+        self._limit.began(name)
         final = record.scored + len(kinds) == len(needs)
         return LeasedTask(self._settings.task(group), kinds, final, partial is not None), frames
 
@@ -121,6 +125,7 @@ class Labelling:
         was lost."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
+            self._limit.left(name)
             record = TrajectoryRecord.load(tx, name)
             if record is not None and record.state is TrajectoryState.LEASED:
                 record.attempts -= not died
@@ -143,6 +148,7 @@ class Labelling:
         _check_steps(tx, labels)
         self._scorers.worked(worker)
         self._backoff.succeeded(SCORINGS)
+        self._limit.succeeded(name)
         tx.put_bytes("labels", name, *join_parts(frames))
         group = GroupRecord.of(tx, record.group)
         record.scored, record.leased, record.attempts = record.scored + record.leased, 0, 0
@@ -161,7 +167,10 @@ class Labelling:
         """The record of a trajectory that the scorer holds; None where it lost the lease."""
         held = tx.remove_member("leased", worker, name)
         record = TrajectoryRecord.load(tx, name)
-        return record if held and record is not None and record.state is TrajectoryState.LEASED else None
+        if held and record is not None and record.state is TrajectoryState.LEASED:
+            return record
+        self._limit.left(name)
+        return None
 
     def _complete(self, tx: Transaction, name: str, group: GroupRecord) -> None:
         members = [TrajectoryRecord.of(tx, trajectory) for trajectory in group.ids(name)]
@@ -188,6 +197,7 @@ class Labelling:
         if record.attempts >= self._settings.max_attempts:
             self._give_up(tx, request.id, record, request.reason)
         else:
+            self._limit.left(request.id)
             self.offer(tx, request.id, record, GroupRecord.of(tx, record.group), urgent=False)
 
     def _give_up(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str) -> None:

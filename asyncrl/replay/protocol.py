@@ -24,9 +24,9 @@ from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CH
 
 T = TypeVar("T")
 
-OK, NOTHING, BUSY, REFUSED = REPLIES = ("ok", "nothing", "busy", "refused")
-"""What became of a request: done; nothing to give yet; to be sent again later; refused. The body of the last two is
-the reason."""
+OK, NOTHING, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "busy", "refused", "ended")
+"""What became of a request: done; nothing to give yet; to be sent again later; refused; too much fails, so that the run
+must end. The body of the last three is the reason."""
 MAX_FRAMES = 8192
 MAX_FETCH = 16
 
@@ -268,7 +268,7 @@ def encode_reply(kind: str, sequence: int, reply: Reply) -> list[Buffer]:
 
 
 def encode_reason(kind: str, sequence: int, reason: str) -> list[Buffer]:
-    """The frames of a reply that is BUSY or REFUSED; a long reason is cut."""
+    """The frames of a reply that is BUSY, REFUSED or ENDED; a long reason is cut."""
     return encode_reply(kind, sequence, Reply(cut(reason, MAX_REASON_CHARS)))
 
 

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import lmdb
 import zmq
 
-from asyncrl.errors import AsyncrlError, BusyError, StoreError, WireError
+from asyncrl.errors import AsyncrlError, BusyError, StoreError, TooManyFailuresError, WireError
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
 from asyncrl.replay.protocol import (
     BUSY,
+    ENDED,
     NOTHING,
     OK,
     REFUSED,
@@ -94,6 +95,7 @@ class ReplayServer:
         self._traced: set[tuple[str, type[Exception]]] = set()
         self._refusals = Throttled(log, "refused a request")
         self._delays = Throttled(log, "a request must wait")
+        self._ends = Throttled(log, "the run must end", burst=1)
         self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
@@ -173,7 +175,7 @@ class ReplayServer:
                 if self._metrics is not None and self._clock() >= self._next_report:
                     self._next_report = self._clock() + REPORT_S
                     values = self._service.report(tx)
-                    self._metrics.log(int(values["version"]), {**values, "failing": self._service.failing()})
+                    self._metrics.log(int(values["version"]), {**values, **self._service.failing()})
         except (StoreError, lmdb.Error):
             raise
         except Exception as error:  # Nothing of this tick took effect: the next one tries again.
@@ -222,6 +224,9 @@ class ReplayServer:
             return encode_reason(BUSY, call.sequence, reason)
         except (StoreError, lmdb.Error, _UndoError):
             raise
+        except TooManyFailuresError as error:
+            self._ends.say(error)
+            return encode_reason(ENDED, call.sequence, str(error))
         except AsyncrlError as error:
             tx.add("refused")
             self._refusals.say(f"{call.kind:.50}: {error}")

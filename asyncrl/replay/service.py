@@ -11,8 +11,9 @@ from dataclasses import asdict
 
 from asyncrl.errors import RefusedError, StoreError, WireError
 from asyncrl.replay import counters, evaluation, protocol
-from asyncrl.replay.backoff import FailureBackoff
+from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
+from asyncrl.replay.failure_limit import FailureLimit, check_all
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
@@ -45,12 +46,17 @@ class ReplayService:
         self._failed_handshakes = failed_handshakes
         self._run = run
         self._backoff = FailureBackoff(clock)
+        self._limits = {kind: FailureLimit(kind, clock, settings.max_failure_share) for kind in (EPISODES, SCORINGS)}
         self._actors = WorkerLeases("actors", lease_s, clock)
         self._scorers = WorkerLeases("scorers", lease_s, clock)
         self._dead_letters = DeadLetters(settings)
-        self._groups = OpenGroups(settings, self._backoff, self._dead_letters)
-        self._labelling = Labelling(settings, self._groups, self._scorers, self._backoff, self._dead_letters)
-        self._tickets = TicketQueue(settings, self._groups, self._labelling, self._actors, self._backoff, clock)
+        self._groups = OpenGroups(settings, self._backoff, self._limits, self._dead_letters)
+        self._labelling = Labelling(
+            settings, self._groups, self._scorers, self._backoff, self._limits[SCORINGS], self._dead_letters
+        )
+        self._tickets = TicketQueue(
+            settings, self._groups, self._labelling, self._actors, self._backoff, self._limits[EPISODES], clock
+        )
         self._planning = Planning(settings, self._groups, self._dead_letters)
         self._waits = LearnerWaits(clock)
         self.readers = Readers(clock)
@@ -68,6 +74,8 @@ class ReplayService:
         self._pin(tx)
         self._tickets.resume(tx)
         self._scorers.resume(tx)
+        self._limits[EPISODES].resume(tx.counter("accepted") + tx.counter("accepted_evaluations"))
+        self._limits[SCORINGS].resume(tx.counter("labelled"))
 
     def _pin(self, tx: Transaction) -> None:
         """Record the run and the settings on which the store's records rest, or compare with what is recorded."""
@@ -107,9 +115,9 @@ class ReplayService:
         readers = {"dead_readers": self.readers.dead, "lingering_readers": len(self.readers.lingering())}
         return {**counters.status(tx, self._settings), **workers, **readers, **waits}
 
-    def failing(self) -> str:
-        """What fails and why, where tickets are few because everything does; else empty."""
-        return self._backoff.text()
+    def failing(self) -> dict[str, str]:
+        """For people: what fails where tickets are few because everything does, and the newest failure; else empty."""
+        return {"failing": self._backoff.text(), "newest_failure": self._backoff.newest}
 
     def handle(self, tx: Transaction, call: Call) -> Reply | None:
         """The reply to a request; None where there is nothing to answer yet.
@@ -147,6 +155,7 @@ class ReplayService:
         """Requests of learner ranks and people."""
         match request:
             case protocol.GetPlan():
+                check_all(self._limits)
                 plan = self._planning.plan(tx, request.step)
                 self._waits.asked(plan is not None, lambda: self._planning.missing(tx))
                 return None if plan is None else Reply(plan)
@@ -161,6 +170,7 @@ class ReplayService:
                     )
                 evaluation.start(tx, self._settings, request.version, self._groups.open)
             case protocol.GetEvaluation():
+                check_all(self._limits)
                 result = evaluation.result(tx, request.version)
                 return None if result is None and request.wait else Reply(result)
             case protocol.GetStatus():
@@ -197,6 +207,6 @@ class ReplayService:
                 "identity": tx.identity,
                 "silence_s": {"actors": self._actors.silence(), "scorers": self._scorers.silence()},
                 "readers": [asdict(each) for each in self.readers.lingering()],
-                "failing": self.failing(),
+                **self.failing(),
             }
         )

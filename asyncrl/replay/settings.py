@@ -29,6 +29,7 @@ class ReplaySettings:
     - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps them all.
     - An actor may hold a ticket for `longest_episode_s`.
     - At most `max_dead_letters` are kept, and with their episodes at most `max_dead_letter_bytes`.
+    - So many failures that `max_failure_share` is reached end the run, see `failure_limit`.
     - A trajectory may have `max_tokens`. Its token ids are below `vocabulary`, if that is known.
     """
 
@@ -49,6 +50,7 @@ class ReplaySettings:
     keep_steps: float = 0
     full_bytes: float = math.inf
     longest_episode_s: float = math.inf
+    max_failure_share: float | None = None
     max_dead_letters: float = math.inf
     max_dead_letter_bytes: float = math.inf
     vocabulary: int | None = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from asyncrl.errors import BusyError, RefusedError
 from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import EPISODES, FailureBackoff
+from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.groups import EVALUATION, TRAINING, OpenGroups, pending_queue
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
@@ -30,6 +31,7 @@ class TicketQueue:
         labelling: Labelling,
         actors: WorkerLeases,
         backoff: FailureBackoff,
+        limit: FailureLimit,
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -37,6 +39,7 @@ class TicketQueue:
         self._labelling = labelling
         self._actors = actors
         self._backoff = backoff
+        self._limit = limit
         self._clock = clock
         self._given: dict[str, float] = {}
 
@@ -102,6 +105,7 @@ class TicketQueue:
                 record.save(tx, name)
                 tx.add_member("held", worker, name)
                 self._given[name] = self._clock()
+                self._limit.began(name)
                 return self._ticket(tx, name, record)
 
     def _ticket(self, tx: Transaction, name: str, record: TicketRecord) -> Ticket:
@@ -124,6 +128,7 @@ class TicketQueue:
             record.save(tx, name)
             tx.remove_member("held", worker, name)
             self._given.pop(name, None)
+            self._limit.left(name)
             tx.append("pending", name, pending_queue(name), urgent=True)
             tx.add("tickets_redelivered")
 
@@ -166,6 +171,7 @@ class TicketQueue:
             trajectory.oldest_version,
         )
         self._backoff.succeeded(EPISODES)
+        self._limit.succeeded(name)
         tx.put_bytes("data", name, *join_parts(frames))
         self._labelling.offer(tx, name, record, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")
@@ -197,5 +203,5 @@ class TicketQueue:
         if record is None:
             tx.add("late")
             return
-        self._groups.withdraw(tx, ticket)
         self._groups.fail_member(tx, record.group, record.member, reason)
+        self._groups.withdraw(tx, ticket)

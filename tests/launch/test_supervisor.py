@@ -77,6 +77,16 @@ def test_a_role_that_fails_a_thousand_times_is_started_again_all_the_same() -> N
     assert [pause_s(failures, 60.0) for failures in (1, 2, 8, 9, 10, 2000)] == [0.25, 0.5, 32.0, 60.0, 60.0, 60.0]
 
 
+@pytest.mark.parametrize(("status", "why"), [(2, "learner cannot run"), (3, "too much fails")])
+def test_a_role_that_says_that_a_restart_is_useless_ends_the_run_with_its_message(
+    tmp_path: Path, status: int, why: str
+) -> None:
+    supervisor = supervise(tmp_path, script("learner", f"import sys; print('mend the tool'); sys.exit({status})"))
+    with pytest.raises(RunFailedError, match=f"{why}.*\nmend the tool"):
+        supervisor.run(lambda: False, lambda: None, 0.01)
+    assert supervisor.restarts == {"learner": 0}
+
+
 def test_a_role_that_keeps_dying_ends_the_run_with_the_end_of_its_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

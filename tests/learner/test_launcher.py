@@ -17,7 +17,7 @@ import pytest
 
 from asyncrl.config.load import EXIT_STOPPED
 from asyncrl.data.writing import write_tasks
-from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.errors import ConfigError, StoppedError, TooManyFailuresError
 from asyncrl.learner.launcher import RanksError, Timeouts, run_ranks
 from tests.helpers import make_task, until
 
@@ -99,13 +99,14 @@ def test_a_rank_that_gets_a_signal_ends_the_others_and_is_named(
         ("if own.rank == 0: sys.exit(7)", RanksError, "rank 0 of 2 ended with status 7"),
         ("import ctypes\nif own.rank == 1: ctypes.PyDLL(None).pause()", RanksError, "rank 1 of 2 has not run for"),
         ("if own.rank == 0: sys.exit(1)\ntime.sleep(0.6)\nsys.exit(2)", ConfigError, "rank 1 of 2 cannot run"),
+        ("if own.rank == 0: sys.exit(1)\ntime.sleep(0.6)\nsys.exit(3)", TooManyFailuresError, "rank 1 of 2 has ended"),
     ],
-    ids=["ends with a status", "hangs in native code", "cannot be configured, after another failed"],
+    ids=["ends with a status", "hangs in native code", "cannot be configured, after another failed", "ends the run"],
 )
 def test_a_rank_that_fails_ends_the_others_and_is_named(
     body: str, error: type[Exception], reason: str, tmp_path: Path
 ) -> None:
-    timeouts = replace(SHORT, others=200.0) if error is ConfigError else SHORT
+    timeouts = SHORT if error is RanksError else replace(SHORT, others=200.0)
     with pytest.raises(error, match=reason):
         run_ranks(ranks_of(tmp_path, f"{body}\n{FOREVER}"), 2, threading.Event(), timeouts)
 

@@ -29,9 +29,27 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
 def test_why_everything_fails_is_shown_as_long_as_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, replay = TrainConfig(), JsonLines(tmp_path / "metrics" / "replay-1.jsonl")
     config.replay.shards = 2
-    for step, reason in enumerate(["", "the last 40 episodes failed; newest reason: [/tool] is away", ""]):
+    for step, reason in enumerate(["", "the last 40 episodes failed; newest failure: t1.0.0: [/tool] is away", ""]):
         replay.log(step, {"failing": reason})
         dashboard = Dashboard(config, tmp_path, dict)
         assert dict(dashboard.rows()).get("failing", "") == reason
         dashboard.update()
         assert reason in capsys.readouterr().err
+
+
+def test_failures_a_second_and_the_newest_failure_are_shown_while_some_fail(tmp_path: Path) -> None:
+    now, replay = [0.0], JsonLines(tmp_path / "metrics" / "replay.jsonl")
+    replay.log(0, {"failures": 900, "failing": "", "newest_failure": "t1.0.0: an earlier one"})
+    dashboard = Dashboard(TrainConfig(), tmp_path, dict, clock=lambda: now[0])
+
+    def shown() -> dict[str, str]:
+        now[0] += 10.0
+        return {name: text for name, text in dashboard.rows() if name in ("failed/s", "newest failure", "failing")}
+
+    assert shown() == {}
+    replay.log(0, {"failures": 950, "newest_failure": "t2.0.0: KeyError"})
+    assert shown() == {"failed/s": "5", "newest failure": "t2.0.0: KeyError"}
+    replay.log(0, {"failures": 951, "failing": "the last 40 episodes failed"})
+    assert shown() == {"failed/s": "2.55", "failing": "the last 40 episodes failed"}
+    shown(), shown()
+    assert shown() == {"failing": "the last 40 episodes failed"}

@@ -95,9 +95,9 @@ def test_once_everything_fails_tickets_come_one_at_a_time_at_doubling_intervals_
     clock = Clock()
     failing = FailureBackoff(clock)
     for _ in range(STREAK - 1):
-        failing.failed(kind, "no such tool")
+        failing.failed(kind, "t1.0.0", "no such tool")
     assert (failing.allowed(MANY), failing.text()) == (MANY, "")
-    failing.failed(kind, "no such tool \x1b[2J\n")
+    failing.failed(kind, "t1.0.1", "no such tool \x1b[2J\n")
     assert failing.allowed(MANY) == 0
     times = []
     while clock.now < 10 * LONGEST_S:
@@ -112,7 +112,10 @@ def test_once_everything_fails_tickets_come_one_at_a_time_at_doubling_intervals_
     assert waits == sorted(waits)
     assert waits[:3] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
     assert waits[-1] == LONGEST_S
-    assert failing.text() == f"the last 32 {kind} failed; one ticket every 60 s; newest reason: no such tool  [2J "
+    assert (
+        failing.text()
+        == f"the last 32 {kind} failed; one ticket every 60 s; newest failure: t1.0.1: no such tool  [2J "
+    )
     failing.succeeded(kind)
     assert (failing.allowed(MANY), failing.text()) == (MANY, "")
 
@@ -121,7 +124,7 @@ def test_failures_between_successes_slow_nothing_down() -> None:
     failing = FailureBackoff(Clock())
     for _ in range(100):
         for _ in range(STREAK - 1):
-            failing.failed(EPISODES, "now and then")
+            failing.failed(EPISODES, "t1.0.0", "now and then")
         failing.succeeded(EPISODES)
     assert failing.allowed(MANY) == MANY
 
@@ -145,7 +148,7 @@ def test_a_fleet_whose_episodes_all_fail_is_slowed_down_and_goes_on_at_full_spee
         core.tick(0.1)
     assert STREAK <= in_a_minute < STREAK + 16
     status = core.status()
-    assert status["failing"].endswith("newest reason: broken")
+    assert status["failing"].endswith(": broken")
     core.tick(LONGEST_S)
     (probe,) = core.tickets(8)
     core.put(make_trajectory(probe))

@@ -21,6 +21,13 @@ class ActorConfig:
     tools: list[str] = option(["calculator"], "tools of the policy: built-in names or dotted paths of Tool classes")
     tool_timeout_s: float = option(10.0, "seconds that one tool call may take", "(0, inf)")
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
+    max_failure_share: float | None = option(
+        None,
+        "share of the last episodes, or scorings, whose failure for a minute ends the run; null: never. A run of which "
+        "none of the first ends well always ends (docs/faults.md)",
+        "(0, 1]",
+        resumable=True,
+    )
     max_tool_chars: int = option(4096, "characters of a tool's result; the middle of a longer one is cut", "[1, inf)")
     template_kwargs: dict[str, Any] = option({}, "arguments of the chat template, such as {enable_thinking: false}")
     history: str = option("sampled", "what a turn continues from (docs/agents.md)", choices=("sampled", "template"))
