@@ -19,7 +19,7 @@ from typing import Any
 
 from asyncrl.demo.command import CACHE, SEED, prepared_overrides
 from asyncrl.demo.prepare import prepare
-from asyncrl.observe.sinks import read_lines
+from asyncrl.observe.sinks import metrics_file, read_lines
 from benchmarks.record import write_result
 
 RUNS = Path("runs/async_vs_sync")
@@ -40,14 +40,14 @@ def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
         ),
     ]
     subprocess.run(command, check=True, capture_output=True)
-    learner = [line for line in read_lines(RUNS / name / "metrics" / "learner.jsonl") if "reward/mean" in line]
-    actors = read_lines(RUNS / name / "metrics" / "actor-0.jsonl")
+    learner = [line for line in read_lines(metrics_file(RUNS / name, "learner")) if "reward/mean" in line]
+    actors = read_lines(metrics_file(RUNS / name, "actor-0"))
     steady = learner[2:]
     seconds = learner[-1]["time"] - learner[1]["time"]
     histogram: dict[int, float] = {}
     for line in steady:
-        for lag, count in enumerate(line["lag/histogram"]):
-            histogram[lag] = histogram.get(lag, 0.0) + count
+        for lag in range(int(line["lag/max"]) + 1):
+            histogram[lag] = histogram.get(lag, 0.0) + line[f"lag/{lag}"]
     total = sum(histogram.values())
     return {
         "max_lag": max_lag,

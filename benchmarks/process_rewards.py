@@ -19,7 +19,7 @@ from typing import Any
 
 from asyncrl.demo.command import CACHE, SEED, prepared_overrides
 from asyncrl.demo.prepare import prepare
-from asyncrl.observe.sinks import read_lines
+from asyncrl.observe.sinks import metrics_file, read_lines
 from benchmarks.record import write_result
 
 RUNS = Path("runs/process_rewards")
@@ -41,8 +41,8 @@ def run(seed: int, weight: float, steps: int, target: float, overrides: list[str
         ),
     ]
     subprocess.run(command, check=True, capture_output=True)
-    lines = read_lines(RUNS / name / "metrics" / "learner.jsonl")
-    accuracies = {int(line["step"]): line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
+    lines = read_lines(metrics_file(RUNS / name, "evaluation"))
+    accuracies = {int(line["step"]): line["eval/accuracy"] for line in lines}
     reached = [step for step, accuracy in sorted(accuracies.items()) if accuracy >= target]
     samples = reached[0] * BATCH if reached else None
     return {"seed": seed, "process_weight": weight, "samples_to_target": samples, "accuracy": accuracies}

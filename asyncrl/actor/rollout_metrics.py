@@ -1,4 +1,4 @@
-"""What an actor measures, logged every few seconds: counters since the start, lists and means since the last log."""
+"""What an actor measures, logged every few seconds: counters since the start, means and maxima since the last log."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class RolloutMetrics:
             values["tokens_per_s"] = (now.tokens - last.tokens) / seconds
             values["idle"] = (now.idle_seconds - last.idle_seconds) / seconds
         if new:
-            values["episode_tokens"] = [float(len(trajectory)) for trajectory in new]
-            turns = ([turn for turn in trajectory.turns if turn.role is Role.ASSISTANT] for trajectory in new)
-            values["turns"] = [float(len(each)) for each in turns]
+            turns = [sum(turn.role is Role.ASSISTANT for turn in trajectory.turns) for trajectory in new]
+            for name, counts in (("episode_tokens", [len(trajectory) for trajectory in new]), ("turns", turns)):
+                values |= {f"{name}_mean": sum(counts) / len(counts), f"{name}_max": max(counts)}
             for phase in sorted({phase for trajectory in new for phase in trajectory.timings}):
                 values[f"{phase}_s"] = sum(trajectory.timings.get(phase, 0.0) for trajectory in new) / len(new)
         self._sink.log(max(0, self._engine.version), values)

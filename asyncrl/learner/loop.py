@@ -50,7 +50,8 @@ class TrainedStep:
 
 @dataclass(eq=False)
 class Learner:
-    """One rank's part in training. Rank 0 alone publishes (the others have no `publisher`), evaluates and logs."""
+    """One rank's part in training. Rank 0 alone publishes (the others have no `publisher`), evaluates and logs.
+    `metrics` gets the values of a step, all at once, and `evaluations` the results of an evaluation."""
 
     config: TrainConfig
     ranks: Ranks
@@ -59,20 +60,21 @@ class Learner:
     replay: BatchSource
     publisher: Publisher | None
     metrics: Metrics
+    evaluations: Metrics
     stop: threading.Event
     failures: StepFailures
 
     def __post_init__(self) -> None:
-        self._progress = self.checkpoints.restore(self.trainer.models) or Progress()
-        if self._progress.algorithm:
-            self.trainer.algorithm.restore(self._progress.algorithm)
+        self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
+        if self.progress.algorithm:
+            self.trainer.algorithm.restore(self.progress.algorithm)
 
     def train(self) -> None:
         """Train to the last step, and have the weights measured on the way and at both ends.
 
         Raises StoppedError: asked to stop. The newest checkpoint is whole; the steps after it will be trained again.
         """
-        config, progress = self.config.learner, self._progress
+        config, progress = self.config.learner, self.progress
         self._publish(self._version(progress.step))
         if progress.step:
             # An earlier process may have ended after it wrote the checkpoint and before it reported it to the replay.
@@ -168,8 +170,8 @@ class Learner:
             self.replay.published(version)
 
     def _checkpoint(self, step: int) -> None:
-        self._progress.algorithm = self.trainer.algorithm.state()
-        self.checkpoints.save(self._progress, self.trainer.models)
+        self.progress.algorithm = self.trainer.algorithm.state()
+        self.checkpoints.save(self.progress, self.trainer.models)
         self._together(self._release, step)
 
     def _release(self, steps: int) -> None:
@@ -184,26 +186,26 @@ class Learner:
         ends = (0, self.config.learner.steps)
         if step % every == 0 or step in ends:
             self.replay.evaluate(self._version(step))
-            self._progress.evaluations[step] = self._version(step)
+            self.progress.evaluations[step] = self._version(step)
         self._log_evaluations(wait=step in ends)
 
     def _log_evaluations(self, wait: bool) -> None:
         """Log the evaluations that are complete, or wait for all, each at the step whose weights were measured."""
-        pending = self._progress.evaluations
+        pending = self.progress.evaluations
         for step, version in list(pending.items()):
             while (result := self.replay.evaluation(version, wait)) is None and wait:
                 if self.stop.is_set():
                     raise StoppedError("stopped while waiting for an evaluation")
             if result is not None:
                 values = {f"eval/{name}": float(value) for name, value in result.items()}
-                self.metrics.log(step, {**values, "eval/version": float(version)})
+                self.evaluations.log(step, {**values, "eval/version": float(version)})
                 del pending[step]
 
     def _report(self, plan: BatchPlan, trained: TrainedStep | None, seconds: Mapping[str, float]) -> None:
-        values: dict[str, Value] = {"steps_skipped": float(self._progress.steps_skipped)}
+        values: dict[str, Value] = {"steps_skipped": float(self.progress.steps_skipped)}
         if trained is not None:
             lags = self.ranks.sum(lag_counts(trained.batch.tokens, plan.version, self.config.replay.max_lag))
-            values = step_values(plan, trained.episodes, lags, trained.result, self._progress)
+            values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
         if self.ranks.rank == 0:
             pushed = self.publisher.measured if self.publisher is not None else {}
             values |= {f"weights/{name}": value for name, value in pushed.items()}

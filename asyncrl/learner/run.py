@@ -6,6 +6,7 @@ import logging
 import threading
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -14,7 +15,7 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batches import BatchSource, open_batches
-from asyncrl.learner.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import export, folder_writer
 from asyncrl.learner.failures import StepFailures
@@ -25,7 +26,7 @@ from asyncrl.learner.trainer import Trainable, Trainer
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
-from asyncrl.observe.sinks import open_metrics
+from asyncrl.observe.sinks import metrics_file, open_learner_metrics, remove_steps
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.channels.opening import choose_channel, weights_dir
 from asyncrl.weights.folders import FolderWriter
@@ -55,13 +56,14 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop)))
         publisher: Publisher | None = None
         metrics: Metrics = Fanout([])
+        evaluations: Metrics = Fanout([])
         if ranks.rank == 0:
-            metrics = stack.enter_context(
-                closing(open_metrics(config.observe, locations.run_dir(config.run), "learner"))
-            )
+            metrics, evaluations = open_learner_metrics(config.observe, locations.run_dir(config.run))
+            stack.callback(evaluations.close)
+            stack.callback(metrics.close)
             if not recorded:
                 publisher = stack.enter_context(closing(_push(config, ranks, context)))
-        train(config, ranks, replay, publisher, metrics, stop)
+        train(config, ranks, replay, publisher, metrics, evaluations, stop)
 
 
 def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
@@ -107,6 +109,7 @@ def train(
     replay: BatchSource,
     publisher: Publisher | None,
     metrics: Metrics,
+    evaluations: Metrics,
     stop: threading.Event,
 ) -> None:
     """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the models or the checkpoints
@@ -130,7 +133,16 @@ def train(
     folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop)
     failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
-    Learner(config, ranks, trainer, checkpoints, replay, publisher, metrics, stop, failures).train()
+    loop = Learner(config, ranks, trainer, checkpoints, replay, publisher, metrics, evaluations, stop, failures)
+    if ranks.rank == 0:
+        _remove_repeated(folder, loop.progress)
+    loop.train()
     if learner.export:
         export(policy, config.model, folder / "model", ranks, stop)
     logger.info("the learner is done after %d steps", learner.steps)
+
+
+def _remove_repeated(run_dir: Path, done: Progress) -> None:
+    """Remove the metrics of the steps and evaluations that an earlier learner reported, and that this one repeats."""
+    remove_steps(metrics_file(run_dir, "learner"), lambda step: step >= done.step)
+    remove_steps(metrics_file(run_dir, "evaluation"), lambda step: step >= done.step or step in done.evaluations)

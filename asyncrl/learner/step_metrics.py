@@ -52,12 +52,13 @@ def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
 
 
 def lag_values(counts: Tensor) -> dict[str, Value]:
-    """Mean, maximum and histogram of the trajectories' lags."""
+    """Mean and maximum of the trajectories' lags, and how many trajectories have each lag up to it."""
     lags = torch.arange(len(counts))
+    largest = int(lags[counts > 0].max())
     return {
         "lag/mean": float((counts * lags).sum()) / float(counts.sum()),
-        "lag/max": float(lags[counts > 0].max()),
-        "lag/histogram": [float(count) for count in counts],
+        "lag/max": float(largest),
+        **{f"lag/{lag}": float(count) for lag, count in enumerate(counts[: largest + 1])},
     }
 
 

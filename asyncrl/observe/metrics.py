@@ -9,11 +9,11 @@ from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
-Value = float | list[float] | str
+Value = float | str
 
 
 class Metrics(Protocol):
-    """Takes named values at a step: numbers, lists of numbers for histograms, or text for people."""
+    """Takes named values at a step: numbers, or text for people. asyncrl/observe/glossary.py has every name."""
 
     def log(self, step: int, values: Mapping[str, Value]) -> None: ...
 

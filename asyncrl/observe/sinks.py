@@ -15,7 +15,10 @@ from typing import Any
 
 from asyncrl.config.schema import ObserveConfig
 from asyncrl.errors import ConfigError
+from asyncrl.machine.files import write_whole
 from asyncrl.observe.metrics import Fanout, Metrics, Value
+
+logger = logging.getLogger(__name__)
 
 LONGEST_LINE = 16 << 20
 
@@ -63,6 +66,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def remove_steps(path: Path, removed: Callable[[int], bool]) -> None:
+    """Remove the lines of the steps that will be logged again, before the sink of `path` is used. Readers of the file
+    see the old one or the new one. A disk without room for it keeps the lines, with a warning."""
+    lines = read_lines(path)
+    kept = [line for line in lines if not removed(line["step"])]
+    if len(kept) < len(lines):
+        try:
+            write_whole(path, "".join(f"{json.dumps(line)}\n" for line in kept))
+        except OSError as error:
+            logger.warning("%s keeps lines of steps that are trained again: %s", path, error)
+
+
 class Console:
     """One log line a step, with the numbers only."""
 
@@ -78,7 +93,7 @@ class Console:
 
 
 class Wandb:
-    """Weights & Biases; offline where no key is set. Lists become histograms.
+    """Weights & Biases; offline where no key is set.
 
     Raises ConfigError: the package is not installed.
     """
@@ -89,21 +104,23 @@ class Wandb:
         except ImportError as error:
             raise ConfigError("observe.wandb=true needs the extra: pip install 'asyncrl[wandb]'") from error
         mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
-        self._wandb = wandb
         self._init = partial(wandb.init, project=project, dir=str(run_dir), group=run_dir.name, name=role, mode=mode)
         self._run: Any = None
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
         if self._run is None:
             self._run = self._init()
-        row = {
-            name: self._wandb.Histogram(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        self._run.log({"step": step, **row})
+        self._run.log({"step": step, **values})
 
     def close(self) -> None:
         if self._run is not None:
             self._run.finish()
+            self._run = None
+
+
+def metrics_file(run_dir: Path, name: str) -> Path:
+    """The file of a role's JSON lines."""
+    return run_dir / "metrics" / f"{name}.jsonl"
 
 
 def open_metrics(config: ObserveConfig, run_dir: Path, role: str) -> Metrics:
@@ -111,9 +128,21 @@ def open_metrics(config: ObserveConfig, run_dir: Path, role: str) -> Metrics:
 
     Raises ConfigError: wandb is wanted and not installed.
     """
-    sinks: list[Metrics] = [JsonLines(run_dir / "metrics" / f"{role}.jsonl")]
+    return Fanout([JsonLines(metrics_file(run_dir, role)), *_services(config, run_dir, role)])
+
+
+def open_learner_metrics(config: ObserveConfig, run_dir: Path) -> tuple[Metrics, Metrics]:
+    """Sinks of the learner's steps and of its evaluations: each has a file with one line a step, and both share the
+    console and Weights & Biases. Raises ConfigError as `open_metrics` does."""
+    services = _services(config, run_dir, "learner")
+    steps, evaluations = (JsonLines(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
+    return Fanout([steps, *services]), Fanout([evaluations, *services])
+
+
+def _services(config: ObserveConfig, run_dir: Path, role: str) -> list[Metrics]:
+    sinks: list[Metrics] = []
     if config.console:
         sinks.append(Console(role))
     if config.wandb:
         sinks.append(Wandb(config.wandb_project, run_dir, role))
-    return Fanout(sinks)
+    return sinks

@@ -188,7 +188,7 @@ class ReplayClient:
         self._send(protocol.Evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
-        """The result of an evaluation: accuracy, mean_reward, count, failed; tokens, those of newer versions
+        """The result of an evaluation: outcome, accuracy, reward, count, failed; tokens, those of newer versions
         (newer_tokens) and newest_version. None while it is not complete; `wait` waits about a second before it says
         so."""
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)

@@ -46,19 +46,22 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
         evaluation.failed += 1
     else:
         evaluation.outcome += episode.outcome
+        evaluation.right += episode.outcome >= 1
         evaluation.reward += episode.reward
     evaluation.save(tx, version)
 
 
 def result(tx: Transaction, version: int) -> dict[str, Any] | None:
-    """The result of a complete evaluation; None before."""
+    """The result of a complete evaluation; None before. `outcome` and `reward` are means over the tasks that were
+    scored, and `accuracy` is the share of these whose outcome is 1 or more."""
     evaluation = EvaluationRecord.load(tx, version)
     if evaluation is None or evaluation.done < evaluation.total:
         return None
     scored = evaluation.done - evaluation.failed
     return {
-        "accuracy": evaluation.outcome / scored if scored else float("nan"),
-        "mean_reward": evaluation.reward / scored if scored else float("nan"),
+        "outcome": evaluation.outcome / scored if scored else float("nan"),
+        "accuracy": evaluation.right / scored if scored else float("nan"),
+        "reward": evaluation.reward / scored if scored else float("nan"),
         "count": scored,
         "failed": evaluation.failed,
         "tokens": evaluation.tokens,

@@ -122,7 +122,8 @@ class TicketRecord(Record):
 
 class EvaluationRecord(Record):
     """The evaluation of one policy version: how many of its `total` tasks are done or failed, and sums over those that
-    are done; the tokens sampled for it, how many of these by newer versions, and the newest version of all."""
+    are done; the tokens sampled for it, how many of these by newer versions, and the newest version of all. `right` are
+    the tasks with an outcome of 1 or more."""
 
     table = "evaluations"
     total: int
@@ -133,6 +134,7 @@ class EvaluationRecord(Record):
     tokens: int = 0
     newer_tokens: int = 0
     newest: int = -1
+    right: int = 0
 
 
 class DeadLetter(Record):

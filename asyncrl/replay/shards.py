@@ -95,7 +95,7 @@ def join_evaluations(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scored = [part for part in parts if part["count"]]
     means = {
         name: sum(part[name] * part["count"] for part in scored) / count if count else float("nan")
-        for name in ("accuracy", "mean_reward")
+        for name in ("outcome", "accuracy", "reward")
     }
     sums = {name: sum(part[name] for part in parts) for name in ("count", "failed", "tokens", "newer_tokens")}
     return {**means, **sums, "newest_version": max(part["newest_version"] for part in parts)}

@@ -210,12 +210,12 @@ class Run:
         self._config = config
         self.replay: Any = replay or PlannedReplay(config, **replay_options)
         self.push = FakePush()
-        self.metrics = FakeMetrics()
+        self.metrics, self.evaluations = FakeMetrics(), FakeMetrics()
         self.stop = threading.Event()
 
     def train(self, ranks: Ranks) -> Run:
         push = self.push if ranks.rank == 0 else None
-        train(self._config, ranks, self.replay, push, self.metrics, self.stop)
+        train(self._config, ranks, self.replay, push, self.metrics, self.evaluations, self.stop)
         return self
 
     def until_stopped(self, ranks: Ranks) -> Run:

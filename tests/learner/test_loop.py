@@ -39,8 +39,9 @@ def test_every_step_publishes_one_version_and_reports_its_metrics(whole: tuple[R
     assert {"loss", "grad_norm", "lr", "reward/mean", "outcome/mean", "tokens", "tokens_per_s", "idle"} <= row.keys()
     assert {f"seconds/{name}" for name in ("wait", "fetch", "proximal", "train", "publish", "checkpoint")} <= row.keys()
     assert row["grad_norm"] > 0
-    assert sum(row["lag/histogram"]) == 8
+    assert row["lag/0"] + row["lag/1"] == 8
     assert row["lag/max"] == 1
+    assert [step for step, _ in run.metrics.rows] == list(range(6)), "all values of a step are in one row"
     # With one update a step the trained policy is the proximal one.
     assert run.metrics.of("update/kl") == pytest.approx(dict.fromkeys(range(6), 0), abs=1e-7)
 
@@ -85,8 +86,8 @@ def test_the_first_evaluation_is_complete_before_training_and_the_last_before_th
     calls = [each for each in run.replay.calls if each[0] in ("evaluate", "evaluation", "plan")]
     assert calls[:3] == [("evaluate", 0), ("evaluation", 0), ("plan", 0)]
     assert run.replay.called("evaluate") == [0, 2, 4]
-    assert run.metrics.of("eval/accuracy") == {0: 0.0, 2: 0.2, 4: 0.4}
-    assert run.metrics.of("eval/version") == {0: 0, 2: 2, 4: 4}
+    assert run.evaluations.of("eval/accuracy") == {0: 0.0, 2: 0.2, 4: 0.4}
+    assert run.evaluations.of("eval/version") == {0: 0, 2: 2, 4: 4}
 
 
 def test_an_unanswered_evaluation_survives_a_restart(model: Path, ranks: Ranks, tmp_path: Path):
@@ -94,7 +95,7 @@ def test_an_unanswered_evaluation_survives_a_restart(model: Path, ranks: Ranks, 
     Run(config, stop_at=5).until_stopped(ranks)
     resumed = Run(config).train(ranks)
     assert 3 not in resumed.replay.called("evaluate")
-    assert resumed.metrics.of("eval/accuracy") == {3: 0.3, 6: 0.6}
+    assert resumed.evaluations.of("eval/accuracy") == {3: 0.3, 6: 0.6}
 
 
 def test_a_batch_that_teaches_nothing_is_a_counted_no_op_without_a_warning(

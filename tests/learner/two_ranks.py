@@ -49,7 +49,7 @@ def train_all(model: Path, experts: Path, folder: Path, ranks: Ranks) -> dict[st
     results = {}
     for name, config in configs(model, experts, folder).items():
         run = Run(config).train(ranks)
-        results[name] = (run.weights, {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/histogram")})
+        results[name] = (run.weights, {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/mean")})
     return results
 
 

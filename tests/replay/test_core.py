@@ -151,10 +151,10 @@ def test_an_evaluation_runs_every_held_out_task_once_and_greedily(core: Core) ->
     for ticket, version in zip(tickets, (3, 3, 5), strict=True):
         core.put(make_trajectory(ticket, version=version))
     for index, trajectory in enumerate(core.lease()):
-        core.label(trajectory.id, float(index > 0))
+        core.label(trajectory.id, index / 2)
     result = core.evaluation(3)
     assert (result["count"], result["failed"]) == (3, 0)
-    assert result["accuracy"] == pytest.approx(2 / 3)
+    assert (result["outcome"], result["accuracy"]) == (0.5, pytest.approx(1 / 3)), "outcomes of 0, 0.5 and 1"
     assert (result["tokens"], result["newer_tokens"], result["newest_version"]) == (12, 4, 5)
 
 
