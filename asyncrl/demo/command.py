@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
@@ -14,8 +13,9 @@ from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.demo.prepare import Prepared, prepare
-from asyncrl.demo.summary import draw, summarise, table
+from asyncrl.demo.summary import audit, draw
 from asyncrl.launch.local import train
+from asyncrl.launch.summary import SUMMARY_FILE
 from asyncrl.machine import process
 
 CACHE = Path(".cache/demo")
@@ -34,17 +34,14 @@ def prepared_overrides(prepared: Prepared) -> list[str]:
 
 
 def run(config: TrainConfig) -> None:
-    """Train and report: the picture and the table for people, the last line for programs."""
-    console = Console(stderr=True)
+    """Train and report: the picture and the summary for people, the last line for programs."""
     run_dir = locations.run_dir(config.run)
-    started = time.monotonic()
     if not train(config, sys.argv[1:]):
         sys.exit(130)
-    summary = summarise(config, run_dir, time.monotonic() - started)
     draw(run_dir, run_dir / "curve.png")
-    console.print(table(summary))
-    console.print(f"the curves are in {run_dir / 'curve.png'}, the trained policy in {run_dir / 'model'}")
-    sys.stdout.write(json.dumps(summary) + "\n")
+    sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n")
+    summary = json.loads((run_dir / SUMMARY_FILE).read_text())
+    sys.stdout.write(json.dumps(summary | audit(config, run_dir)) + "\n")
 
 
 def main() -> None:

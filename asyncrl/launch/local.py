@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +20,8 @@ from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.preflight import preflight
-from asyncrl.launch.supervisor import RoleCommand, Supervisor
+from asyncrl.launch.summary import report
+from asyncrl.launch.supervisor import RoleCommand, RunFailedError, Supervisor
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.machine.ports import free_ports, try_port
@@ -147,12 +148,17 @@ def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
             "learner",
             config.cluster.restart_pause_s,
         )
-        with Dashboard(config, run_dir, lambda: supervisor.restarts) as dashboard:
-            started = time.monotonic()
-            done = supervisor.run(stop.is_set, dashboard.update)
-        log.info(
-            "%s after %.0f s", "done" if done else "stopped; run the same command to resume", time.monotonic() - started
-        )
+        result, reason = "failed", ""
+        try:
+            with Dashboard(config, run_dir, lambda: supervisor.restarts) as dashboard:
+                done = supervisor.run(stop.is_set, dashboard.update)
+            result = "done" if done else "stopped"
+        except RunFailedError as error:
+            reason = str(error)
+            raise
+        finally:
+            resume = shlex.join(["asyncrl", "train", *overrides])
+            sys.stderr.write(report(run_dir, config.learner.steps, result, reason, resume))
         return done
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.observe.sinks import metrics_file
+from asyncrl.observe.warnings import WINDOW, learning_warnings
 
 REFRESH_S = 0.5
 LINE_S = 10.0
@@ -24,25 +27,26 @@ RATE_S = 15.0
 
 
 class Tail:
-    """The newest values in a growing JSON-lines file, reading each byte once."""
+    """The newest values in a growing file of JSON lines, reading each byte once. A learner that resumes replaces its
+    file, which is then read from the beginning."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._position = 0
+        self._file_id = self._position = 0
         self.values: dict[str, Any] = {}
+        self.recent: deque[dict[str, Any]] = deque(maxlen=WINDOW)
 
     def read(self) -> dict[str, Any]:
         if self._path.exists():
             with self._path.open("rb") as file:
-                file.seek(self._position)
+                file_id = os.fstat(file.fileno()).st_ino
+                self._position = file.seek(self._position if file_id == self._file_id else 0)
+                self._file_id = file_id
                 lines = file.read().split(b"\n")
                 self._position = file.tell() - len(lines[-1])
             for line in lines[:-1]:
-                fields = json.loads(line)
-                if "eval/accuracy" in fields:
-                    # An evaluation may end after later steps than its own.
-                    fields.pop("step", None)
-                self.values.update(fields)
+                self.recent.append(json.loads(line))
+                self.values.update(self.recent[-1])
         return self.values
 
 
@@ -57,11 +61,13 @@ class Dashboard:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         names = [f"actor-{index}" for index in range(config.cluster.actors)]
-        self._learner = Tail(run_dir / "metrics" / "learner.jsonl")
-        self._actors = [Tail(run_dir / "metrics" / f"{name}.jsonl") for name in names]
+        self._learner, self._evaluation = (Tail(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
+        self._actors = [Tail(metrics_file(run_dir, name)) for name in names]
         shards = config.replay.shards
         replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
-        self._replays = [Tail(run_dir / "metrics" / f"{name}.jsonl") for name in replays]
+        self._replays = [Tail(metrics_file(run_dir, name)) for name in replays]
+        self._run_dir = run_dir
+        self._warned: set[str] = set()
         self._steps = config.learner.steps
         self._restarts = restarts
         self._console = Console(stderr=True)
@@ -89,22 +95,31 @@ class Dashboard:
             return
         self._next = now + (REFRESH_S if self._console.is_terminal else LINE_S)
         rows = self.rows()
+        self._warn()
         if self._console.is_terminal:
             self._live.update(_table(rows), refresh=True)
         else:
             line = "  ".join(f"{name} {escape(value)}" for name, value in rows)
             self._console.print(line, soft_wrap=True, highlight=False)
 
+    def _warn(self) -> None:
+        """Print each warning when it begins to hold, above the table or between the lines."""
+        recent = self._learner.recent
+        warnings = learning_warnings(recent, str(self._run_dir)) if len(recent) == WINDOW else {}
+        for kind in warnings.keys() - self._warned:
+            self._console.print(f"warning: {warnings[kind]}", style="yellow", soft_wrap=True, markup=False)
+        self._warned = set(warnings)
+
     def rows(self) -> list[tuple[str, str]]:
         """What is shown: names and formatted values."""
-        learner = self._learner.read()
+        learner, measured = self._learner.read(), self._evaluation.read()
         actors = [tail.read() for tail in self._actors]
         restarts = sum(self._restarts().values())
         rows = [
             ("elapsed", f"{self._clock() - self._started:.0f}s"),
             ("step", f"{learner.get('step', 0)}/{self._steps}"),
             ("reward", _number(learner.get("reward/mean"))),
-            ("held-out accuracy", _number(learner.get("eval/accuracy"))),
+            *((f"held-out {name}", _number(measured[f"eval/{name}"])) for name in ("outcome", "accuracy") if measured),
             ("lag", _number(learner.get("lag/max"))),
             ("learner idle", _share(learner.get("idle"))),
             ("rollout tok/s", _number(sum(actor.get("tokens_per_s", 0.0) for actor in actors))),

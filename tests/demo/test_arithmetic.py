@@ -1,4 +1,4 @@
-"""The demo's expressions, their calculator, what the transcripts show, and the table of a run."""
+"""The demo's expressions, their calculator, and what the transcripts show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from asyncrl.demo.arithmetic import (
     random_expression,
 )
 from asyncrl.demo.step_scorer import GSM8K
-from asyncrl.demo.summary import table
 from asyncrl.demo.tool import StepCalculator
 from asyncrl.demo.transcripts import demonstration, judged
 
@@ -109,8 +108,3 @@ def test_judged_steps_are_right_and_wrong_in_good_measure() -> None:
     rng = random.Random(0)
     right = [step for _ in range(500) for step in judged(random_expression(rng), rng)[1]]
     assert 0.35 < sum(right) / len(right) < 0.85
-
-
-def test_the_table_leaves_out_what_a_run_did_not_measure() -> None:
-    rows = table({"accuracy_before": None, "learner_idle": 0.25, "steps": 3})
-    assert [list(column.cells) for column in rows.columns] == [["learner idle", "steps"], ["25.0%", "3"]]

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine.process import WORKER_VARIABLE
-from asyncrl.observe.sinks import read_lines
+from asyncrl.observe.sinks import metrics_file, read_lines
 from tests.helpers import GENEROUS_S, until
 
 ROOT = Path(__file__).parents[2]
@@ -58,13 +58,12 @@ class Run:
         return Path(self._output.name).read_text()
 
     def steps(self) -> list[dict[str, Any]]:
-        """The learner's metrics, a line a step; a step that was done again stands twice."""
-        return [line for line in read_lines(self.dir / "metrics" / "learner.jsonl") if "reward/mean" in line]
+        """The learner's metrics, a line a step."""
+        return [line for line in read_lines(metrics_file(self.dir, "learner")) if "reward/mean" in line]
 
     def accuracies(self) -> list[float]:
         """The held-out accuracies so far, in the order of their steps."""
-        lines = read_lines(self.dir / "metrics" / "learner.jsonl")
-        return [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+        return [line["eval/accuracy"] for line in read_lines(metrics_file(self.dir, "evaluation"))]
 
     def wait_for_step(self, step: int, seconds: float = 240.0) -> None:
         def reached() -> bool:

@@ -8,22 +8,36 @@ import pytest
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.dashboard import Dashboard
-from asyncrl.observe.sinks import JsonLines
+from asyncrl.observe.sinks import JsonLines, metrics_file, read_lines, remove_steps
 
 
 def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
-    learner, actor = (JsonLines(tmp_path / "metrics" / f"{name}.jsonl") for name in ("learner", "actor-0"))
+    learner, evaluation, actor = (
+        JsonLines(metrics_file(tmp_path, name)) for name in ("learner", "evaluation", "actor-0")
+    )
     dashboard = Dashboard(TrainConfig(), tmp_path, lambda: {"replay": 1})
     assert dict(dashboard.rows())["step"] == "0/100"
     learner.log(8, {"reward/mean": 0.5, "lag/max": 2.0})
     learner.log(9, {"reward/mean": 0.25, "idle": 0.5, "lag/max": 1.0})
     actor.log(1, {"tokens_per_s": 1234.0, "idle": 0.1})
-    # An evaluation of an earlier step may end later.
-    learner.log(6, {"eval/accuracy": 0.9})
+    evaluation.log(6, {"eval/accuracy": 0.9, "eval/outcome": 0.95})
     rows = dict(dashboard.rows())
     assert (rows["step"], rows["reward"], rows["learner idle"]) == ("9/100", "0.25", "50%")
-    assert (rows["held-out accuracy"], rows["lag"], rows["restarts"]) == ("0.9", "1", "1")
+    assert (rows["held-out outcome"], rows["held-out accuracy"]) == ("0.95", "0.9")
+    assert (rows["lag"], rows["restarts"]) == ("1", "1")
     assert (rows["rollout tok/s"], rows["rollout idle"]) == ("1234", "10%")
+
+
+def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_path: Path) -> None:
+    path, dashboard = metrics_file(tmp_path, "learner"), Dashboard(TrainConfig(), tmp_path, dict)
+    for steps, reward in ((range(4), 0.25), (range(2, 5), 0.5)):
+        remove_steps(path, lambda step, first=steps[0]: step >= first)
+        learner = JsonLines(path)
+        for step in steps:
+            learner.log(step, {"reward/mean": reward})
+        rows = dict(dashboard.rows())
+        assert (rows["step"], rows["reward"]) == (f"{steps[-1]}/100", str(reward))
+    assert [line["reward/mean"] for line in read_lines(path)] == [0.25, 0.25, 0.5, 0.5, 0.5]
 
 
 def test_why_everything_fails_is_shown_as_long_as_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

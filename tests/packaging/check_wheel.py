@@ -59,7 +59,7 @@ def check_commands(command: Path, folder: Path) -> None:
         ("train", "--help"): "gsm8k_calculator",
         ("train", "--cfg", "job", "algorithm=dapo"): "clip_high: 0.28",
         ("algorithms", "loss"): "algorithm.loss",
-        DEMO: '"trajectories_trained": 128',
+        DEMO: '"trajectories": {"trained": 128,',
     }
     for arguments, text in expected.items():
         sys.stdout.write(f"asyncrl {' '.join(arguments)}\n")

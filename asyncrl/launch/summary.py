@@ -1,0 +1,213 @@
+"""What came of a run, as its metrics files and its store tell: a resumed run is told as a whole.
+
+The console shows it at the end of `asyncrl train`, however that ends, and `summary.json` in the run's folder has it for
+programs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from asyncrl.errors import StoreError
+from asyncrl.machine.files import write_whole
+from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.observe.warnings import learning_warnings
+from asyncrl.replay.records import ENDS, TrajectoryState
+from asyncrl.replay.stored import StoredRun
+
+Lines = list[dict[str, Any]]
+
+log = logging.getLogger(__name__)
+
+SUMMARY_FILE = "summary.json"
+MOST_REASONS = 5
+MOST_STEPS = 10
+"""The most steps over which the first and the last reward are averaged."""
+LONGEST_REASON = 200
+_FOLDERS = ("model", "checkpoints", "metrics", "replay", "logs")
+_ENGINE = ("tokens", "seconds", "idle_seconds")
+_WAITED = "learner_waited_for_labels_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value at the beginning and at the end of a run."""
+
+    first: float
+    last: float
+
+    def __str__(self) -> str:
+        return f"{self.first:.3g} -> {self.last:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What came of a run.
+
+    - `result` is done, stopped or failed, and `reason` says why it failed.
+    - `reward` and `outcome` are means over the first and over the last `averaged` steps; None without any step.
+    - `held_out` has the first and the last evaluation: outcome, accuracy and reward; empty without one.
+    - `trajectories` counts those of training by their end; `unused` have none. `failures` counts failed attempts at
+      episodes and at their scoring, and `reasons` those that are kept as dead letters, the most frequent first.
+    - `speed`: seconds for which actors ran, sampled tokens a second, largest lag, the shares of the steps' time for
+      which the learner was idle and for which it waited for labels, and the share for which the engines were idle.
+    - `files` are the folders that exist, by what they hold; `next` are commands to go on with.
+    """
+
+    run: str
+    result: str
+    reason: str
+    steps: int
+    planned_steps: int
+    averaged: int
+    reward: Change | None
+    outcome: Change | None
+    held_out: dict[str, Change]
+    trajectories: dict[str, int]
+    failures: dict[str, int]
+    reasons: dict[str, int]
+    warnings: list[str]
+    speed: dict[str, float]
+    files: dict[str, str]
+    next: list[str]
+
+
+def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
+    """The summary of the run in a folder. `resume` is the command that goes on with it."""
+    rows = read_lines(metrics_file(run_dir, "learner"))
+    steps = [row for row in rows if "reward/mean" in row]
+    averaged = max(1, min(MOST_STEPS, len(steps) // 4))
+    warnings = list(learning_warnings(steps, str(run_dir)).values())
+    if not steps:
+        warnings.append(
+            f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters --run {run_dir}`"
+        )
+    trajectories: dict[str, int] = {}
+    failures: dict[str, int] = {}
+    reasons: dict[str, int] = {}
+    try:
+        with closing(StoredRun(run_dir / "replay")) as stored:
+            counts, letters = stored.counters(), [dead for _, dead in stored.dead_letters()]
+    except StoreError as error:
+        warnings.append(f"the store tells nothing: {error}")
+    else:
+        trajectories = _by_end(counts)
+        failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
+        reasons = _frequent(letter.reason for letter in letters)
+    return RunSummary(
+        run=str(run_dir),
+        result=result,
+        reason=reason,
+        steps=rows[-1]["step"] + 1 if rows else 0,
+        planned_steps=planned_steps,
+        averaged=averaged,
+        reward=_change(steps, "reward/mean", averaged),
+        outcome=_change(steps, "outcome/mean", averaged),
+        held_out=_held_out(run_dir),
+        trajectories=trajectories,
+        failures=failures,
+        reasons=reasons,
+        warnings=warnings,
+        speed=_speed(run_dir, steps) if steps else {},
+        files={name: str(run_dir / name) for name in _FOLDERS if (run_dir / name).exists()},
+        next=_next(run_dir, result, resume),
+    )
+
+
+def _by_end(counts: Mapping[str, int]) -> dict[str, int]:
+    ends = {state.value: counts[state] for state in ENDS if state is not TrajectoryState.EVALUATED}
+    return {**ends, "unused": counts["accepted"] - sum(ends.values())}
+
+
+def _frequent(reasons: Iterable[str]) -> dict[str, int]:
+    first_lines = (reason.partition("\n")[0][:LONGEST_REASON] for reason in reasons)
+    return dict(Counter(first_lines).most_common(MOST_REASONS))
+
+
+def _change(rows: Lines, name: str, averaged: int) -> Change | None:
+    values = [row[name] for row in rows]
+    return Change(fmean(values[:averaged]), fmean(values[-averaged:])) if values else None
+
+
+def _held_out(run_dir: Path) -> dict[str, Change]:
+    rows = sorted(read_lines(metrics_file(run_dir, "evaluation")), key=lambda row: row["step"])
+    names = ("outcome", "accuracy", "reward") if rows else ()
+    return {name: Change(rows[0][f"eval/{name}"], rows[-1][f"eval/{name}"]) for name in names}
+
+
+def _speed(run_dir: Path, steps: Lines) -> dict[str, float]:
+    learner = sum(row["seconds/step"] for row in steps)
+    actors = [_totals(lines, _ENGINE) for lines in lines_of(run_dir, "actor-*") if lines]
+    waited = [_totals(lines, [_WAITED])[_WAITED] for lines in lines_of(run_dir, "replay*")]
+    actor_seconds = max(1e-9, sum(actor["seconds"] for actor in actors))
+    return {
+        "seconds": round(max((actor["seconds"] for actor in actors), default=0.0), 1),
+        "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / actor_seconds * len(actors), 1),
+        "max_lag": max(row["lag/max"] for row in steps),
+        "learner_idle": round(sum(row["idle"] * row["seconds/step"] for row in steps) / learner, 4),
+        "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / actor_seconds, 4),
+        "waited_for_labels": round(max(waited, default=0.0) / learner, 4),
+    }
+
+
+def lines_of(run_dir: Path, roles: str) -> list[Lines]:
+    """The metrics of all roles whose names fit a pattern."""
+    return [read_lines(path) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
+
+
+def _totals(lines: Lines, names: Sequence[str]) -> dict[str, float]:
+    """A role's counters over all of its starts: they begin at 0 each time."""
+    totals = dict.fromkeys(names, 0.0)
+    for line, following in zip(lines, [*lines[1:], None], strict=True):
+        for name in names:
+            if following is None or following[name] < line[name]:
+                totals[name] += line[name]
+    return totals
+
+
+def _next(run_dir: Path, result: str, resume: str) -> list[str]:
+    return [*([] if result == "done" else [resume]), f"asyncrl inspect status --run {run_dir}"]
+
+
+def as_text(summary: RunSummary) -> str:
+    """The summary for people, one fact a line."""
+    rows = [("result", f"{summary.result} after {summary.steps} of {summary.planned_steps} steps")]
+    if summary.reward and summary.outcome:
+        span = "first and last step" if summary.averaged == 1 else f"first and last {summary.averaged} steps"
+        rows += [("reward", f"{summary.reward} ({span})"), ("outcome", str(summary.outcome))]
+    rows += [(f"held-out {name}", f"{change} (first and last)") for name, change in summary.held_out.items()]
+    if summary.trajectories:
+        rows.append(("trajectories", ", ".join(f"{count} {end}" for end, count in summary.trajectories.items())))
+    if any(summary.failures.values()):
+        rows.append(("failures", ", ".join(f"{count} {kind}" for kind, count in summary.failures.items())))
+        rows += [("", f"{count} x {reason}") for reason, count in summary.reasons.items()]
+    if speed := summary.speed:
+        rows.append(
+            (
+                "speed",
+                f"{speed['seconds']:.0f} s, {speed['tokens_per_s']:.0f} tokens/s, largest lag {speed['max_lag']:.0f}, "
+                f"learner idle {speed['learner_idle']:.0%}, rollout idle {speed['rollout_idle']:.0%}",
+            )
+        )
+    rows += [("warning", text) for text in summary.warnings]
+    rows += [("episodes" if name == "replay" else name, path) for name, path in summary.files.items()]
+    rows += [("" if index else "next", command) for index, command in enumerate(summary.next)]
+    return "".join(f"  {name:<19}{text}\n" for name, text in rows)
+
+
+def report(run_dir: Path, planned_steps: int, result: str, reason: str, resume: str) -> str:
+    """The summary as text; writes it into the run's folder too."""
+    summary = summarise(run_dir, planned_steps, result, reason, resume)
+    try:
+        write_whole(run_dir / SUMMARY_FILE, json.dumps(asdict(summary), indent=2) + "\n")
+    except OSError as error:
+        log.warning("%s was not written: %s", run_dir / SUMMARY_FILE, error)
+    return as_text(summary)

@@ -1,0 +1,62 @@
+"""The summary of a run is read from its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from asyncrl.launch.summary import SUMMARY_FILE, report
+from asyncrl.observe.sinks import JsonLines, metrics_file
+from tests.replay.support import Core, make_settings
+
+RESUME = "asyncrl train run.name=run"
+
+
+def write_metrics(run_dir: Path, rewards: list[float]) -> None:
+    learner, evaluation, actor = (
+        JsonLines(metrics_file(run_dir, name)) for name in ("learner", "evaluation", "actor-0")
+    )
+    for step, reward in enumerate(rewards):
+        seconds = {"seconds/step": 2.0, "idle": 0.25}
+        spread = {"reward/min": 0.0, "reward/max": 1.0, "groups/zero_variance": 0.0, "grad_norm": 1.0}
+        learner.log(
+            step, {"reward/mean": reward, "outcome/mean": 0.5, "lag/max": 1, "updates_skipped": 0, **spread, **seconds}
+        )
+    for step, accuracy in ((0, 0.5), (len(rewards), 0.75)):
+        evaluation.log(step, {"eval/outcome": accuracy, "eval/accuracy": accuracy, "eval/reward": 0.0})
+    # An actor that was restarted counts from 0 again.
+    for tokens in (100, 300, 20):
+        actor.log(0, {"tokens": tokens, "seconds": tokens / 10, "idle_seconds": tokens / 40})
+
+
+def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.1, 0.3, *[0.5] * 4, 0.7, 0.9])
+    core = Core(tmp_path / "replay", make_settings())
+    core.fail(core.tickets(1)[0].id)
+    core.deliver(core.tickets(4))
+    core.label_all(1.0)
+    core.planned(0)
+    core.store.close()
+    text = report(tmp_path, 8, "done", "", RESUME)
+    for line in (
+        "result             done after 8 of 8 steps",
+        "reward             0.2 -> 0.8 (first and last 2 steps)",
+        "held-out accuracy  0.5 -> 0.75 (first and last)",
+        "failures           1 episodes, 0 scorings",
+        "1 x broken",
+        "speed              32 s, 10 tokens/s, largest lag 1, learner idle 25%, rollout idle 25%",
+        f"episodes           {tmp_path / 'replay'}",
+    ):
+        assert line in text
+    assert "warning" not in text
+    assert RESUME not in text
+    written = json.loads((tmp_path / SUMMARY_FILE).read_text())
+    assert written["reward"] == {"first": 0.2, "last": 0.8}
+    assert sum(written["trajectories"].values()) == 4
+
+
+def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_path: Path) -> None:
+    text = report(tmp_path, 8, "failed", "learner cannot run", RESUME)
+    for part in ("failed after 0 of 8 steps", "no step was trained", "the store tells nothing", RESUME):
+        assert part in text
+    assert json.loads((tmp_path / SUMMARY_FILE).read_text())["reason"] == "learner cannot run"
