@@ -1,0 +1,74 @@
+"""docs/first_run.md works as it stands: its blocks, one after the other, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.support import ROOT
+from tests.packaging.check_wheel import build, install
+
+pytestmark = pytest.mark.slow
+
+PAGE = (ROOT / "docs" / "first_run.md").read_text()
+BLOCK = re.compile(r"(?:`(\S+)`:\n)?(?:<!--.*?-->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHORT = {
+    'prepare(Path(".cache/demo"), 0, print)': 'prepare(Path(".cache/demo"), 0, print, Effort(2, 2, 4))',
+    "import prepare\n": "import Effort, prepare\n",
+    "max_turn_tokens: 48": "max_turn_tokens: 8",
+    "  steps: 10": "  steps: 2",
+    "learner.steps=15": "learner.steps=3",
+    "checkpoint_every: 5": "checkpoint_every: 1",
+    "eval_every: 5": "eval_every: 2",
+}
+"""What makes the page's run a matter of seconds, for a policy that learns nothing."""
+
+
+def follow(page: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """Writes the files of the page into the folder and runs its commands there; returns what they printed."""
+    printed = []
+    for name, language, text in BLOCK.findall(page):
+        if language == "sh":
+            command = ["bash", "-e", "-o", "pipefail", "-c", text]
+            ended = subprocess.run(
+                command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            printed.append(ended.stdout)
+            assert ended.returncode == 0, f"{text}{ended.stdout}"
+        elif name:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+    return "\n".join(printed)
+
+
+def environment(commands: Path) -> dict[str, str]:
+    """This process's environment with another folder's commands first, and without its way to this checkout."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**kept, "PATH": f"{commands}:{os.environ['PATH']}"}
+
+
+def test_the_page_of_the_first_run_works_from_top_to_bottom(tmp_path: Path) -> None:
+    page = PAGE
+    for long, short in SHORT.items():
+        assert long in page
+        page = page.replace(long, short)
+    here = {**environment(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
+    follow(page, tmp_path, here)
+    assert (tmp_path / "runs/first/checkpoints/step-000003").exists()
+    assert (tmp_path / "runs/first/model/model.safetensors").exists()
+
+
+@pytest.mark.long
+def test_the_page_of_the_first_run_works_as_it_stands_with_the_installed_wheel(tmp_path: Path) -> None:
+    command = install(build(tmp_path), tmp_path / "environment", full=False)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    printed = follow(PAGE, folder, environment(command.parent))
+    held_out = [float(value) for value in re.findall(r"held-out accuracy ([\d.]+)", printed)]
+    assert held_out[-1] > 0.8 > held_out[0]
