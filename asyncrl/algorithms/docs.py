@@ -15,10 +15,12 @@ from typing import Any
 
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.parts import Part, card
+from asyncrl.algorithms.presets import HEAD, preset_rows
 from asyncrl.config.option import Option, options
 
 TABLES = re.compile(r"(<!-- parts of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 """The place of a kind's tables on the page."""
+PRESETS = re.compile(r"(<!-- presets -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(kinds: Sequence[str] = tuple(registry.HOMES)) -> list[dict[str, Any]]:
@@ -82,6 +84,8 @@ def _parameter_text(parameter: dict[str, Any]) -> str:
 
 def page(text: str) -> str:
     """The page `text` with its tables written anew."""
+    presets = "".join(map(_line, [HEAD, ["---"] * len(HEAD), *preset_rows()]))
+    text = PRESETS.sub(lambda place: place[1] + presets + place[2], text)
     return TABLES.sub(lambda place: place[1] + _tables(place[2]) + place[3], text)
 
 

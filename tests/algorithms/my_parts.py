@@ -1,21 +1,82 @@
-"""A user's own part, as docs/algorithms.md shows it."""
+"""A user's own parts, one of each kind, as docs/algorithms.md shows them."""
 
-from __future__ import annotations
-
-from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
+from asyncrl.algorithms.advantages.base import SequenceAdvantage
+from asyncrl.algorithms.aggregation import Aggregation
+from asyncrl.algorithms.corrections.base import Correction
+from asyncrl.algorithms.kl import Kl
+from asyncrl.algorithms.losses.base import Loss, TokenLosses
+from asyncrl.algorithms.losses.value import Value
 from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.rewards.base import Reward
+
+
+class Centred(SequenceAdvantage):
+    """Formula: A = R - mean over the batch"""
+
+    name = "centred"
+
+    def scores(self, episodes):
+        return episodes.reward - episodes.reward.mean()
 
 
 class Squared(Loss):
-    """A policy gradient with a quadratic penalty.
-
-    Formula: -A log pi_theta + weight log^2 r
-    """
+    """Formula: -A log pi_theta + weight log^2 r"""
 
     name = "squared"
 
     weight: float = param(0.1, "weight of the penalty", "[0, inf)")
 
-    def __call__(self, updates: Updates) -> TokenLosses:
+    def __call__(self, updates):
         penalty = self.weight * updates.log_ratio.square()
         return TokenLosses(penalty - updates.advantages * updates.logprobs)
+
+
+class Near(Correction):
+    """Formula: drop the token if abs(log w) > limit"""
+
+    name = "near"
+    by_token = True
+
+    limit: float = param(0.5, "largest log-ratio that is kept", "(0, inf)")
+
+    def keep(self, ages):
+        return ages.log_w.abs() <= self.limit
+
+
+class Quartic(Kl):
+    """Formula: d^4"""
+
+    name = "quartic"
+
+    def form(self, d):
+        return d**4
+
+
+class HalfMean(Aggregation):
+    """Formula: sum of all tokens / (2 N)"""
+
+    name = "half-mean"
+
+    def __call__(self, losses, sequences, lengths, totals):
+        return losses.double().sum() / max(1, 2 * totals.tokens)
+
+
+class Short(Reward):
+    """Formula: R - weight len / 1000, len in policy tokens"""
+
+    name = "short"
+
+    weight: float = param(0.1, "what 1000 tokens cost", "[0, inf)")
+
+    def __call__(self, episodes):
+        return episodes.reward - self.weight * episodes.lengths / 1000
+
+
+class Absolute(Value):
+    """Formula: abs(V - R)"""
+
+    name = "absolute"
+
+    def __call__(self, values, old, returns):
+        error = (values - returns).abs()
+        return error, error < 0  # No clip decides anything.

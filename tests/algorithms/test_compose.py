@@ -23,6 +23,7 @@ from tests.algorithms.support import (
     totals_of,
 )
 
+OWN = "tests.algorithms.my_parts"
 TRUNCATE = ("truncate", {"level": "token", "cap": 1.3})
 COMPOSITIONS = {
     "grpo": {"correction": [TRUNCATE]},
@@ -70,6 +71,14 @@ COMPOSITIONS = {
         "proximal": "interpolate",
     },
     "remax": {"advantage": "remax", "loss": "cispo", "correction": [TRUNCATE], "greedy_sibling": True},
+    "own": {
+        "advantage": f"{OWN}.Centred",
+        "loss": f"{OWN}.Squared",
+        "correction": [f"{OWN}.Near"],
+        "kl": f"{OWN}.Quartic",
+        "aggregation": f"{OWN}.HalfMean",
+        "reward": [f"{OWN}.Short"],
+    },
     "dro": {"advantage": "reinforce_pp", "loss": "dro", "kl": ("k2", {"target": 0.01})},
 }
 SEEDS = st.integers(0, 10_000)

@@ -10,7 +10,8 @@ import pytest
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.docs import main, page, table
 from asyncrl.algorithms.parts import card
-from tests.algorithms.my_parts import Squared
+from asyncrl.algorithms.presets import preset_rows
+from tests.algorithms import my_parts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 
@@ -18,7 +19,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 def test_the_page_is_current_and_has_every_kind_and_the_example_that_is_tested():
     assert page(PAGE) == PAGE
     assert all(f"<!-- parts of {kind} -->" in PAGE for kind in registry.HOMES)
-    assert inspect.getsource(Squared) in PAGE
+    assert inspect.getsource(my_parts).partition('"""\n\n')[2] in PAGE
+
+
+def test_a_presets_row_says_what_it_is_made_of():
+    rows = {row[0]: "; ".join(row) for row in preset_rows()}
+    assert "has a critic" in rows["`ppo`"]
+    assert "vtrace" in rows["`impala`"]
+    assert "implicit.train" in rows["`prime`"]
 
 
 @pytest.mark.parametrize("kind", registry.HOMES)

@@ -27,6 +27,7 @@ from asyncrl.algorithms.losses.reinforce import Reinforce
 from asyncrl.algorithms.losses.sapo import Sapo
 from asyncrl.algorithms.losses.value import ClippedValue, value_loss
 from asyncrl.errors import InvariantError
+from tests.algorithms.my_parts import Absolute
 from tests.algorithms.support import alone, make_tokens, make_updates
 
 LOG2, E = math.log(2), math.e
@@ -228,6 +229,12 @@ def test_the_value_loss_counts_policy_tokens_only_and_is_divided_by_the_global_c
     assert loss.item() == pytest.approx((0.81 + 4) / 2 / 4)
     assert values.grad.tolist() == pytest.approx([0, -0.9 / 4, -2 / 4])
     assert sums["value/tokens"] == 2
+
+
+def test_a_value_loss_of_the_users_own_takes_its_place():
+    tokens = make_tokens([[1, 1]], values=torch.zeros(2), returns=torch.tensor([1.0, -3.0]))
+    loss, _ = value_loss(torch.zeros(2), tokens, Totals(2, 1), Absolute())
+    assert loss.item() == 2.0
 
 
 def test_the_value_loss_without_returns_says_what_is_missing():
