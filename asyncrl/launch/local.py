@@ -20,6 +20,7 @@ from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.preflight import preflight
+from asyncrl.launch.run_folder import CONFIG_FILE, clear, is_begun
 from asyncrl.launch.summary import report
 from asyncrl.launch.supervisor import RoleCommand, RunFailedError, Supervisor
 from asyncrl.machine import process
@@ -34,12 +35,15 @@ RESUMABLE_SECTIONS = {"cluster", "network", "observe", "engine", "weights"}
 """The sections whose options all may change while a run is stopped. Options elsewhere say so themselves."""
 
 
-def role_commands(config: TrainConfig, overrides: Sequence[str]) -> list[RoleCommand]:
-    """Every process of a run on one machine, in the order of starting (any order works). All get `overrides`."""
+def role_commands(config: TrainConfig, path: Path) -> list[RoleCommand]:
+    """Every process of a run on one machine, in the order of starting (any order works). All read the configuration
+    that the run's folder has at `path`: files that a user changes during the run change nothing in it."""
     cluster, shards = config.cluster, config.replay.shards
+    quoted = str(path.absolute()).replace("'", "\\'")
+    experiment = f"experiment='{quoted}'"
 
     def command(name: str, module: str, *more: str) -> RoleCommand:
-        return RoleCommand(name, [sys.executable, "-m", f"asyncrl.{module}", *overrides, *more])
+        return RoleCommand(name, [sys.executable, "-m", f"asyncrl.{module}", experiment, *more])
 
     return [
         *([command("replay", "replay")] if shards == 1 else []),
@@ -50,21 +54,17 @@ def role_commands(config: TrainConfig, overrides: Sequence[str]) -> list[RoleCom
     ]
 
 
-def port_overrides(config: TrainConfig) -> list[str]:
-    """Chooses the ports that the configuration leaves open, so that all roles share them.
+def choose_ports(config: TrainConfig) -> None:
+    """Sets the ports that the configuration leaves open, so that all roles share them.
 
     Raises UnavailableError: a port that the configuration names is taken, or none is free.
     """
-    chosen = []
     for key, count in (("replay_port", config.replay.shards), ("weights_port", 1)):
         port = getattr(config.network, key)
         if port == 0:
-            port = free_ports(count)
-            setattr(config.network, key, port)
-            chosen.append(f"network.{key}={port}")
+            setattr(config.network, key, free_ports(count))
         else:
             _require_free(config.network.host, range(port, port + count), key)
-    return chosen
 
 
 def _require_free(host: str, ports: Sequence[int], key: str) -> None:
@@ -96,7 +96,7 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
 
     Raises ConfigError, which names the keys that differ: the folder belongs to a run with another configuration.
     """
-    path, now = run_dir / "config.yaml", asdict(config)
+    path, now = run_dir / CONFIG_FILE, asdict(config)
     resumed = path.exists()
     if resumed:
         before, after = _by_key(yaml.safe_load(path.read_text())), _by_key(now)
@@ -110,6 +110,19 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
             )
     write_whole(path, yaml.safe_dump(now, sort_keys=False))
     return resumed
+
+
+def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
+    """As `claim`; but a run that has not begun a step, because its first start failed, does not keep its name: with
+    another configuration it begins anew."""
+    try:
+        return claim(config, run_dir)
+    except ConfigError:
+        if is_begun(run_dir):
+            raise
+        log.info("%s holds a run that never began a step; it begins anew with the new configuration", run_dir)
+        clear(run_dir)
+        return claim(config, run_dir)
 
 
 def _is_resumable(key: str) -> bool:
@@ -129,19 +142,19 @@ def _by_key(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
     """Run everything until the learner is done (True) or a signal comes (False).
 
-    Every role gets the command line `overrides`. Raises AsyncrlError: the run cannot start or go on.
+    `overrides` is the command line, for the command that resumes. Raises AsyncrlError: the run cannot start or go on.
     """
     run_dir = locations.run_dir(config.run)
     preflight(config)
     stop = process.stop_on_signals()
     with exclusively(run_dir):
         # The ports come first, so that the configuration in the run's folder has those of its replay.
-        all_overrides = [*overrides, *port_overrides(config)]
-        resumed = claim(config, run_dir)
+        choose_ports(config)
+        resumed = claim_or_begin_anew(config, run_dir)
         locations.run_identity(config.run, make=True)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         supervisor = Supervisor(
-            role_commands(config, all_overrides),
+            role_commands(config, run_dir / CONFIG_FILE),
             run_dir,
             ROLE_ENVIRONMENT,
             config.cluster.max_restarts,

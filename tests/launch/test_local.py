@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from asyncrl.config.compose import read
 from asyncrl.config.schema import ClusterConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
-from asyncrl.launch.local import claim, exclusively, port_overrides, role_commands
+from asyncrl.launch.local import choose_ports, claim, claim_or_begin_anew, exclusively, role_commands
 from asyncrl.machine.ports import free_ports
+from asyncrl.replay.store import Store
+from asyncrl.types import BatchPlan
 
 
 def make_config() -> TrainConfig:
@@ -45,21 +49,52 @@ def test_a_run_folder_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
 def test_open_ports_are_chosen_and_taken_ones_refused() -> None:
     config = make_config()
     config.network.replay_port = config.network.weights_port = 0
-    chosen = port_overrides(config)
-    assert [each.split("=")[0] for each in chosen] == ["network.replay_port", "network.weights_port"]
+    choose_ports(config)
+    assert 0 not in (config.network.replay_port, config.network.weights_port)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         config.network.replay_port = taken.getsockname()[1]
         config.network.weights_port = free_ports(1)
         with pytest.raises(UnavailableError, match="replay_port"):
-            port_overrides(config)
+            choose_ports(config)
 
 
-def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role() -> None:
+def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role(tmp_path: Path) -> None:
     config = TrainConfig(cluster=ClusterConfig(actors=2, scorers=2, learner_ranks=2))
-    commands = role_commands(config, ["a=b"])
+    commands = role_commands(config, tmp_path)
     assert [each.name for each in commands] == ["replay", "scoring-0", "scoring-1", "actor-0", "actor-1", "learner"]
-    assert all(each.command[-1] == "a=b" for each in commands)
     config.replay.shards = 2
-    assert [each.name for each in role_commands(config, [])][:3] == ["replay-0", "replay-1", "scoring-0"]
+    assert [each.name for each in role_commands(config, tmp_path)][:3] == ["replay-0", "replay-1", "scoring-0"]
+
+
+def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "it's mine"
+    folder.mkdir()
+    config, tasks = make_config(), tmp_path / "tasks.parquet"
+    tasks.touch()
+    config.data.train = str(tasks)
+    claim(config, folder)
+    monkeypatch.chdir(folder)
+    commands = role_commands(config, Path("config.yaml"))
+    monkeypatch.chdir(tmp_path)
+    assert all(read(each.command[3:]) == config for each in commands)
+
+
+def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tmp_path: Path) -> None:
+    config, store = make_config(), tmp_path / "replay"
+    claim(config, tmp_path)
+    store.mkdir()
+    with closing(Store(store, 1 << 20, durable=False)):
+        pass
+    config.learner.group_size = 4
+    assert not claim_or_begin_anew(config, tmp_path)
+    assert not store.exists()
+    store.mkdir()
+    with closing(Store(store, 1 << 20, durable=False)) as opened, opened.transaction() as tx:
+        tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
+    config.learner.group_size = 2
+    with pytest.raises(ConfigError, match=r"learner\.group_size: 4 then, 2 now"):
+        claim_or_begin_anew(config, tmp_path)
