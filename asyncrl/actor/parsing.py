@@ -33,10 +33,11 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A call that was not made; the policy reads `error` in place of a result."""
+    """A call that was not made; the policy reads `error` in place of a result. With `unknown` there is no such tool."""
 
     error: str
     name: str = "unknown"
+    unknown: bool = False
 
 
 def parse_tool_calls(
@@ -84,7 +85,7 @@ def _checked(value: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall |
         case _:
             return MalformedCall('Error: a tool call must be {"name": "...", "arguments": {...}}.')
     if name not in schemas:
-        return MalformedCall(f"Error: there is no tool {name!r:.80}; there are: {', '.join(schemas)}.")
+        return MalformedCall(f"Error: there is no tool {name!r:.80}; there are: {', '.join(schemas)}.", unknown=True)
     problem = _problem(arguments, schemas[name].get("parameters") or {})
     return MalformedCall(f"Error: {problem}.", name) if problem else ToolCall(name, arguments)
 

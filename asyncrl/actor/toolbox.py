@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from asyncrl.actor.parsing import MalformedCall
 from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.errors import ToolError
+from asyncrl.network.throttle import ErrorLogger
 from asyncrl.text import cut, reason_of
 from asyncrl.types import Ticket, ToolCall
 
@@ -37,10 +38,12 @@ class ToolLimits:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """Since the start: the policy's calls, malformed and refused ones among them; tries in which a tool failed."""
+    """Since the start: the policy's calls, among them malformed ones, those of tools that do not exist, and refused
+    ones; tries in which a tool failed."""
 
     calls: int = 0
     malformed: int = 0
+    unknown: int = 0
     refused: int = 0
     failures: int = 0
 
@@ -52,6 +55,7 @@ class Toolbox:
         self._classes = classes
         self._limits = limits
         self.counts = ToolCounts()
+        self._error_logger = ErrorLogger(log)
 
     @property
     def functions(self) -> dict[str, Mapping[str, Any]]:
@@ -67,15 +71,25 @@ class Toolbox:
         schemas = self._schemas(ticket)
         tools = {name: self._classes[name](ticket.id) for name in schemas}
         try:
-            opened = OpenTools(tools, schemas, self._limits, self.counts)
+            opened = OpenTools(tools, schemas, self._limits, self.counts, self._error_logger)
             await opened.create(ticket.task.tools_kwargs)
             yield opened
         finally:
-            releasing = asyncio.ensure_future(_release_all(tools, self._limits.timeout_s))
+            releasing = asyncio.ensure_future(self._release_all(tools))
             try:
                 await asyncio.shield(releasing)
             finally:  # also if we are cancelled meanwhile
                 await releasing
+
+    async def _release_all(self, tools: Mapping[str, Tool]) -> None:
+        for name, tool in tools.items():
+            try:
+                async with asyncio.timeout(self._limits.timeout_s):
+                    await tool.release()
+            except Exception as error:
+                self._error_logger.exception(
+                    f"tool {name} failed to release; the episode's outcome stands: {reason_of(error)}", error
+                )
 
     def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
         if not ticket.task.tools:
@@ -95,12 +109,14 @@ class OpenTools:
         functions: Mapping[str, Mapping[str, Any]],
         limits: ToolLimits,
         counts: ToolCounts,
+        error_logger: ErrorLogger,
     ) -> None:
         self.functions = functions
         self.shown = [{"type": "function", "function": function} for function in functions.values()]
         self._tools = tools
         self._limits = limits
         self._counts = counts
+        self._error_logger = error_logger
         self._used: set[str] = set()
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
@@ -131,7 +147,8 @@ class OpenTools:
 
     async def _answer(self, call: ToolCall | MalformedCall) -> str:
         if isinstance(call, MalformedCall):
-            self._counts.malformed += 1
+            self._counts.unknown += call.unknown
+            self._counts.malformed += not call.unknown
             return call.error
         self._used.add(call.name)
         tool = self._tools[call.name]
@@ -153,16 +170,7 @@ class OpenTools:
             except ToolRefusal:
                 raise
             except Exception as error:
-                log.warning("tool %s failed to %s, attempt %d", name, what, attempt, exc_info=True)
                 self._counts.failures += 1
                 reason = reason_of(error)
+                self._error_logger.exception(f"tool {name} failed to {what}, attempt {attempt}: {reason}", error)
         raise ToolError(f"tool {name} failed to {what} {attempt} times, at last with {reason}")
-
-
-async def _release_all(tools: Mapping[str, Tool], timeout_s: float) -> None:
-    for name, tool in tools.items():
-        try:
-            async with asyncio.timeout(timeout_s):
-                await tool.release()
-        except Exception:
-            log.exception("tool %s failed to release; the episode's outcome stands", name)

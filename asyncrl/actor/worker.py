@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from asyncrl.actor.rollout_metrics import RolloutMetrics
 from asyncrl.errors import AsyncrlError, RefusedError, StoppedError, WireError
+from asyncrl.network.throttle import ErrorLogger
 from asyncrl.replay.client import ReplayClient
 from asyncrl.text import reason_of
 from asyncrl.types import Purpose, Ticket, Trajectory
@@ -55,6 +56,7 @@ class RolloutWorker:
         self._concurrency = concurrency
         self._metrics = metrics
         self._renew_s = renew_s
+        self._error_logger = ErrorLogger(log)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._holding: set[str] = set()
         self._begun: set[str] = set()
@@ -111,10 +113,11 @@ class RolloutWorker:
             async with limit:
                 return await self._run_episode(ticket, begin)
         except Exception as error:
-            reason, expected = reason_of(error), isinstance(error, AsyncrlError)
-            if limit.expired() and not expected:
-                reason, expected = f"it took more than actor.episode_timeout_s={self._limit_s:g}", True
-            log.warning("episode %s failed: %s", ticket.id, reason, exc_info=not expected)
+            if limit.expired() and not isinstance(error, AsyncrlError):
+                reason = f"it took more than actor.episode_timeout_s={self._limit_s:g}"
+            else:
+                reason = reason_of(error)
+            self._error_logger.exception(f"episode {ticket.id} failed: {reason}", error)
             return reason
         finally:
             self._begun.discard(ticket.id)
@@ -130,7 +133,7 @@ class RolloutWorker:
                     await self._in_thread(self._sink.fail, ticket_id, outcome)
                     self._metrics.failed()
             except (RefusedError, WireError) as error:
-                log.error("the outcome of %s was refused: %s", ticket_id, error)
+                self._error_logger.exception(f"the outcome of {ticket_id} was refused: {error}", error)
                 self._metrics.refused()
                 await self._in_thread(self._sink.fail, ticket_id, f"refused: {error}")
             self._holding.discard(ticket_id)

@@ -24,6 +24,8 @@ EXIT_HOPELESS = 3
 """The status of a learner that ends because too much fails in its run."""
 EXIT_STOPPED = 130
 """The status of a role that was asked to stop before it was done."""
+HTTP_CLIENTS = ("httpx", "httpcore", "openai", "aiohttp.access", "urllib3")
+"""Their loggers would add a line for each request of an agent or a tool."""
 MAX_LOG_CHARS = 16_000
 MAX_LINE_CHARS = 2_000
 
@@ -79,7 +81,9 @@ def _status(error: AsyncrlError) -> int:
 
 
 def log_to_stderr() -> None:
-    """Log to stderr, with lines of a bounded length."""
+    """Log to stderr, with lines of a bounded length, and without the requests of HTTP clients."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Bounded("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for name in HTTP_CLIENTS:
+        logging.getLogger(name).setLevel(logging.WARNING)

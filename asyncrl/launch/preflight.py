@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, DataError
+from asyncrl.errors import ConfigError, DataError, ToolError
+from asyncrl.types import Purpose, Ticket
+
+if TYPE_CHECKING:
+    from asyncrl.actor.tools.base import Tool
 
 
 def preflight(config: TrainConfig) -> None:
@@ -42,6 +47,7 @@ def _check_episodes(config: TrainConfig) -> None:
         load_agent(config.actor.agent)
     else:
         _check_template(config, {name: tool.schema for name, tool in tools.items()})
+        _check_creation(config, tools)
 
 
 def _check_scoring(config: TrainConfig) -> None:
@@ -72,3 +78,25 @@ def _check_template(config: TrainConfig, functions: Mapping[str, Mapping[str, An
     for path in (config.data.train, config.data.eval):
         if path is not None:
             check_tasks(chat, path, TaskFile(path).by_roles(), functions)
+
+
+def _check_creation(config: TrainConfig, tools: Mapping[str, type[Tool]]) -> None:
+    """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
+    from asyncrl.actor.toolbox import Toolbox, ToolLimits
+    from asyncrl.data.reading import TaskFile
+
+    toolbox = Toolbox(tools, ToolLimits(config.actor.tool_timeout_s, config.actor.tool_retries))
+
+    async def create(ticket: Ticket) -> None:
+        async with toolbox.open(ticket):
+            pass
+
+    for path in (config.data.train, config.data.eval):
+        for row, task in TaskFile(path).by_roles().items() if path is not None else ():
+            try:
+                asyncio.run(create(Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0)))
+            except ToolError as error:
+                raise ConfigError(
+                    f"actor.tools: with row {row} of {path}, {error}; `create` gets the row's "
+                    "extra_info.tools_kwargs[NAME] as keywords (docs/writing_a_tool.md)"
+                ) from error

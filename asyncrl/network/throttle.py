@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from asyncrl.errors import AsyncrlError
 
 MAX_REASON = 500
+FIRST_COUNT_S = 10.0
+LONGEST_COUNT_S = 3600.0
+MAX_DISTINCT = 32
 
 
 @dataclass
@@ -40,3 +45,58 @@ class Throttled:
         text = str(reason)[:MAX_REASON].encode("unicode_escape").decode()
         self.logger.log(self.level, "%s%s: %s", self.what, more, text)
         self._left_out = 0
+
+
+@dataclass
+class ErrorLogger:
+    """Log lines about errors of which many may be the same: the first has its traceback, the others are counted, in
+    lines at intervals that double.
+
+    Two errors are the same if their first causes have one type and were raised at one place. More than MAX_DISTINCT
+    count as the same. An error that asyncrl raised on purpose needs no traceback. For one thread only. `clock` gives
+    monotonic seconds.
+    """
+
+    logger: logging.Logger
+    clock: Callable[[], float] = time.monotonic
+    _seen: dict[object, _Repeated] = field(default_factory=dict, init=False)
+
+    def exception(self, text: str, error: BaseException) -> None:
+        """Log `text`, which tells of `error`, or count it."""
+        cause = _first_cause(error)
+        place: object = _place(cause)
+        if place not in self._seen and len(self._seen) >= MAX_DISTINCT:
+            place = "others"
+        if (known := self._seen.get(place)) is None:
+            self._seen[place] = _Repeated(self.clock() + FIRST_COUNT_S)
+            trace = None if isinstance(cause, AsyncrlError) else error
+            self.logger.warning("%s", text, exc_info=trace)
+            return
+        known.count += 1
+        if self.clock() >= known.due:
+            self.logger.warning("%s (this error came %d times since its last line)", text, known.count)
+            known.interval_s = min(LONGEST_COUNT_S, 2 * known.interval_s)
+            known.count, known.due = 0, self.clock() + known.interval_s
+
+
+@dataclass
+class _Repeated:
+    """An error that was logged: how often it came since, and when the next line is due."""
+
+    due: float
+    interval_s: float = FIRST_COUNT_S
+    count: int = 0
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _place(error: BaseException) -> tuple[type[BaseException], str, int]:
+    """The type of an error and where it was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return (type(error), "", 0) if trace is None else (type(error), trace.tb_frame.f_code.co_filename, trace.tb_lineno)

@@ -277,6 +277,7 @@ def _attempt(work: Callable[[], T]) -> T | ScoringError:
         return ScoringError(str(error))
     except CancelledError:
         return ScoringError("the rules were closed before they came to this episode")
-    except Exception as error:
-        logger.exception("scoring failed")
-        return ScoringError(reason_of(error))
+    except Exception as error:  # noqa: BLE001 - the worker logs it
+        failed = ScoringError(reason_of(error))
+        failed.__cause__ = error
+        return failed

@@ -28,6 +28,7 @@ import psutil
 from asyncrl import wire
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError, WireError
+from asyncrl.network.throttle import ErrorLogger
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.confined import limit_memory
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
@@ -236,10 +237,11 @@ def _serve(pipe: Connection, settings: Mapping[str, Any]) -> None:
         return
     limit_memory(_BACKSTOP * settings["rule_memory_mb"] << 20)
     _send(pipe, Message("ready"))
+    error_logger = ErrorLogger(logger)
     while True:
         request = pipe.recv_bytes()
         faulthandler.dump_traceback_later(settings["timeout_s"], exit=True)
-        reply = _score(rules, request, time.monotonic() + settings["timeout_s"])
+        reply = _score(rules, request, time.monotonic() + settings["timeout_s"], error_logger)
         faulthandler.cancel_dump_traceback_later()
         _send(pipe, reply)
 
@@ -258,7 +260,7 @@ def _load(settings: Mapping[str, Any]) -> RuleSet:
     return load_rules(ScoringConfig(rule=settings["rule"], rules=settings["rules"]), tokenizer)
 
 
-def _score(rules: RuleSet, request: wire.Buffer, deadline: float) -> Message:
+def _score(rules: RuleSet, request: wire.Buffer, deadline: float, error_logger: ErrorLogger) -> Message:
     message = wire.decode(wire.split(request), wire.MAX_LARGE_HEADER_BYTES)
     texts = {name: message.body[name] for name in ("answer", "full_answer", "response")}
     given = RuleInput(wire.read_task(message.body["row"]), wire.read_trajectory(message), deadline=deadline, **texts)
@@ -267,8 +269,9 @@ def _score(rules: RuleSet, request: wire.Buffer, deadline: float) -> Message:
     except ScoringError as error:
         return _failed(str(error))
     except Exception as error:
-        logger.exception("the rule failed on trajectory %s", given.trajectory.id)
-        return _failed(f"the rule raised {reason_of(error)}")
+        reason = f"the rule raised {reason_of(error)}"
+        error_logger.exception(f"trajectory {given.trajectory.id}: {reason}", error)
+        return _failed(reason)
     return Message("scores", 0, {"outcome": found.outcome, "total": found.total, "scores": dict(found.scores)})
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.config.schema.scoring import serves
 from asyncrl.errors import RefusedError, ScoringError, WireError
+from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.metrics import Metrics
 from asyncrl.replay.client import ReplayClient
 from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
@@ -55,6 +56,7 @@ class ScoringWorker:
         self._renewed = self._progressed = clock()
         self._stats = ScoringStats(clock(), config.guards)
         self._outages = Outages()
+        self._error_logger = ErrorLogger(logger)
         self._background = _Background(scorer)
 
     def run(self, stop: threading.Event) -> None:
@@ -128,7 +130,7 @@ class ScoringWorker:
                 self._stats.count(lease.trajectory, each)
 
     def _fail(self, lease: Lease, error: ScoringError | RefusedError | WireError) -> None:
-        logger.warning("trajectory %s was not scored: %s", lease.trajectory.id, error)
+        self._error_logger.exception(f"trajectory {lease.trajectory.id} was not scored: {error}", error)
         self._client.scoring_failed(lease.trajectory.id, str(error))
         self._stats.count_failure("failed" if isinstance(error, ScoringError) else "refused")
 

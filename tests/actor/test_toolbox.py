@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.parsing import MalformedCall
-from asyncrl.actor.toolbox import OpenTools, Toolbox, ToolLimits
+from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
+from asyncrl.actor.toolbox import OpenTools, Toolbox, ToolCounts, ToolLimits
 from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.errors import ToolError
 from asyncrl.types import ToolCall
 from tests.actor.fakes import make_ticket, make_tool
 
+UNKNOWN = '<tool_call>{"name": "dig", "arguments": {}}</tool_call>'
 LIMITS = ToolLimits(timeout_s=5.0, retries=2, max_chars=100)
 
 
@@ -89,10 +90,11 @@ def test_a_tool_that_fails_too_often_or_gives_no_text_fails_the_episode_and_is_r
 
 def test_a_refusal_and_a_malformed_call_are_texts_for_the_policy():
     cls, log = make_tool(failing(1, ToolRefusal("Error: not so.")))
-    answers, toolbox = use(cls, lambda tools: tools.answer([echo("a"), MalformedCall("Error: no JSON.")]))
-    assert answers == ["Error: not so.", "Error: no JSON."]
+    malformed = [MalformedCall("Error: no JSON."), *parse_tool_calls(UNKNOWN, {})]
+    answers, toolbox = use(cls, lambda tools: tools.answer([echo("a"), *malformed]))
+    assert answers == ["Error: not so.", "Error: no JSON.", "Error: there is no tool 'dig'; there are: ."]
     assert log.executed == ["a"]
-    assert (toolbox.counts.calls, toolbox.counts.refused, toolbox.counts.malformed) == (2, 1, 1)
+    assert toolbox.counts == ToolCounts(calls=3, refused=1, malformed=1, unknown=1)
 
 
 def test_calls_run_at_the_same_time_and_are_answered_in_their_order():

@@ -24,6 +24,7 @@ from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
 from asyncrl.actor.recorder import LimitError
 from asyncrl.config.imports import imported
 from asyncrl.errors import AsyncrlError, ConfigError, RefusedError
+from asyncrl.network.throttle import ErrorLogger
 from asyncrl.text import encodable, reason_of
 from asyncrl.types import Task
 
@@ -54,7 +55,13 @@ class AgentError(AsyncrlError):
 def load_agent(path: str) -> Agent:
     """The coroutine function at a dotted path. Raises ConfigError."""
     agent: Agent = imported(path, f"actor.agent={path}", "module.coroutine_function")
-    if not inspect.iscoroutinefunction(agent):
+    try:
+        inspect.signature(agent).bind(None, "", "")
+    except (TypeError, ValueError):
+        fits = False
+    else:
+        fits = inspect.iscoroutinefunction(agent)
+    if not fits:
         raise ConfigError(f"actor.agent={path}: it must be `async def agent(task, base_url, api_key)`")
     return agent
 
@@ -79,6 +86,7 @@ class AgentPlayer:
         self._host = host
         self._port = port
         self._endpoints: dict[str, EpisodeEndpoint] = {}
+        self._error_logger = ErrorLogger(log)
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/{ticket}/v1/chat/completions", self._chat_completions)
         app.router.add_get("/{ticket}/v1/models", self._models)
@@ -140,8 +148,7 @@ class AgentPlayer:
                 self.counts.abandoned += 1
             else:
                 endpoint.fault = error
-                unexpected = not isinstance(error, AsyncrlError)
-                log.warning("episode %s fails: %s", endpoint.episode.ticket.id, error, exc_info=unexpected)
+                self._error_logger.exception(f"episode {endpoint.episode.ticket.id} fails: {reason_of(error)}", error)
             return _error(503, str(error), "engine_error")
 
     async def _answer(self, episode: Episode, body: object) -> web.Response:

@@ -36,6 +36,7 @@ from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
+from asyncrl.network.throttle import ErrorLogger
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.folders import Weights, tensors_of
 from asyncrl.weights.threads import in_own_thread
@@ -72,6 +73,7 @@ class EmbeddedEngine:
         shape = model.config.get_text_config()
         self._cache = SlotCache(shape, config.slots, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
+        self._error_logger = ErrorLogger(logger)
         self._scheduler = Scheduler(config.slots, prefill_tokens or (512 if self._device.type == "cpu" else 8192))
         self._waiters: list[tuple[int, Future[None]]] = []
         self._sampled = 0
@@ -232,8 +234,9 @@ class EmbeddedEngine:
         try:
             self._advance(self._scheduler.plan())
         except Exception as error:
-            logger.exception("a forward pass failed; the requests in it end with an error")
-            self._scheduler.fail_all(EngineError(f"a forward pass failed: {error!r}"), waiting=False)
+            failed = EngineError(f"a forward pass failed: {error!r}")
+            self._error_logger.exception(f"the requests in a forward pass end: {failed}", error)
+            self._scheduler.fail_all(failed, waiting=False)
 
     def _advance(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
         complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]

@@ -399,11 +399,16 @@ async def my_agent(task: Task, base_url: str, api_key: str) -> None:
     """An agent to be found by its path."""
 
 
+async def agent_of_two(task: Task, base_url: str) -> None:
+    """An agent that cannot be called as episodes do."""
+
+
 def test_an_agent_is_found_by_its_path_and_refused_with_the_fix():
     assert load_agent("tests.actor.chat_api.test_agent.my_agent") is my_agent
     for path, reason in (
         ("nowhere.agent", "cannot be imported"),
         ("asyncrl.types.Task", "async def"),
+        ("tests.actor.chat_api.test_agent.agent_of_two", "async def"),
         ("x", "imported"),
     ):
         with pytest.raises(ConfigError, match=reason):
