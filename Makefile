@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help install test test-quick test-long test-wheel test-sglang test-vllm fuzz chaos check demo demo-sglang docs clean
 
 help:
-	@echo "make demo     train a tiny calculator policy end to end, and show what happened (8 minutes on 2 cores)"
+	@echo "make demo     train a tiny calculator policy end to end, and show what happened (3 minutes on 2 cores, once installed)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
 	@echo "make test     the tests, but for the next five (5 minutes on 2 cores)"
 	@echo "make test-quick  those of them that start nothing slow (1 minute)"

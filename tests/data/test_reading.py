@@ -51,6 +51,12 @@ def test_a_verl_row_becomes_a_task(tmp_path: Path) -> None:
     )
 
 
+def test_a_row_needs_only_messages_a_source_and_a_ground_truth(tmp_path: Path) -> None:
+    least = {"prompt": row()["prompt"], "data_source": "mine", "reward_model": {"ground_truth": ""}}
+    (task,) = TaskFile(written(tmp_path, least))
+    assert task == Task(id="mine/tasks/0", messages=least["prompt"], ground_truth="", data_source="mine")
+
+
 def test_verls_tools_kwargs_lose_only_the_nulls_that_parquet_adds(tmp_path: Path) -> None:
     first = {"calculator": {"create_kwargs": {"precision": 2}}}
     second = {"search": {"create_kwargs": {"engine": "local"}}}
