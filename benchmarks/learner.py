@@ -1,0 +1,270 @@
+"""How fast does the learner train, and how far is that from what the GPU can do?
+
+Qwen3 shapes with random weights, batches of given lengths, one rank, one update a step. Every token but the first of a
+sequence is the policy's. Times are medians of `--runs` steps after two others; the device is idle before and after each
+phase. Peak memory is the allocator's.
+
+MFU counts three forward passes: 2 FLOPs a token for each weight of the layers' matrices and of the head, and causal
+attention, of which one half is masked. It is divided by the rate of a large bf16 product that is measured in the same
+run. Recomputation and the proximal pass do not count as useful.
+
+`--ablate` measures each case again with one switch at a time as in `ABLATIONS`; `--set` changes options for all.
+
+    python -m benchmarks.learner --shapes 0.6B 4B --cases 8x2048 1x16384 heavy --ablate
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncrl.algorithms.batch import Episodes, Totals
+from asyncrl.algorithms.compose import Algorithm
+from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
+from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch, schedule
+from asyncrl.learner.policy import Policy, shard
+from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.trainer import Minibatch, Trainable, Trainer
+from asyncrl.modelling.attention import PACKED
+from asyncrl.types import BatchPlan, Finish, Labels, Role, Trajectory, Turn, runs_of
+from benchmarks.record import machine, write_result
+from benchmarks.shapes import SHAPES, Shape, make_model
+
+MICRO_TOKENS = 16384
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {
+    "model.recompute=true": {"model.recompute": True},
+    "algorithm.proximal=recompute": {"algorithm.proximal": "recompute"},
+}
+"""What each ablation changes, by its name in the table."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case under one configuration: the least seconds would flatter, so seconds are medians. Rates are those of
+    the phases without the proximal one, and of all of them."""
+
+    shape: str
+    case: str
+    changed: str
+    passes: int
+    tokens: int
+    seconds: Mapping[str, float]
+    tokens_per_s: float
+    mfu: float
+    mfu_with_proximal: float
+    peak_gb: float
+    first_step_s: float
+
+
+class Stopwatch:
+    """Seconds by phase, measured with an idle device at both ends of each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str, work: Callable[[], Any]) -> Any:
+        started = self._now()
+        result = work()
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started
+        return result
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+class Timed(Trainable[Policy]):
+    """Tells a stopwatch how long its updates take."""
+
+    watch: Stopwatch
+
+    def update(self, step: int) -> float:
+        norm: float = self.watch("update", lambda: super(Timed, self).update(step))
+        return norm
+
+
+def lengths_of(case: str) -> list[int]:
+    """`8x2048`: eight of 2,048 tokens. `heavy`: 131,072 tokens of a log-normal distribution, at most 16,384 each."""
+    if case != "heavy":
+        count, length = case.split("x")
+        return [int(length)] * int(count)
+    drawn = np.random.default_rng(0).lognormal(7.0, 1.1, 1000).clip(64, MICRO_TOKENS).astype(int)
+    chosen = drawn[drawn.cumsum() < 131_072].tolist()
+    return [*chosen, 131_072 - sum(chosen)]
+
+
+def useful_flops(shape: Shape, head_dim: int, lengths: Sequence[int]) -> float:
+    """FLOPs of three forward passes, with half of the attention masked."""
+    attention = head_dim * (2 * shape.heads + 2 * shape.kv_heads) * shape.hidden
+    matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate) + shape.hidden * shape.vocabulary
+    squares = sum(length * length for length in lengths)
+    return 3.0 * (2 * matrices * sum(lengths) + 2 * shape.layers * shape.heads * head_dim * squares)
+
+
+def peak_flops(device: torch.device) -> float:
+    """FLOP/s of a large product of random matrices in bfloat16 (float32 on the CPU), the median of many."""
+    size, runs, dtype = (8192, 20, torch.bfloat16) if device.type == "cuda" else (1024, 5, torch.float32)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    times = []
+    for _ in range(runs + 3):
+        watch = Stopwatch(device)
+        watch("product", lambda: left @ right)
+        times.append(watch.seconds["product"])
+    return 2 * size**3 / statistics.median(times[3:])
+
+
+def make_batch(lengths: Sequence[int], vocabulary: int, device: torch.device) -> tuple[BatchPlan, Episodes, LocalBatch]:
+    """One trajectory of random tokens for each length, in groups of two where their number is even."""
+    rng = np.random.default_rng(1)
+    group = 2 - len(lengths) % 2
+    made = [_trajectory(f"{index}", index // group, length, vocabulary, rng) for index, length in enumerate(lengths)]
+    plan = BatchPlan(
+        step=0,
+        version=1,
+        ids=[each.id for each in made],
+        group_ids=[each.group_id for each in made],
+        tokens=lengths,
+        sampled=[length - 1 for length in lengths],
+        weights=[1.0] * len(lengths),
+    )
+    labels = [Labels(each.id, reward=float(rng.random()), outcome=0.0, scorer="random") for each in made]
+    return plan, build_episodes(plan, labels, device), build_local_batch(range(len(made)), made, device)
+
+
+def _trajectory(name: str, group: int, length: int, vocabulary: int, rng: np.random.Generator) -> Trajectory:
+    sampled = np.arange(length) > 0
+    return Trajectory(
+        id=name,
+        task_id="task",
+        group_id=str(group),
+        member=0,
+        tokens=rng.integers(0, vocabulary, length, dtype=np.int32),
+        logprobs=np.where(sampled, -np.log(vocabulary), 0).astype(np.float32),
+        version_runs=runs_of(np.where(sampled, 0, -1).astype(np.int32)),
+        turns=(Turn(0, 1, Role.PROMPT), Turn(1, length, Role.ASSISTANT, "stop")),
+        steps=(),
+        finish=Finish.COMPLETED,
+    )
+
+
+def make_trainer(shape: str, options: Mapping[str, Any], ranks: Ranks) -> Trainer:
+    """A trainer of a policy with random weights; `options` are those of the configuration by their full names."""
+    sections: dict[str, dict[str, Any]] = {"model": {}, "algorithm": {}, "learner": {}}
+    for name, value in options.items():
+        section, key = name.split(".")
+        sections[section][key] = value
+    dtype = "bfloat16" if ranks.device.type == "cuda" else "float32"
+    config = ModelConfig(path="random", dtype=dtype, **sections["model"])
+    model = make_model(shape, torch.float32, ranks.device.type).eval()
+    model.set_attn_implementation(PACKED)
+    policy = Policy(model, 1.0)
+    shard(policy, policy.model, config, ranks)
+    learner = LearnerConfig(**sections["learner"])
+    algorithm = Algorithm.from_config(AlgorithmConfig(**sections["algorithm"]))
+    return Trainer(ranks, algorithm, Timed(policy, learner.lr, learner), None, None, threading.Event())
+
+
+def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], int, float, float]:
+    """Median seconds by phase, passes, peak memory in GB, and the seconds of the first step, which compiles."""
+    ranks, policy = trainer.ranks, trainer.policy
+    assert isinstance(policy, Timed)
+    lengths = lengths_of(case)
+    plan, episodes, batch = make_batch(lengths, policy.module.vocabulary, ranks.device)
+    (passes,) = schedule(lengths, 1, 1, max(MICRO_TOKENS, max(lengths)))
+    minibatches = [Minibatch(passes[0], Totals(sum(plan.sampled), len(lengths)))]
+    steps = []
+    for _ in range(runs + 2):
+        if ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        watch = policy.watch = Stopwatch(ranks.device)
+        prepared = watch("proximal", lambda: trainer.prepare(batch, episodes, minibatches))
+        watch("train", lambda prepared=prepared: trainer.learn(0, prepared, episodes, minibatches))
+        watch.seconds["forward_backward"] = watch.seconds.pop("train") - watch.seconds["update"]
+        steps.append(watch.seconds)
+    medians = {name: statistics.median(step[name] for step in steps[2:]) for name in steps[0]}
+    peak = torch.cuda.max_memory_allocated() / 1e9 if ranks.device.type == "cuda" else 0.0
+    return medians, len(passes[0]), peak, sum(steps[0].values())
+
+
+def rows(options: argparse.Namespace, ranks: Ranks, peak: float) -> Iterator[Row]:
+    """Each shape and case as it is, then under each ablation."""
+    changes = {"": {}, **(ABLATIONS if options.ablate else {})}
+    for shape in options.shapes:
+        sizes = SHAPES[shape]
+        for changed, change in changes.items():
+            trainer = make_trainer(shape, {**options.set, **change}, ranks)
+            for case in options.cases:
+                lengths = lengths_of(case)
+                seconds, passes, memory, first = measure(trainer, case, options.runs)
+                training = seconds["forward_backward"] + seconds["update"]
+                head_dim = trainer.policy.module.model.config.head_dim
+                mfu = useful_flops(sizes, head_dim, lengths) / training / peak
+                yield Row(
+                    shape,
+                    case,
+                    changed,
+                    passes,
+                    sum(lengths),
+                    seconds,
+                    sum(lengths) / training,
+                    mfu,
+                    mfu * training / (training + seconds["proximal"]),
+                    memory,
+                    first,
+                )
+            del trainer
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, value = text.split("=", 1)
+    words: dict[str, Any] = {"true": True, "false": False}
+    try:
+        return name, words[value] if value in words else float(value)
+    except ValueError:
+        return name, value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=["0.6B"], choices=list(SHAPES))
+    parser.add_argument("--cases", nargs="+", default=["8x2048", "1x16384", "heavy"], help="COUNTxLENGTH, or heavy")
+    parser.add_argument("--runs", type=int, default=5, help="measured steps")
+    parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="OPTION=VALUE")
+    parser.add_argument("--ablate", action="store_true", help="measure each of the ablations, too")
+    parser.add_argument("--name", default="", help="end of the result's file name")
+    options = parser.parse_args()
+    options.set = dict(options.set)
+    with joined() as ranks:
+        device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else machine()
+        peak = peak_flops(ranks.device)
+        print(f"{device}, products at {peak / 1e12:.4g} TFLOP/s, torch {torch.__version__}")
+        print(f"{'':36}{'tok/s':>8}{'MFU':>7}{'+prox':>7}{'prox s':>8}{'f+b s':>8}{'upd s':>7}{'GB':>7}{'first s':>8}")
+        found = []
+        for row in rows(options, ranks, peak):
+            times = [row.seconds[name] for name in ("proximal", "forward_backward", "update")]
+            print(
+                f"{f'{row.shape} {row.case} {row.changed}':36}{row.tokens_per_s:8.0f}{row.mfu:7.1%}"
+                f"{row.mfu_with_proximal:7.1%}{times[0]:8.3f}{times[1]:8.3f}{times[2]:7.3f}{row.peak_gb:7.1f}"
+                f"{row.first_step_s:8.1f}",
+                flush=True,
+            )
+            found.append(asdict(row))
+    settings = {**vars(options), "peak_flops": peak, "torch": torch.__version__}
+    write_result(f"learner-{ranks.device.type}{options.name}", {**settings, "rows": found}, device)
+
+
+if __name__ == "__main__":
+    main()
