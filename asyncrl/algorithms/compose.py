@@ -34,9 +34,10 @@ class Algorithm:
         self.kl_weight = parts.kl.weight
 
     @classmethod
-    def from_config(cls, config: AlgorithmConfig) -> Algorithm:
-        """Raises ConfigError: a name or parameter is wrong, or the parts do not go together."""
-        return cls(Composition.of(config))
+    def from_config(cls, config: AlgorithmConfig, updates: int = 1) -> Algorithm:
+        """The algorithm for a learner with so many updates a step. Raises ConfigError: a name or parameter is wrong, or
+        the parts do not go together."""
+        return cls(Composition.of(config, updates))
 
     @property
     def needs_proximal(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asyncrl.algorithms import registry
@@ -20,7 +20,7 @@ from asyncrl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Composition:
-    """Parts that go together."""
+    """Parts that go together. `proximal` is training where the training forward gives the proximal log-probs, too."""
 
     rewards: tuple[Reward, ...]
     advantage: Advantage
@@ -33,8 +33,8 @@ class Composition:
     entropy_weight: float
 
     @classmethod
-    def of(cls, config: AlgorithmConfig) -> Composition:
-        """The parts that the config names. Raises ConfigError."""
+    def of(cls, config: AlgorithmConfig, updates: int = 1) -> Composition:
+        """The parts that the config names, for a learner with so many updates a step. Raises ConfigError."""
         parts = cls(
             rewards=tuple(_build("reward", choice) for choice in config.reward),
             advantage=_build("advantage", config.advantage),
@@ -48,6 +48,8 @@ class Composition:
         )
         conflicts = (_weight_conflicts(parts), _proximal_conflicts(parts), _other_conflicts(parts, config))
         _refuse(text for found in conflicts for text in found)
+        if parts.proximal == "auto":
+            parts = replace(parts, proximal="training" if updates == 1 and not _early(parts) else "recompute")
         return parts
 
     @property
@@ -62,7 +64,7 @@ class Composition:
 
     def is_live(self, rule: Correction) -> bool:
         """Whether the rule is applied in every forward pass, not once before the updates."""
-        return rule.follows_policy or (self.proximal == "interpolate" and rule.uses_ratio)
+        return rule.follows_policy or (self.proximal in ("interpolate", "training") and rule.uses_ratio)
 
 
 def _weight_conflicts(parts: Composition) -> Iterator[str]:
@@ -79,7 +81,7 @@ def _weight_conflicts(parts: Composition) -> Iterator[str]:
 
 
 def _proximal_conflicts(parts: Composition) -> Iterator[str]:
-    setting, advantage, kl = f"algorithm.proximal={parts.proximal}", parts.advantage, parts.kl
+    setting, advantage = f"algorithm.proximal={parts.proximal}", parts.advantage
     by_ratio = [rule for rule in parts.corrections if rule.uses_ratio]
     if parts.proximal == "behaviour" and (by_ratio or advantage.uses_ratio):
         names = [rule.name for rule in by_ratio] or [advantage.name]
@@ -87,12 +89,17 @@ def _proximal_conflicts(parts: Composition) -> Iterator[str]:
             f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(names)} would do nothing: set "
             "algorithm.proximal=recompute, or algorithm.correction=[]"
         )
-    early = [rule.name for rule in by_ratio if rule.whole_batch]
-    early += [advantage.name] if advantage.uses_ratio else []
-    early += [parts.loss.name] if parts.loss.selects else []
-    early += [kl.name] if parts.has_kl and (kl.place == "reward" or kl.target) else []
-    if parts.proximal == "interpolate" and early:
+    if parts.proximal == "interpolate" and (early := _early(parts)):
         yield f"{setting} is known only in the forward pass, and {', '.join(early)} needs it before: use recompute"
+
+
+def _early(parts: Composition) -> list[str]:
+    """The names of the parts that need the proximal log-probs of the whole batch before the updates."""
+    early = [rule.name for rule in parts.corrections if rule.uses_ratio and rule.whole_batch]
+    early += [parts.advantage.name] if parts.advantage.uses_ratio else []
+    early += [parts.loss.name] if parts.loss.selects else []
+    early += [parts.kl.name] if parts.has_kl and (parts.kl.place == "reward" or parts.kl.target) else []
+    return early
 
 
 def _other_conflicts(parts: Composition, config: AlgorithmConfig) -> Iterator[str]:

@@ -65,7 +65,7 @@ def _check(parts: Composition, logprobs: Tensor, tokens: Tokens, entropy: Tensor
 
 def _pass(parts: Composition, logprobs: Tensor, tokens: Tokens) -> _Pass:
     view = View.of(tokens)
-    updates = _updates(logprobs, tokens, view)
+    updates = _updates(parts, logprobs, tokens, view)
     with torch.no_grad():
         ages = _ages(parts, updates, tokens)
         sums = age_sums(view, ages.log_w, tokens) | return_sums(view, tokens)
@@ -75,17 +75,19 @@ def _pass(parts: Composition, logprobs: Tensor, tokens: Tokens) -> _Pass:
         sums[f"masked/{name}"] = (ages.rejected >> bit & 1).count_nonzero().double()
     keep = ages.rejected == 0
     weights = None if ages.weights is None else ages.weights[keep]
-    return _Pass(view, _updates(logprobs, tokens, view.narrow(keep)), weights, sums)
+    return _Pass(view, _updates(parts, logprobs, tokens, view.narrow(keep)), weights, sums)
 
 
-def _updates(logprobs: Tensor, tokens: Tokens, view: View) -> Updates:
+def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: View) -> Updates:
     assert tokens.advantages is not None
     policy, behaviour = view.take(logprobs), view.take(tokens.behaviour)
-    if tokens.proximal is None:
+    if tokens.proximal is not None:
+        proximal = view.take(tokens.proximal)
+    elif parts.proximal == "training":
+        proximal = policy.detach()
+    else:
         assert tokens.lag is not None
         proximal = interpolated(behaviour, policy, view.take(tokens.lag))
-    else:
-        proximal = view.take(tokens.proximal)
     selected = None if tokens.selected is None else view.take(tokens.selected)
     return Updates(view, policy, proximal, behaviour, view.take(tokens.advantages), selected)
 

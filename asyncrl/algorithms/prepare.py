@@ -45,7 +45,7 @@ def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: View) -
         )
     needed = {
         "behaviour": True,
-        "proximal": parts.proximal != "interpolate",
+        "proximal": parts.proximal in ("recompute", "behaviour"),
         "lag": parts.proximal == "interpolate",
         "reference": parts.has_kl,
         "values": parts.advantage.needs_critic,

@@ -114,7 +114,7 @@ def train(
 ) -> None:
     """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the models or the checkpoints
     cannot be used."""
-    algorithm = Algorithm.from_config(config.algorithm)
+    algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
     temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
     policy = load_policy(config.model, temperature, ranks, length)
     implicit = _implicit(config, ranks)

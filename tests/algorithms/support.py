@@ -42,7 +42,8 @@ def make_config(**changes: Any) -> AlgorithmConfig:
 
 
 def make_algorithm(**changes: Any) -> Algorithm:
-    return Algorithm.from_config(make_config(**changes))
+    """The algorithm of `make_config`, for tokens that have proximal log-probs."""
+    return Algorithm.from_config(make_config(**{"proximal": "recompute", **changes}))
 
 
 def make_episodes(reward: Sequence[float], group: Sequence[int], **changes: Any) -> Episodes:

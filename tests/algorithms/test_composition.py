@@ -104,6 +104,27 @@ def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message
         Algorithm.from_config(make_config(**changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "updates", "needed"),
+    [
+        ({}, 1, False),
+        ({}, 2, True),
+        ({"correction": ["mask", "veto", ("reject", {"high": 1.0}), "opsm"]}, 1, False),
+        ({"correction": ["m2po"]}, 1, True),
+        ({"correction": ["truncate", "normalise"]}, 1, True),
+        ({"advantage": "vtrace", "correction": []}, 1, True),
+        ({"loss": "kl_cov"}, 1, True),
+        ({"kl": ("k3", {"target": 0.01})}, 1, True),
+        ({"kl": "k3"}, 1, False),
+        ({"proximal": "recompute"}, 1, True),
+    ],
+)
+def test_auto_computes_proximal_log_probs_first_only_where_something_needs_them_before_the_update(
+    changes, updates, needed
+):
+    assert Algorithm.from_config(make_config(**changes), updates).needs_proximal == needed
+
+
 def test_sequence_level_losses_go_with_sequence_level_corrections():
     for correction in (SEQUENCE, [("truncate", {"level": "geometric"}), "veto", ("reject", {"high": 1.0})], []):
         make_algorithm(loss="gspo", correction=correction)

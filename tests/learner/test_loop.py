@@ -46,6 +46,23 @@ def test_every_step_publishes_one_version_and_reports_its_metrics(whole: tuple[R
     assert run.metrics.of("update/kl") == pytest.approx(dict.fromkeys(range(6), 0), abs=1e-7)
 
 
+@pytest.mark.parametrize("correction", ["truncate", "mask", "reject"])
+def test_the_training_forward_gives_the_same_bits_as_a_proximal_pass(
+    model: Path, ranks: Ranks, tmp_path: Path, correction: str
+):
+    final = []
+    for proximal in ("recompute", "auto"):
+        config = make_config(model, tmp_path / proximal, steps=3)
+        bounds = {"reject": {"high": 3.0}, "mask": {"low": 0.01, "high": 20.0}}
+        config.algorithm.correction = [PartConfig(correction, bounds.get(correction, {}))]
+        config.algorithm.proximal = proximal
+        final.append(Run(config).train(ranks))
+    assert_weights_equal(final[0].final, final[1].final)
+    keep = ("loss", "grad_norm", "masked/any", "weight/mean", "mismatch/kl")
+    assert [final[0].metrics.of(name) for name in keep] == [final[1].metrics.of(name) for name in keep]
+    assert 0 <= max(final[0].metrics.of("masked/any").values()) < 1
+
+
 def test_the_exported_folder_holds_the_last_weights(whole: tuple[Run, Path]):
     run, folder = whole
     exported = AutoModelForCausalLM.from_pretrained(folder / "model")

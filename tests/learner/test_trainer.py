@@ -39,6 +39,7 @@ class Setup:
 
     def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
         config.actor.temperature = TEMPERATURE
+        config.algorithm.proximal = "recompute"
         self.algorithm = Algorithm.from_config(config.algorithm)
         self.policy = Recorded(load_policy(config.model, TEMPERATURE, ranks, 64), config.learner.lr, config.learner)
         self.trainer = Trainer(ranks, self.algorithm, self.policy, None, None, threading.Event())

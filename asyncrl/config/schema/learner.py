@@ -66,7 +66,11 @@ class AlgorithmConfig:
         [PartConfig("truncate", {"level": "token", "cap": 2.0})],
         "importance corrections from the behaviour to the proximal policy, in this order",
     )
-    proximal: str = option("recompute", "proximal log-probs", choices=("recompute", "interpolate", "behaviour"))
+    proximal: str = option(
+        "auto",
+        "proximal log-probs; auto: recompute, unless the training forward gives the same ones in time",
+        choices=("auto", "recompute", "interpolate", "behaviour"),
+    )
     kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")
     aggregation: PartConfig = option(PartConfig("token-mean"), "how the losses of tokens become one number")
     entropy_weight: float = option(0.0, "weight of the entropy bonus")
