@@ -37,7 +37,12 @@ def again_group(number: int) -> str:
 
 
 def evaluation_group(version: int, row: int) -> str:
-    return f"{EVALUATION}{version}-{row:06d}"
+    return f"{evaluation_prefix(version)}{row:06d}"
+
+
+def evaluation_prefix(version: int) -> str:
+    """How the ids of the evaluation of a version begin."""
+    return f"{EVALUATION}{version}-"
 
 
 def ticket_id(group: str, member: int, attempt: int) -> str:

@@ -1,7 +1,8 @@
-"""The Parquet columns of an exported run, derived from the fields of `types` and of the store's records.
+"""The Parquet columns of an exported run, derived from the fields of `types`, of the store's records and of `episodes`.
 
-An exported run is a folder of three files: one row for each trajectory, batch plan and dead letter. docs/replay.md
-lists the columns. They are the same for every run of this format.
+An exported run is a folder of tables: a row for each trajectory, step, batch plan and dead letter. docs/replay.md lists
+the columns. They are the same for every run of this format. Values are numbers, texts, or lists of these, so that
+every reader of Parquet has a type for them; what has a structure of its own is JSON text.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from asyncrl.replay.records import DeadLetter, TrajectoryRecord
+from asyncrl.inspect.episodes import EpisodeRow, StepRow, answer, prompt
+from asyncrl.inspect.run import Decode
+from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.types import BatchPlan, Labels, Trajectory, runs_of
+from asyncrl.types import BatchPlan, Finish, Labels, Step, Trajectory, Turn, runs_of
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Column(NamedTuple):
@@ -41,22 +45,20 @@ def column_of(kind: Any) -> Column:
     if origin is np.ndarray:
         dtype = np.dtype(get_args(inner[1])[0])
         return Column(pa.list_(pa.from_numpy_dtype(dtype)), _as_it_is, partial(_array, dtype=dtype), is_array=True)
-    if origin is Mapping and inner[1] is float:
-        return Column(pa.map_(pa.string(), pa.float64()), lambda values: list(values.items()), dict)
+    if origin is UnionType:
+        return column_of(inner[0])
     if origin is Mapping:
-        # A struct has all fields of its column, and the arguments of tools differ: hence JSON text.
         return Column(pa.string(), json.dumps, json.loads)
-    if origin in (tuple, Sequence):
-        part, made = column_of(inner[0]), tuple if origin is tuple else list
+    if origin is tuple and issubclass(inner[0], tuple):
         return Column(
-            pa.list_(part.type), lambda values: [*map(part.write, values)], lambda row: made(map(part.read, row))
+            pa.string(),
+            lambda values: json.dumps([each._asdict() for each in values]),
+            lambda text: tuple(inner[0](**each) for each in json.loads(text)),
         )
+    if origin is Sequence:
+        return Column(pa.list_(column_of(inner[0]).type), list, list)
     if issubclass(kind, StrEnum):
         return Column(pa.string(), str, kind)
-    if issubclass(kind, tuple):
-        parts = columns_of(kind)
-        struct = pa.struct({name: column.type for name, column in parts.items()})
-        return Column(struct, partial(row_of, parts), lambda row: kind(**values_of(parts, row)))
     return Column(_SCALARS[kind], _as_it_is, _as_it_is)
 
 
@@ -89,34 +91,63 @@ def schema_of(*parts: Columns) -> pa.Schema:
     return pa.schema({name: column.type for columns in parts for name, column in columns.items()})
 
 
-_TRAJECTORY = columns_of(Trajectory, but=["version_runs"])
+def _parallel(field: str, noun: type) -> dict[str, Column]:
+    """A list for each field of the nouns in the tuple `field`."""
+
+    def lists(name: str, column: Column) -> Column:
+        return Column(
+            pa.list_(column.type),
+            lambda nouns: [column.write(getattr(each, name)) for each in nouns],
+            lambda values: map(column.read, values),
+        )
+
+    return {f"{field}_{name}": lists(name, column) for name, column in columns_of(noun).items()}
+
+
+_EPISODE = columns_of(EpisodeRow)
+_TEXTS = {"prompt": column_of(str), "answer": column_of(str)}
+_SPANS: Mapping[str, type] = {"turns": Turn, "steps": Step}
+_IN_SPANS = {field: _parallel(field, noun) for field, noun in _SPANS.items()}
+_TRAJECTORY = columns_of(Trajectory, but=["id", "group_id", "member", "finish", "tokens", "version_runs", *_SPANS])
 _BY_TOKEN = {"loss_mask": column_of(NDArray[np.bool_]), "versions": column_of(NDArray[np.int32])}
-_LABELS = columns_of(Labels, but=["trajectory_id"])
-_IN_TRAJECTORY = ("group", "member", "tokens", "sampled", "reward", "outcome")
-_RECORD = columns_of(TrajectoryRecord, but=["table", "leased", *_IN_TRAJECTORY])
+_TOKENS = {"token_ids": column_of(NDArray[np.int32])}
+_LABELS = columns_of(Labels, but=["trajectory_id", "reward", "outcome"])
+_IN_BOTH = tuple(_EPISODE.keys() & get_type_hints(TrajectoryRecord).keys() - {"state"})
+_RECORD = columns_of(TrajectoryRecord, but=["table", "leased", "group", "state", "last_plan", *_IN_BOTH])
 PLAN = columns_of(BatchPlan)
+STEP = columns_of(StepRow)
 DEAD_LETTER = columns_of(DeadLetter, but=["table", "order", "size"])
 
-TRAJECTORIES = schema_of(_TRAJECTORY, _BY_TOKEN, _LABELS, _RECORD)
+_DATA = (_TRAJECTORY, *_IN_SPANS.values(), _TOKENS, _BY_TOKEN)
+TRAJECTORIES = schema_of(_EPISODE, _RECORD, _TEXTS, *_DATA, _LABELS)
 PLANS = schema_of(PLAN)
+STEPS = schema_of(STEP)
 DEAD_LETTERS = schema_of({"id": column_of(str)}, DEAD_LETTER)
-_ARRAYS = [name for each in (_TRAJECTORY, _BY_TOKEN, _LABELS) for name, column in each.items() if column.is_array]
+_ARRAYS = [name for each in (*_DATA, _LABELS) for name, column in each.items() if column.is_array]
 
 
-def trajectory_batch(stored: Sequence[StoredTrajectory]) -> pa.RecordBatch:
-    """Rows of `TRAJECTORIES` for trajectories whose data is there. Columns of labels are null where there are none."""
-    rows = [
-        {
-            **row_of(_TRAJECTORY, each.trajectory),
-            **row_of(_BY_TOKEN, each.trajectory),
-            **(dict.fromkeys(_LABELS) if each.labels is None else row_of(_LABELS, each.labels)),
-            **row_of(_RECORD, each.facts),
-        }
-        for each in stored
-    ]
+def trajectory_batch(stored: Sequence[StoredTrajectory], decode: Decode | None = None) -> pa.RecordBatch:
+    """Rows of `TRAJECTORIES` for trajectories that have a record. What is not stored of one is null, and texts are null
+    without `decode`."""
+    rows = [_row(each, decode) for each in stored]
     return pa.RecordBatch.from_arrays(
-        [pa.array([row[field.name] for row in rows], field.type) for field in TRAJECTORIES], schema=TRAJECTORIES
+        [pa.array([row.get(field.name) for row in rows], field.type) for field in TRAJECTORIES], schema=TRAJECTORIES
     )
+
+
+def _row(stored: StoredTrajectory, decode: Decode | None) -> dict[str, Any]:
+    facts, trajectory, labels = stored.facts, stored.trajectory, stored.labels
+    assert facts is not None
+    row = {**row_of(_EPISODE, EpisodeRow.of(stored.id, facts)), **row_of(_RECORD, facts)}
+    if labels is not None:
+        row |= {**row_of(_LABELS, labels), "reward": labels.reward, "outcome": labels.outcome}
+    if trajectory is None:
+        return row
+    for field, columns in _IN_SPANS.items():
+        row |= {name: column.write(getattr(trajectory, field)) for name, column in columns.items()}
+    if decode is not None:
+        row |= {"prompt": prompt(trajectory, decode), "answer": answer(trajectory, decode)}
+    return row | {**row_of(_TRAJECTORY, trajectory), **row_of(_BY_TOKEN, trajectory), "token_ids": trajectory.tokens}
 
 
 def read_trajectories(batch: pa.RecordBatch) -> list[StoredTrajectory]:
@@ -131,16 +162,35 @@ def read_trajectories(batch: pa.RecordBatch) -> list[StoredTrajectory]:
 
 
 def _stored(row: Mapping[str, Any]) -> StoredTrajectory:
-    runs = runs_of(_BY_TOKEN["versions"].read(row["versions"]))
-    trajectory = Trajectory(**values_of(_TRAJECTORY, row), version_runs=runs)
-    labels = None if row["reward"] is None else Labels(trajectory.id, **values_of(_LABELS, row))
+    shared: dict[str, Any] = {name: _MISSING.get(name) if row[name] is None else row[name] for name in _IN_BOTH}
     facts = TrajectoryRecord(
-        trajectory.group_id,
-        trajectory.member,
-        len(trajectory),
-        trajectory.sampled_tokens,
+        row["group_id"],
+        state=TrajectoryState(row["state"]),
+        last_plan=-1 if row["step"] is None else row["step"],
+        **shared,
         **values_of(_RECORD, row),
-        reward=labels.reward if labels else 0.0,
-        outcome=labels.outcome if labels else 0.0,
     )
-    return StoredTrajectory(facts, trajectory, labels, None)
+    labels = None
+    if row["scorer"] is not None:
+        labels = Labels(row["id"], row["reward"], row["outcome"], **values_of(_LABELS, row))
+    return StoredTrajectory(row["id"], facts, None if row["task_id"] is None else _trajectory(row), labels, None)
+
+
+_MISSING = {"lag": -1, "reward": 0.0, "outcome": 0.0}
+
+
+def _trajectory(row: Mapping[str, Any]) -> Trajectory:
+    spans: dict[str, Any] = {
+        field: tuple(map(noun, *(column.read(row[name]) for name, column in _IN_SPANS[field].items())))
+        for field, noun in _SPANS.items()
+    }
+    return Trajectory(
+        row["id"],
+        group_id=row["group_id"],
+        member=row["member"],
+        finish=Finish(row["finish"]),
+        tokens=_TOKENS["token_ids"].read(row["token_ids"]),
+        version_runs=runs_of(_BY_TOKEN["versions"].read(row["versions"])),
+        **spans,
+        **values_of(_TRAJECTORY, row),
+    )

@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,24 +23,28 @@ from rich.progress import MofNCompleteColumn, Progress
 from asyncrl.config.commands import command_name
 from asyncrl.errors import AsyncrlError, ConfigError, RefusedError
 from asyncrl.inspect import changes, episode
-from asyncrl.inspect.run import InspectedRun, LiveReplay, decoder, find, ids_as_text
+from asyncrl.inspect.episodes import SORT_KEYS, answer, list_episodes, required_plan, step_row
+from asyncrl.inspect.run import Decode, InspectedRun, LiveReplay, decoder, find, ids_as_text
 from asyncrl.inspect.status import StatusSample, describe, sample
-from asyncrl.inspect.table import dead_letter_table, describe_dead_letters, status_table
+from asyncrl.inspect.table import dead_letter_table, describe_dead_letters, episode_table, status_table, step_view
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun
 
 EXAMPLES = """examples:
-  asyncrl inspect status --run runs/NAME              watch it; Ctrl-C ends
-  asyncrl inspect show t000000012.3.0 --run runs/NAME
-  asyncrl inspect export --to DIR --run runs/NAME     Parquet for pandas, polars and duckdb
-  asyncrl inspect import --from DIR --to STORE        and back; then: asyncrl inspect show ID --store STORE
-  asyncrl inspect requeue --all --run runs/NAME
-docs/replay.md describes them.
+  asyncrl inspect status runs/NAME                watch it; Ctrl-C ends
+  asyncrl inspect list runs/NAME --sort reward    one line an episode, the best first
+  asyncrl inspect step runs/NAME 5                the best and the worst of a learner step
+  asyncrl inspect show runs/NAME t000000012.3.0   one episode, turn by turn
+  asyncrl inspect export runs/NAME --to DIR       Parquet for pandas, polars and duckdb
+  asyncrl inspect import --from DIR --to STORE    and back; then: asyncrl inspect show ID --store STORE
+  asyncrl inspect requeue runs/NAME --all
+RUN is the folder of a run or its name. docs/replay.md describes the subcommands.
 """
 SAMPLES = 6
 """Rates are those since the oldest of so many samples."""
 SUGGESTIONS = 8
+WIDE = 300
 
 
 def main() -> None:
@@ -64,7 +69,8 @@ def parser() -> ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
     run = ArgumentParser(add_help=False)
-    run.add_argument("--run", help="folder of the run, such as runs/NAME, or its name")
+    run.add_argument("named", nargs="?", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
+    run.add_argument("--run", help="the same as an option")
     run.add_argument("--store", help="folder of its store instead, such as runs/NAME/replay or an imported one")
     run.add_argument(
         "--endpoint",
@@ -77,6 +83,12 @@ def parser() -> ArgumentParser:
     run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")
     plain = ArgumentParser(add_help=False, parents=[run])
     plain.add_argument("--json", action="store_true", help="print JSON for programs")
+    tokenizer = ArgumentParser(add_help=False)
+    tokenizer.add_argument("--tokenizer", metavar="DIR", help="tokenizer, where the run's own is gone")
+    state = ArgumentParser(add_help=False)
+    state.add_argument(
+        "--state", action="append", default=[], help="only those in this state, such as evicted; may be repeated"
+    )
 
     def add(name: str, act: Callable[[Namespace], int], meaning: str, *parents: ArgumentParser) -> ArgumentParser:
         command = commands.add_parser(name, parents=parents, help=meaning)
@@ -86,13 +98,21 @@ def parser() -> ArgumentParser:
     command = add("status", status, "rates, depths, lags, leases and disk, live", plain)
     command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
     command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
-    command = add("show", show, "one episode, turn by turn", plain)
+    command = add("list", list_rows, "one line an episode", plain, state)
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, help="only those that this learner step trains")
+    which.add_argument("--evaluation", type=int, metavar="VERSION", help="only held-out ones of this policy version")
+    command.add_argument("--sort", choices=SORT_KEYS, help="the largest first; without it the newest ids first")
+    command.add_argument("--reverse", action="store_true", help="the smallest, or the oldest ids, first")
+    command.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many (20); 0: all")
+    command = add("step", step, "a learner step: its best and its worst episodes, and how they end", plain, tokenizer)
+    command.add_argument("step", type=int, metavar="STEP", help="its number")
+    command.add_argument("--best", type=int, default=3, metavar="N", help="so many of the best and of the worst (3)")
+    command = add("show", show, "one episode, turn by turn", plain, tokenizer)
     command.add_argument("id", metavar="ID", help="its id, such as t000000012.3.0")
-    command.add_argument("--tokenizer", metavar="DIR", help="tokenizer, where the run's own is gone")
     add("dead-letters", dead_letters, "attempts that were given up, and why", plain)
-    command = add("export", export, "all trajectories, plans and dead letters to Parquet", run)
+    command = add("export", export, "all episodes, steps, plans and dead letters to Parquet", run, state, tokenizer)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
-    command.add_argument("--state", action="append", default=[], help="only those in this state, such as trained")
     command = add("import", import_back, "an exported run to a new store")
     command.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder of the export")
     command.add_argument("--to", type=Path, required=True, metavar="STORE", help="folder of the store to make")
@@ -101,9 +121,8 @@ def parser() -> ArgumentParser:
         ("discard", changes.discard, "forget dead letters; the run must be running"),
     ):
         command = add(name, change_dead_letters, meaning, run)
-        which = command.add_mutually_exclusive_group(required=True)
-        which.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
-        which.add_argument("--all", action="store_true", help="every dead letter")
+        command.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
+        command.add_argument("--all", action="store_true", help="every dead letter")
         command.set_defaults(change=change)
     command = add("skip-plan", skip_plan, "make a step train nothing, if its training fails every time", run)
     command.add_argument("step", type=int, metavar="STEP", help="the step, as the learner's error names it")
@@ -119,7 +138,9 @@ def _opened(arguments: Namespace) -> Iterator[tuple[InspectedRun, StoredRun]]:
 
 
 def _run(arguments: Namespace) -> InspectedRun:
-    return find(arguments.run, arguments.store, arguments.endpoint, arguments.keys)
+    if arguments.named and (arguments.run or arguments.store):
+        raise ConfigError(f"the run is named twice: leave out {arguments.named}, or --run and --store")
+    return find(arguments.named or arguments.run, arguments.store, arguments.endpoint, arguments.keys)
 
 
 def status(arguments: Namespace) -> int:
@@ -151,6 +172,65 @@ def _views(folder: Path, live: LiveReplay, stored: StoredRun, interval: float) -
         time.sleep(interval)
 
 
+def list_rows(arguments: Namespace) -> int:
+    """A line an episode."""
+    _check_states(arguments.state)
+    with _opened(arguments) as (_, stored):
+        rows = list_episodes(
+            stored,
+            step=arguments.step,
+            evaluation=arguments.evaluation,
+            states=arguments.state,
+            sort=arguments.sort,
+            reverse=arguments.reverse,
+            limit=arguments.limit or None,
+        )
+    if arguments.json:
+        _print_json([asdict(row) for row in rows])
+        return 0
+    console = _wide_console()
+    console.print(episode_table(rows) if rows else "no such episodes")
+    if len(rows) == arguments.limit:
+        console.print(f"the first {len(rows)}; --limit N shows more, --limit 0 all", style="dim")
+    return 0
+
+
+def step(arguments: Namespace) -> int:
+    """A learner step, with the ends of its best and worst episodes."""
+    with _opened(arguments) as (run, stored):
+        summary = step_row(stored, required_plan(stored, arguments.step))
+        rows = list_episodes(stored, step=arguments.step, sort="reward")
+        best, worst = rows[: arguments.best], rows[max(arguments.best, len(rows) - arguments.best) :][::-1]
+        decode = decoder(run, arguments.tokenizer)
+        parts = {
+            name: [(row, _answer(stored, row.id, decode)) for row in part]
+            for name, part in (("best", best), ("worst", worst))
+        }
+    if arguments.json:
+        found = {name: [{**asdict(row), "answer": text} for row, text in part] for name, part in parts.items()}
+        _print_json({**asdict(summary), **found})
+    else:
+        Console().print(step_view(summary, parts), soft_wrap=True)
+    return 0
+
+
+def _answer(stored: StoredRun, name: str, decode: Decode) -> str | None:
+    trajectory = stored.trajectory(name)
+    return None if trajectory is None else answer(trajectory, decode)
+
+
+def _check_states(states: Sequence[str]) -> None:
+    unknown = sorted(set(states) - set(TrajectoryState))
+    if unknown:
+        raise ConfigError(f"--state {unknown[0]}: use one of {', '.join(TrajectoryState)}")
+
+
+def _wide_console() -> Console:
+    """A console whose lines have room for a whole row where they go into a file or a pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDE)
+
+
 def show(arguments: Namespace) -> int:
     """One episode."""
     name = arguments.id
@@ -160,9 +240,9 @@ def show(arguments: Namespace) -> int:
             raise RefusedError(f"there is no trajectory {name}; {_others(stored, name)}")
     decode = decoder(run, arguments.tokenizer) if record.trajectory else ids_as_text
     if arguments.json:
-        _print_json(episode.describe(name, record, decode))
+        _print_json(episode.describe(record, decode))
     else:
-        Console().print(episode.readable(name, record, decode), soft_wrap=True)
+        Console().print(episode.readable(record, decode), soft_wrap=True)
     return 0
 
 
@@ -176,15 +256,15 @@ def export(arguments: Namespace) -> int:
     """Write a run to Parquet."""
     from asyncrl.inspect.parquet import export_run
 
-    unknown = sorted(set(arguments.state) - set(TrajectoryState))
-    if unknown:
-        raise ConfigError(f"--state {unknown[0]}: use one of {', '.join(TrajectoryState)}")
+    _check_states(arguments.state)
     with (
-        _opened(arguments) as (_, stored),
-        _progress("exporting", sum(stored.each(Transaction.count, "data"))) as progress,
+        _opened(arguments) as (run, stored),
+        _progress("exporting", sum(stored.each(Transaction.count, "facts"))) as progress,
     ):
-        rows, planned = export_run(stored, arguments.to, arguments.state, progress), stored.steps()
-    sys.stdout.write(f"wrote {rows} trajectories and {planned} plans to {arguments.to}\n")
+        decode = decoder(run, arguments.tokenizer)
+        texts = None if decode is ids_as_text else decode
+        rows, planned = export_run(stored, arguments.to, arguments.state, progress, decode=texts), stored.steps()
+    sys.stdout.write(f"wrote {rows} trajectories and {planned} steps to {arguments.to}\n")
     return 0
 
 
@@ -218,6 +298,11 @@ def dead_letters(arguments: Namespace) -> int:
 
 def change_dead_letters(arguments: Namespace) -> int:
     """Requeue or discard dead letters; status 1 where one was refused."""
+    # Beside --run or --store, all that is named is an id.
+    if arguments.named and (arguments.run or arguments.store):
+        arguments.ids, arguments.named = [arguments.named, *arguments.ids], None
+    if bool(arguments.ids) == arguments.all:
+        raise ConfigError("name dead letters by their ids, or all by --all")
     with _opened(arguments) as (run, stored):
         names = [name for name, _ in stored.dead_letters()] if arguments.all else arguments.ids
         live = LiveReplay(run, stored, arguments.wait)

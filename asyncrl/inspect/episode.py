@@ -28,11 +28,11 @@ GOOD, BAD = 0.66, 0.33
 ARRAYS = ("tokens", "logprobs", "version_runs")
 
 
-def describe(name: str, record: StoredTrajectory, decode: Decode) -> dict[str, Any]:
+def describe(record: StoredTrajectory, decode: Decode) -> dict[str, Any]:
     """The episode as plain values: its record, labels, and turns with their text, tokens, versions and steps."""
     trajectory, scores = record.trajectory, step_scores(record.labels)
     values: dict[str, Any] = {
-        "id": name,
+        "id": record.id,
         "facts": record.facts and structs.asdict(record.facts),
         "letter": record.dead_letter and structs.asdict(record.dead_letter),
         "labels": record.labels,
@@ -72,17 +72,17 @@ def versions(trajectory: Trajectory, start: int, end: int) -> dict[int, int]:
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def readable(name: str, record: StoredTrajectory, decode: Decode) -> RenderableType:
+def readable(record: StoredTrajectory, decode: Decode) -> RenderableType:
     """The episode for a terminal."""
-    parts: list[RenderableType] = [_head(name, record)]
+    parts: list[RenderableType] = [_head(record)]
     if record.trajectory is not None:
         parts += turns(record.trajectory, record.labels, decode)
     return Group(*parts)
 
 
-def _head(name: str, record: StoredTrajectory) -> Table:
+def _head(record: StoredTrajectory) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
-    for key, value in {"id": name, **_facts(record), **_labels(record.labels)}.items():
+    for key, value in {"id": record.id, **_facts(record), **_labels(record.labels)}.items():
         if value:
             table.add_row(Text(key, "dim"), Text(printable(value)))
     return table
@@ -95,11 +95,12 @@ def _facts(record: StoredTrajectory) -> dict[str, str]:
         planned = f", last planned for step {facts.last_plan}" if facts.plans else ""
         found["group"] = f"{facts.group}, member {facts.member}"
         found["state"] = f"{facts.state}{planned}"
+        found["reason"] = "" if letter else facts.reason
         found["tokens"] = f"{facts.tokens}, of which {facts.sampled} sampled, by version {facts.oldest} or newer"
     if letter is not None:
         found["dead letter"] = f"attempt {letter.attempt + 1}: {letter.reason}"
     if trajectory is None:
-        gone = "gone; replay.retention=all keeps what is trained"
+        gone = "gone; replay.retention=all keeps it"
         return {**found, "text": gone if facts else "none, the episode failed"}
     return {
         **found,

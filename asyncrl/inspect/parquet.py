@@ -23,12 +23,16 @@ from asyncrl.inspect.columns import (
     FORMAT,
     PLAN,
     PLANS,
+    STEP,
+    STEPS,
     TRAJECTORIES,
     read_trajectories,
     row_of,
     trajectory_batch,
     values_of,
 )
+from asyncrl.inspect.episodes import step_row
+from asyncrl.inspect.run import Decode
 from asyncrl.machine.files import partial_name
 from asyncrl.replay.counters import COUNTERS
 from asyncrl.replay.records import DeadLetter
@@ -40,7 +44,8 @@ from asyncrl.wire import encode, join, labels_message, trajectory_message
 Progress = Callable[[int], None]
 """Takes the number of trajectories that were handled since the last call."""
 
-TRAJECTORIES_FILE, PLANS_FILE, DEAD_LETTERS_FILE = "trajectories.parquet", "plans.parquet", "dead_letters.parquet"
+TRAJECTORIES_FILE, STEPS_FILE = "trajectories.parquet", "steps.parquet"
+PLANS_FILE, DEAD_LETTERS_FILE = "plans.parquet", "dead_letters.parquet"
 METADATA = b"asyncrl"
 GROUP_TOKENS, GROUP_ROWS = 1 << 20, 4096
 """A row group ends with so many tokens or rows."""
@@ -55,11 +60,13 @@ def export_run(
     states: Collection[str] = (),
     progress: Progress = lambda _: None,
     group_tokens: int = GROUP_TOKENS,
+    decode: Decode | None = None,
 ) -> int:
     """Write a run to `folder`, which must be new; returns how many trajectories.
 
-    With `states` it writes only trajectories in one of them. It skips trajectories whose data is gone. All plans and
-    dead letters are written. Raises StoreError: the folder exists.
+    With `states` it writes only trajectories in one of them. Of those whose data is gone it writes the record. With
+    `decode` it writes the texts of prompts and answers. All steps, plans and dead letters are written. Raises
+    StoreError: the folder exists.
     """
     with _new_folder(folder) as partial:
         rows = 0
@@ -67,13 +74,18 @@ def export_run(
         schema = TRAJECTORIES.with_metadata({METADATA: json.dumps(about)})
         with pq.ParquetWriter(partial / TRAJECTORIES_FILE, schema, compression="zstd") as writer:
             for group in _row_groups(stored, states, progress, group_tokens):
-                writer.write_batch(trajectory_batch(group))
+                writer.write_batch(trajectory_batch(group, decode))
                 rows += len(group)
-        with pq.ParquetWriter(partial / PLANS_FILE, PLANS, compression="zstd") as writer:
+        with (
+            pq.ParquetWriter(partial / PLANS_FILE, PLANS, compression="zstd") as plan_writer,
+            pq.ParquetWriter(partial / STEPS_FILE, STEPS, compression="zstd") as step_writer,
+        ):
             for start in range(0, stored.steps(), PLANS_A_GROUP):
                 steps = range(start, min(start + PLANS_A_GROUP, stored.steps()))
-                plans = [row_of(PLAN, plan) for plan in map(stored.plan, steps) if plan is not None]
-                writer.write_table(pa.Table.from_pylist(plans, PLANS))
+                plans = [plan for plan in map(stored.plan, steps) if plan is not None]
+                plan_writer.write_table(pa.Table.from_pylist([row_of(PLAN, plan) for plan in plans], PLANS))
+                summaries = [row_of(STEP, step_row(stored, plan)) for plan in plans]
+                step_writer.write_table(pa.Table.from_pylist(summaries, STEPS))
         with pq.ParquetWriter(partial / DEAD_LETTERS_FILE, DEAD_LETTERS, compression="zstd") as writer:
             letters = [{"id": name, **row_of(DEAD_LETTER, letter)} for name, letter in stored.dead_letters()]
             writer.write_table(pa.Table.from_pylist(letters, DEAD_LETTERS))
@@ -85,14 +97,13 @@ def _row_groups(
 ) -> Iterator[list[StoredTrajectory]]:
     group: list[StoredTrajectory] = []
     tokens = 0
-    for name in stored.ids():
+    for name, facts in stored.records():
         progress(1)
-        record = stored.record(name)
-        # A running replay may have released it meanwhile.
-        if record.trajectory is None or record.facts is None or (states and record.facts.state not in states):
+        if states and facts.state not in states:
             continue
+        record = stored.record(name)
         group.append(record)
-        tokens += len(record.trajectory)
+        tokens += 0 if record.trajectory is None else len(record.trajectory)
         if tokens >= group_tokens or len(group) == GROUP_ROWS:
             yield group
             group, tokens = [], 0
@@ -159,11 +170,11 @@ def _fill(store: Store, source: Path, progress: Progress) -> int:
 
 
 def _put(tx: Transaction, stored: StoredTrajectory) -> None:
-    assert stored.trajectory is not None
     assert stored.facts is not None
-    name = stored.trajectory.id
+    name = stored.id
     stored.facts.save(tx, name)
-    tx.put_bytes("data", name, join(encode(trajectory_message(stored.trajectory))))
+    if stored.trajectory is not None:
+        tx.put_bytes("data", name, join(encode(trajectory_message(stored.trajectory))))
     if stored.labels is not None:
         tx.put_bytes("labels", name, join(encode(labels_message(stored.labels))))
 

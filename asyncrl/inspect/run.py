@@ -46,12 +46,12 @@ def find(run: str | None, store: str | None, endpoints: Sequence[str] = (), keys
     configuration. Raises ConfigError: neither is named; StoreError: it does not exist.
     """
     if run is None and store is None:
-        raise ConfigError(f"name the run by --run, or its store by --store{_known_runs()}")
+        raise ConfigError(f"name the run, such as runs/NAME, or its store by --store{_known_runs()}")
     named = Path(run or "")
     in_runs = len(named.parts) == 1 and not named.is_dir()
     folder = Path(store) if store is not None else (RUNS / named if in_runs else named) / "replay"
     if not folder.is_dir():
-        raise StoreError(f"there is no store {folder}: name a run by --run runs/NAME{_known_runs()}")
+        raise StoreError(f"there is no store {folder}: name a run, such as runs/NAME{_known_runs()}")
     path = folder.parent / CONFIG_FILE
     config = read_config(path) if folder.name == "replay" and path.is_file() else None
     if config is not None:
@@ -141,13 +141,13 @@ def decoder(run: InspectedRun, path: str | None) -> Decode:
     if path is not None:
         return _load(path, trust_remote_code=False)
     if run.config is None:
-        log.warning("token ids are shown: there is no configuration of the run; name a tokenizer by --tokenizer")
+        log.warning("token ids instead of text: there is no configuration of the run; name a tokenizer by --tokenizer")
         return ids_as_text
     exported, model = run.folder.parent / "model", run.config.model
     try:
         return _load(str(exported) if exported.is_dir() else model.path, model.trust_remote_code)
     except ConfigError as error:
-        log.warning("token ids are shown: %s", error)
+        log.warning("token ids instead of text: %s", error)
         return ids_as_text
 
 

@@ -1,4 +1,4 @@
-"""Tables for a terminal: the status of a replay, and dead letters."""
+"""Tables for a terminal: the status of a replay, episodes, a learner step, and dead letters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.replay.records import DeadLetter
 
 WORKERS_SHOWN = 16
+SHOWN_CHARACTERS = 300
 MIB = 1 << 20
 
 
@@ -36,6 +38,67 @@ def dead_letter_table(letters: Sequence[tuple[str, DeadLetter]]) -> Table:
         failed_in = "scoring" if letter.scoring else "episode"
         table.add_row(name, failed_in, str(letter.attempt + 1), Text(printable(letter.reason)))
     return table
+
+
+def episode_table(rows: Iterable[EpisodeRow]) -> Table:
+    """A line an episode."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "state", "step"):
+        table.add_column(column, header_style="dim", no_wrap=True)
+    for column in ("reward", "outcome", "lag", "tokens", "turns", "seconds"):
+        table.add_column(column, header_style="dim", justify="right", no_wrap=True)
+    for column in ("finish", "data source", "reason"):
+        table.add_column(column, header_style="dim", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        numbers = (row.reward, row.outcome, row.lag, row.tokens, row.turns, row.seconds)
+        texts = (row.finish, row.data_source, row.reason)
+        table.add_row(
+            row.id,
+            row.state,
+            _number(row.step),
+            *map(_number, numbers),
+            *(Text(" ".join(printable(text).split())) for text in texts),
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def step_view(step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str | None]]]) -> RenderableType:
+    """A learner step, then the episodes of each part by its name, each with the end of what the policy wrote last; None
+    if its data is gone."""
+    head = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "step": f"{step.step}, at version {step.version}",
+        "skipped": step.skipped,
+        "episodes": f"{step.episodes} in {step.groups} groups, {step.truncated} truncated",
+        "tokens": f"{step.tokens}, of which {step.sampled} sampled",
+        "reward": f"{step.reward_mean:.4g} on average, from {step.reward_min:.4g} to {step.reward_max:.4g}",
+        "outcome": f"{step.outcome_mean:.4g} on average",
+        "lag": f"{step.lag_mean:.3g} on average, at most {step.lag_max}",
+        "turns": f"{step.turns_mean:.3g} on average",
+        "seconds": f"{step.seconds_mean:.3g} on average",
+    }
+    for key, value in rows.items():
+        if value:
+            head.add_row(Text(key, "dim"), Text(printable(value)))
+    lines: list[RenderableType] = [head]
+    for name, part in parts.items():
+        lines.append(Text(f"\n{name}", "bold"))
+        for row, end in part:
+            numbers = {"reward": row.reward, "outcome": row.outcome, "lag": row.lag, "turns": row.turns}
+            lines.append(Text("   ".join((row.id, *(f"{key} {_number(numbers[key])}" for key in numbers), row.finish))))
+            lines.append(Text(f"  {_ending(end)}", "dim" if end is None else "green"))
+    return Group(*lines)
+
+
+def _ending(text: str | None) -> str:
+    if text is None:
+        return "its text is gone; replay.retention=all keeps it"
+    cut = "..." if len(text) > SHOWN_CHARACTERS else ""
+    return cut + printable(text[-SHOWN_CHARACTERS:]).replace("\n", "\n  ")
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
@@ -110,7 +173,8 @@ def _oldest_ticket(ticket: Mapping[str, Any] | None) -> str:
 def _disk(disk: Mapping[str, Any]) -> str:
     live, file, high_water = disk["live_bytes"], disk["file_bytes"], disk["high_water_bytes"]
     limit = f", tickets stop at {high_water / MIB:.0f} MiB ({live / high_water:.1%} used)" if high_water else ""
-    return f"disk            {live / MIB:.1f} MiB in use of {file / MIB:.1f} MiB on disk{limit}"
+    full = "; raise replay.max_store_gb, or set another replay.retention" if high_water and live > high_water else ""
+    return f"disk            {live / MIB:.1f} MiB in use of {file / MIB:.1f} MiB on disk{limit}{full}"
 
 
 def _reader(reader: Mapping[str, Any]) -> str:

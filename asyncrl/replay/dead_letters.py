@@ -14,6 +14,7 @@ class DeadLetters:
     def __init__(self, settings: ReplaySettings) -> None:
         self._max_count = settings.max_dead_letters
         self._max_bytes = settings.max_dead_letter_bytes
+        self._keeps_episodes = settings.keeps_all
 
     def add(self, tx: Transaction, ticket: str, dead: DeadLetter) -> None:
         """Keep a dead letter, with its episode if that is stored; where there are too many, the oldest are dropped."""
@@ -25,7 +26,7 @@ class DeadLetters:
             oldest = tx.first("burials", str)
             if oldest is None:
                 return
-            self.discard(tx, oldest[1])
+            self.retire(tx, oldest[1])
             tx.add("dead_letters_dropped")
 
     def get(self, tx: Transaction, ticket: str) -> DeadLetter:
@@ -39,6 +40,14 @@ class DeadLetters:
         """Forget a dead letter and its episode. Raises RefusedError: there is no such dead letter."""
         self.remove(tx, ticket)
         forget(tx, ticket)
+
+    def retire(self, tx: Transaction, ticket: str) -> None:
+        """Forget a dead letter, and its episode if the run does not keep all."""
+        self.remove(tx, ticket)
+        if self._keeps_episodes:
+            tx.add("kept_untrained")
+        else:
+            forget(tx, ticket)
 
     def remove(self, tx: Transaction, ticket: str) -> None:
         """Forget that an attempt was given up, but keep its episode. Raises RefusedError as `get` does."""

@@ -16,12 +16,14 @@ from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.records import (
     THROWN_AWAY,
+    UNTRAINED,
     DeadLetter,
     GroupRecord,
     TicketRecord,
     TrajectoryRecord,
     TrajectoryState,
     forget,
+    shorten,
 )
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
@@ -62,10 +64,8 @@ class OpenGroups:
         if not admission.admits(size, tx.counter("committed"), tx.counter("version")):
             return False
         if tx.live_bytes() > self._settings.high_water_bytes:
-            self._full.say(
-                "raise replay.max_store_gb, or have less kept (replay.retention, learner.checkpoint_every, "
-                "learner.keep_checkpoints)"
-            )
+            less = "replay.retention" if self._settings.keeps_all else "learner.checkpoint_every and keep_checkpoints"
+            self._full.say(f"raise replay.max_store_gb, or have less kept ({less}), then resume the run")
             return False
         name, row = self._next(tx)
         tx.add("committed", size * admission.uses)
@@ -109,19 +109,20 @@ class OpenGroups:
         group.save(tx, name)
         if group.attempts[member] >= self._settings.max_attempts:
             self._dropped.say(f"{name}, since member {member} failed too often, at last: {reason}")
-            self.close(tx, name, TrajectoryState.DROPPED)
+            self.close(tx, name, TrajectoryState.DROPPED, f"member {member} failed too often, at last: {reason}")
         else:
             self._offer(tx, group.ids(name)[member], name, member, urgent=True)
 
-    def close(self, tx: Transaction, name: str, end: TrajectoryState) -> None:
-        """Close a group: its trajectories reach the state `end`, its open tickets end, and the uses that admission
-        promised to it and training did not take are given back. What arrives for it later is counted as late."""
+    def close(self, tx: Transaction, name: str, end: TrajectoryState, reason: str = "") -> None:
+        """Close a group: its trajectories reach the state `end` for a `reason`, its open tickets end, and the uses that
+        admission promised to it and training did not take are given back. What arrives for it later is counted as
+        late."""
         group = GroupRecord.load(tx, name)
         if group is None:
             return
         tx.delete("groups", name)
         for trajectory in group.ids(name):
-            self._end(tx, trajectory, end)
+            self._end(tx, trajectory, end, shorten(reason))
             self.withdraw(tx, trajectory)
         if group.training and end in THROWN_AWAY:
             tx.add("committed", -len(group.attempts) * (self._settings.admission.uses - group.sampled))
@@ -129,7 +130,7 @@ class OpenGroups:
         if not group.training and end is TrajectoryState.DROPPED:
             evaluation.count_task(tx, group.version, None)
 
-    def _end(self, tx: Transaction, name: str, end: TrajectoryState) -> None:
+    def _end(self, tx: Transaction, name: str, end: TrajectoryState, reason: str) -> None:
         record = TrajectoryRecord.load(tx, name)
         if record is None or record.state is TrajectoryState.DEAD:
             return
@@ -142,9 +143,22 @@ class OpenGroups:
         if end in THROWN_AWAY:
             tx.add("tokens_thrown_away", record.sampled)
         tx.add(end)
-        record.state = end
+        record.state, record.reason = end, reason
         record.save(tx, name)
-        forget(tx, name)
+        if self._settings.keeps_all:
+            tx.add("kept_untrained")
+        else:
+            forget(tx, name)
+
+    def forget_untrained(self, tx: Transaction) -> None:
+        """Forget the untrained trajectories that are there only because the run kept all until now."""
+        if self._settings.keeps_all or not tx.counter("kept_untrained"):
+            return
+        for name in [key.decode() for key in tx.keys("data")]:
+            state = TrajectoryRecord.of(tx, name).state
+            if state in UNTRAINED and DeadLetter.load(tx, name) is None:
+                forget(tx, name)
+        tx.set("kept_untrained", 0)
 
     def release(self, tx: Transaction, name: str, record: TrajectoryRecord) -> None:
         """Count a trajectory as trained, once no plan will name it any more and checkpoints cover those that do."""

@@ -21,7 +21,14 @@ from asyncrl.replay.failure_limit import FailureLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Reply
-from asyncrl.replay.records import DeadLetter, GroupRecord, ReadyGroup, TrajectoryRecord, TrajectoryState
+from asyncrl.replay.records import (
+    DeadLetter,
+    GroupRecord,
+    ReadyGroup,
+    TrajectoryRecord,
+    TrajectoryState,
+    shorten,
+)
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
 from asyncrl.types import Labels
@@ -152,10 +159,11 @@ class Labelling:
         tx.put_bytes("labels", name, *join_parts(frames))
         group = GroupRecord.of(tx, record.group)
         record.scored, record.leased, record.attempts = record.scored + record.leased, 0, 0
+        record.reward, record.outcome = labels.reward, labels.outcome
         if record.scored < len(self._needs(group)):
             self.offer(tx, name, record, group, urgent=not group.training)
             return
-        record.state, record.reward, record.outcome = TrajectoryState.LABELLED, labels.reward, labels.outcome
+        record.state = TrajectoryState.LABELLED
         record.save(tx, name)
         tx.add("labelled")
         group.labelled[record.member] = True
@@ -182,7 +190,7 @@ class Labelling:
         reason = self._settings.filters.reason(members)
         if reason is not None:
             tx.add(f"filtered/{reason}")
-            self._groups.close(tx, name, TrajectoryState.FILTERED)
+            self._groups.close(tx, name, TrajectoryState.FILTERED, reason)
             return
         spread = float(np.std([member.reward for member in members]))
         tx.append("ready", ReadyGroup(name, min(member.oldest for member in members), spread))
@@ -201,7 +209,7 @@ class Labelling:
             self.offer(tx, request.id, record, GroupRecord.of(tx, record.group), urgent=False)
 
     def _give_up(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str) -> None:
-        record.state = TrajectoryState.DEAD
+        record.state, record.reason = TrajectoryState.DEAD, shorten(f"scoring: {reason}")
         record.save(tx, name)
         if GroupRecord.of(tx, record.group).training:
             tx.add(TrajectoryState.DEAD)
@@ -222,7 +230,7 @@ class Labelling:
             over = "ran a held-out task, whose evaluation" if held_out else "was in a plan that was skipped: its group"
             raise RefusedError(f"{ticket} {over} is over; discard it")
         tx.append("again", dead.row)
-        self._dead_letters.discard(tx, ticket)
+        self._dead_letters.retire(tx, ticket)
         return "task"
 
     def _reinstate(self, tx: Transaction, ticket: str, dead: DeadLetter) -> bool:
@@ -238,7 +246,7 @@ class Labelling:
         group.attempts[dead.member] = dead.attempt
         group.save(tx, dead.group)
         record = TrajectoryRecord.of(tx, ticket)
-        record.attempts = record.leased = 0
+        record.attempts, record.leased, record.reason = 0, 0, ""
         if group.training:
             tx.add(TrajectoryState.DEAD, -1)
         self.offer(tx, ticket, record, group, urgent=True)

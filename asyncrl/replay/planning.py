@@ -18,6 +18,7 @@ from asyncrl.replay.records import (
     TrajectoryRecord,
     TrajectoryState,
     forget,
+    shorten,
 )
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
@@ -105,9 +106,18 @@ class Planning:
             if ready.oldest < self._settings.oldest_allowed(version):
                 tx.delete("ready", order)
                 group = GroupRecord.of(tx, ready.name)
+                for name in group.ids(ready.name):
+                    self._age(tx, name, version)
                 if self._settings.reissue_evicted and not group.sampled:
                     tx.append("again", group.row)
-                self._groups.close(tx, ready.name, TrajectoryState.EVICTED)
+                reason = f"sampled by version {ready.oldest}: too old for version {version} (replay.max_lag)"
+                self._groups.close(tx, ready.name, TrajectoryState.EVICTED, reason)
+
+    def _age(self, tx: Transaction, name: str, version: int) -> None:
+        record = TrajectoryRecord.of(tx, name)
+        if not record.plans:
+            record.lag = version - record.oldest
+            record.save(tx, name)
 
     def _record(self, tx: Transaction, step: int, chosen: Sequence[tuple[bytes, ReadyGroup, float]]) -> BatchPlan:
         """Record the plan of the chosen groups: each has its order in `ready` and its importance weight."""
@@ -128,6 +138,7 @@ class Planning:
         tx.put("plans", step, plan)
         for name, record, _ in entries:
             record.state, record.plans, record.last_plan = TrajectoryState.PLANNED, record.plans + 1, step
+            record.lag = plan.version - record.oldest
             record.save(tx, name)
         for order, ready, _ in chosen:
             self._use(tx, order, ready.name)
@@ -178,7 +189,7 @@ class Planning:
         """Take a trajectory out of a plan; whether it is dead now, since no other plan names it."""
         record.plans -= 1
         if not record.plans:
-            record.state = TrajectoryState.DEAD
+            record.state, record.reason = TrajectoryState.DEAD, shorten(reason)
             tx.add(TrajectoryState.DEAD)
             group = GroupRecord.load(tx, record.group)
             attempt = attempt_of(name)
@@ -192,7 +203,7 @@ class Planning:
         for order, ready in list(tx.items("ready", ReadyGroup)):
             if ready.name in names:
                 tx.delete("ready", order)
-                self._groups.close(tx, ready.name, TrajectoryState.DROPPED)
+                self._groups.close(tx, ready.name, TrajectoryState.DROPPED, "its group was in a plan that was skipped")
 
     def checkpointed(self, tx: Transaction, steps: int, kept: int) -> None:
         """A checkpoint covers the first `steps` steps: what they trained is released, once. What every kept checkpoint

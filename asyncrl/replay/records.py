@@ -29,7 +29,11 @@ class TrajectoryState(StrEnum):
 
 LIVE = (TrajectoryState.WAITING, TrajectoryState.LEASED, TrajectoryState.LABELLED, TrajectoryState.PLANNED)
 ENDS = tuple(state for state in TrajectoryState if state not in LIVE)
+UNTRAINED = tuple(state for state in ENDS if state is not TrajectoryState.TRAINED)
 THROWN_AWAY = (TrajectoryState.EVICTED, TrajectoryState.FILTERED, TrajectoryState.DROPPED)
+
+
+MAX_REASON = 200
 
 
 class Record(Struct, array_like=True):
@@ -51,16 +55,29 @@ class Record(Struct, array_like=True):
         """Every record with its key, in the order of the keys."""
         return [(key.decode(), value) for key, value in tx.items(cls.table, cls)]
 
+    @classmethod
+    def page(cls, tx: Transaction, prefix: str, after: str, count: int, backwards: bool) -> list[tuple[str, Self]]:
+        """The next `count` records whose keys begin with `prefix`, behind the key `after` or, if that is empty, from
+        the first on; `backwards`, before it or from the last on."""
+        return [(name, cls.of(tx, name)) for name in tx.page(cls.table, after, count, prefix, backwards)]
+
     def save(self, tx: Transaction, key: Key) -> None:
         tx.put(self.table, key, self)
+
+
+def shorten(reason: str) -> str:
+    """A reason as trajectories keep it for good."""
+    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
 
 
 class TrajectoryRecord(Record):
     """What is known of a trajectory for good.
 
     `oldest` is the oldest version that sampled a token of it. `scored` kinds of scores are done, `leased` more are
-    with a scorer, after `attempts`. `plans` counts the plans that name it, `last_plan` is the newest of them, and
-    `trained` counts those that a checkpoint covers.
+    with a scorer, after `attempts`. `reward` and `outcome` mean nothing before the first score. `plans` counts the
+    plans that name it, `last_plan` is the newest of them, and `trained` counts those that a checkpoint covers. `lag` is
+    that at its newest plan or at its eviction; -1 before. `turns` counts the policy's own, `seconds` is the length of
+    the episode, and `reason` says why it was evicted, filtered, dropped or given up.
     """
 
     table = "facts"
@@ -78,6 +95,12 @@ class TrajectoryRecord(Record):
     plans: int = 0
     last_plan: int = -1
     trained: int = 0
+    lag: int = -1
+    turns: int = 0
+    finish: str = ""
+    seconds: float = 0.0
+    data_source: str = ""
+    reason: str = ""
 
 
 class GroupRecord(Record):

@@ -72,6 +72,7 @@ class ReplayService:
                 "this store was imported: read it, or train from it by replay.source=; it cannot be served"
             )
         self._pin(tx)
+        self._groups.forget_untrained(tx)
         self._tickets.resume(tx)
         self._scorers.resume(tx)
         self._limits[EPISODES].resume(tx.counter("accepted") + tx.counter("accepted_evaluations"))

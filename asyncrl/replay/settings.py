@@ -26,7 +26,7 @@ class ReplaySettings:
       trajectories none is taken, so that labels, plans and releases still find room.
     - With `greedy_sibling` the first member of every group is sampled greedily.
     - `needs` gives the kinds of scores that a task of a data source passes through.
-    - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps them all.
+    - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps all, trained or not.
     - An actor may hold a ticket for `longest_episode_s`.
     - At most `max_dead_letters` are kept, and with their episodes at most `max_dead_letter_bytes`.
     - So many failures that `max_failure_share` is reached end the run, see `failure_limit`.
@@ -79,6 +79,11 @@ class ReplaySettings:
         """The oldest version of a token that may be trained at `version`."""
         return version - self.admission.max_lag
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether trajectories stay in the store whatever becomes of them."""
+        return math.isinf(self.keep_steps)
+
     def first_kept(self, released_steps: int) -> int:
         """The first step whose trajectories are kept, once the first `released_steps` are covered by a checkpoint."""
-        return 0 if math.isinf(self.keep_steps) else max(0, released_steps - int(self.keep_steps))
+        return 0 if self.keeps_all else max(0, released_steps - int(self.keep_steps))

@@ -14,7 +14,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -178,12 +178,20 @@ class Transaction:
         for key in self._raw.cursor(db=self._tables[table]).iternext(values=False):
             yield bytes(key)
 
-    def page(self, table: str, after: str, count: int) -> list[str]:
-        """The next `count` keys behind `after`, in order."""
-        cursor = self._raw.cursor(db=self._tables[table])
-        if not cursor.set_range(after.encode() + b"\0"):
+    def page(self, table: str, after: str, count: int, prefix: str = "", backwards: bool = False) -> list[str]:
+        """The next `count` keys that begin with `prefix`, in order, behind `after` or, if that is empty, from the first
+        on. `backwards`: before `after` or from the last on."""
+        cursor, begin = self._raw.cursor(db=self._tables[table]), prefix.encode()
+        if backwards:
+            behind = after.encode() or begin + b"\xff"  # No text has this byte.
+            there = cursor.prev() if cursor.set_range(behind) else cursor.last()
+            keys = cursor.iterprev(values=False)
+        else:
+            there = cursor.set_range(after.encode() + b"\0" if after else begin)
+            keys = cursor.iternext(values=False)
+        if not there:
             return []
-        return [bytes(key).decode() for key in islice(cursor.iternext(values=False), count)]
+        return [bytes(key).decode() for key in islice(takewhile(lambda key: bytes(key).startswith(begin), keys), count)]
 
     def holders(self, table: str) -> dict[str, int]:
         """The keys of a multiple table, and how many values each has."""

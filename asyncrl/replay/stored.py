@@ -31,6 +31,7 @@ class StoredTrajectory:
     """All that is stored of one trajectory. Its data and labels are gone once it was released or thrown away;
     `dead_letter` says why it is dead."""
 
+    id: str
     facts: TrajectoryRecord | None
     trajectory: Trajectory | None
     labels: Labels | None
@@ -92,6 +93,25 @@ class StoredRun:
             yield from page
             after = page[-1]
 
+    def records(self, prefix: str = "", backwards: bool = False) -> Iterator[tuple[str, TrajectoryRecord]]:
+        """The ids that begin with `prefix`, in order, with the records of their trajectories."""
+        shards = (self._records(shard, prefix, backwards) for shard in self._shards)
+        return heapq.merge(*shards, key=itemgetter(0), reverse=backwards)
+
+    def _records(self, shard: StoreReader, prefix: str, backwards: bool) -> Iterator[tuple[str, TrajectoryRecord]]:
+        after = ""
+        while page := self._read(shard, TrajectoryRecord.page, prefix, after, PAGE, backwards):
+            yield from page
+            after = page[-1][0]
+
+    def is_recorded(self, name: str) -> bool:
+        """Whether a trajectory of this id was ever stored."""
+        return self._read(self._shard_of(name), TrajectoryRecord.load, name) is not None
+
+    def facts(self, names: Sequence[str]) -> list[TrajectoryRecord]:
+        """The records of trajectories that are there. Raises StoreError: one is gone."""
+        return [self._read(self._shard_of(name), TrajectoryRecord.of, name) for name in names]
+
     def trajectory(self, name: str) -> Trajectory | None:
         """A trajectory, if its data is still there."""
         return self._read(self._shard_of(name), _trajectory, name)
@@ -140,7 +160,7 @@ def _labels(tx: Transaction, name: str) -> Labels | None:
 
 def _record(tx: Transaction, name: str) -> StoredTrajectory:
     return StoredTrajectory(
-        TrajectoryRecord.load(tx, name), _trajectory(tx, name), _labels(tx, name), DeadLetter.load(tx, name)
+        name, TrajectoryRecord.load(tx, name), _trajectory(tx, name), _labels(tx, name), DeadLetter.load(tx, name)
     )
 
 

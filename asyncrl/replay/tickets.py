@@ -15,7 +15,7 @@ from asyncrl.replay.protocol import GetTickets
 from asyncrl.replay.records import GroupRecord, TicketRecord, TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
-from asyncrl.types import Purpose, Ticket, Trajectory
+from asyncrl.types import Purpose, Role, Ticket, Trajectory
 from asyncrl.wire import TASKS_BYTES, Buffer, join_parts, task_bytes
 
 TICKETS_A_REPLY = 256
@@ -169,6 +169,10 @@ class TicketQueue:
             len(trajectory),
             trajectory.sampled_tokens,
             trajectory.oldest_version,
+            turns=sum(turn.role is Role.ASSISTANT for turn in trajectory.turns),
+            finish=trajectory.finish,
+            seconds=sum(trajectory.timings.values()),
+            data_source=self._settings.task(group).data_source,
         )
         self._backoff.succeeded(EPISODES)
         self._limit.succeeded(name)

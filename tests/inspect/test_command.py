@@ -38,7 +38,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 
 def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
     write_config(Path("runs/mine"), replay_port=6)
-    for where in (["--run", "runs/mine"], ["--run", "mine"], ["--store", "runs/mine/replay"]):
+    for where in (["runs/mine"], ["mine"], ["--run", "runs/mine"], ["--run", "mine"], ["--store", "runs/mine/replay"]):
         code, out, _ = call("status", "--json", *where)
         status = json.loads(out)
         assert code == 0
@@ -49,7 +49,7 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "fix"),
     [
-        (["status"], "name the run by --run, or its store by --store; there are runs/mine"),
+        (["status"], "name the run, such as runs/NAME, or its store by --store; there are runs/mine"),
         (["status", "--run", "old"], "another version of asyncrl"),
         (["status", "--run", "yours"], "there is no store runs/yours/replay: name a run"),
         (["show", "t000000000.9.0", "--run", "mine"], "do you mean t000000000.0.0"),
@@ -58,6 +58,11 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         (["export", "--to", "out", "--state", "tired", "--run", "mine"], "use one of waiting, leased"),
         (["import", "--from", "runs", "--to", "store"], "no run that `asyncrl inspect export` wrote"),
         (["requeue", "--all", "--run", "mine"], "no replay serves runs/mine/replay: start the run"),
+        (["requeue", "mine", "t000000002.0.0"], "no replay serves runs/mine/replay: start the run"),
+        (["requeue", "t000000002.0.0", "--run", "mine"], "no replay serves runs/mine/replay: start the run"),
+        (["requeue", "mine"], "name dead letters by their ids, or all by --all"),
+        (["status", "mine", "--run", "mine"], "the run is named twice"),
+        (["list", "mine", "--step", "3"], "step 3 has no recorded batch; the run has no batch yet"),
     ],
 )
 def test_an_error_names_its_fix_and_ends_with_status_1(call: Call, arguments: list[str], fix: str) -> None:
@@ -82,7 +87,7 @@ def test_an_episode_is_shown_as_text_by_the_runs_own_tokenizer_and_as_ids_withou
 
 
 def test_an_exported_run_is_imported_and_shown(call: Call) -> None:
-    assert call("export", "--run", "mine", "--to", "out")[1] == "wrote 4 trajectories and 0 plans to out\n"
+    assert call("export", "--run", "mine", "--to", "out")[1] == "wrote 4 trajectories and 0 steps to out\n"
     assert call("import", "--from", "out", "--to", "store")[1] == "imported 4 trajectories to store\n"
     there, back = (
         json.loads(call("show", "t000000000.0.0", "--json", *where)[1])
@@ -90,6 +95,46 @@ def test_an_exported_run_is_imported_and_shown(call: Call) -> None:
     )
     assert there == back
     assert len(json.loads(call("dead-letters", "--json", "--store", "store")[1])) == 1
+
+
+def test_a_list_has_a_line_an_episode_in_the_order_and_of_the_states_that_were_asked_for(call: Call) -> None:
+    def listed(*arguments: str) -> list[str]:
+        code, out, _ = call("list", "mine", "--json", *arguments)
+        assert code == 0
+        return [row["id"] for row in json.loads(out)]
+
+    first, second, third, last = (f"t00000000{group}.{member}.0" for group in range(2) for member in range(2))
+    failed = "t000000002.0.0"
+    assert listed() == [failed, last, third, second, first]
+    assert listed("--reverse", "--limit", "2") == [first, second]
+    assert listed("--sort", "reward", "--limit", "0") == [last, third, second, first, failed]
+    assert listed("--sort", "reward", "--reverse", "--limit", "1") == [first]
+    assert listed("--state", "dead") == [failed]
+    assert listed("--state", "labelled", "--sort", "time") == [last, third, second, first]
+    assert listed("--evaluation", "0") == []
+    out = call("list", "--run", "mine", "--limit", "2")[1].splitlines()
+    assert out[1].split() == [failed, "dead", *"-------", "broken"]
+    assert out[2].split() == [last, "labelled", "-", "0.375", "0.1875", "-", "12", "2", "0.225", "completed", "test"]
+    assert out[3] == "the first 2; --limit N shows more, --limit 0 all"
+
+
+def test_a_step_shows_its_best_and_worst_episodes_and_how_they_end(call: Call) -> None:
+    core = make_run(Path("runs/mine"))
+    assert core.plan(0) is not None
+    core.store.close()
+    out = call("step", "mine", "0", "--best", "1")[1]
+    assert "reward    0.1875 on average, from 0 to 0.375" in out
+    assert [" ".join(line.split()) for line in out.split("best\n")[1].splitlines() if line] == [
+        "t000000001.1.0 reward 0.375 outcome 0.1875 lag 0 turns 2 completed",
+        "9 10 11",
+        "worst",
+        "t000000000.0.0 reward 0 outcome 0 lag 0 turns 2 completed",
+        "9 10 11",
+    ]
+    assert [row["id"] for row in json.loads(call("list", "mine", "--step", "0", "--json")[1])] == [
+        f"t00000000{group}.{member}.0" for group in (1, 0) for member in (1, 0)
+    ]
+    assert [each["answer"] for each in json.loads(call("step", "mine", "0", "--json")[1])["worst"]] == ["9 10 11 "]
 
 
 def test_dead_letters_are_a_table_or_json(call: Call) -> None:

@@ -38,7 +38,7 @@ def as_letters(ids: list[int]) -> str:
 
 
 def shown(record: StoredTrajectory) -> str:
-    return printed(episode.readable(NAME, record, as_letters))
+    return printed(episode.readable(record, as_letters))
 
 
 def test_turns_have_heads_and_text_with_each_score_at_the_end_of_its_step(record: StoredTrajectory) -> None:
@@ -90,7 +90,7 @@ def test_colours_are_those_of_the_loss_mask(record: StoredTrajectory) -> None:
 
 
 def test_plain_values_survive_json_and_hold_every_turn(record: StoredTrajectory) -> None:
-    values = json.loads(json.dumps(episode.describe(NAME, record, as_letters)))
+    values = json.loads(json.dumps(episode.describe(record, as_letters)))
     trajectory = values["trajectory"]
     assert [turn["text"] for turn in trajectory["turns"]] == ["abc", "defg", "hi", "jkl"]
     assert trajectory["turns"][1]["tool_calls"][0]["arguments"] == {"expression": "1+2", "nested": {"deep": [1, None]}}
@@ -107,9 +107,9 @@ def test_an_episode_without_labels_and_one_without_data_show_what_is_left(tmp_pa
     with closing(StoredRun(tmp_path / "replay")) as stored:
         waiting = stored.record(ticket.id)
     assert "efgh" in shown(waiting)
-    assert "gone; replay.retention=all" in shown(StoredTrajectory(waiting.facts, None, None, None))
+    assert "gone; replay.retention=all" in shown(StoredTrajectory(waiting.id, waiting.facts, None, None, None))
     letter = DeadLetter("out of patience", "t000000000", 0, 1, 7, scoring=False)
-    failed = shown(StoredTrajectory(None, None, None, letter))
+    failed = shown(StoredTrajectory(NAME, None, None, None, letter))
     assert "attempt 2: out of patience" in failed
     assert "none, the episode failed" in failed
 

@@ -20,6 +20,7 @@ from asyncrl.inspect.columns import TRAJECTORIES, read_trajectories, trajectory_
 from asyncrl.inspect.parquet import (
     DEAD_LETTERS_FILE,
     PLANS_FILE,
+    STEPS_FILE,
     TRAJECTORIES_FILE,
     count_rows,
     export_run,
@@ -36,7 +37,7 @@ from tests.inspect.support import make_run, run_episodes
 from tests.replay.support import Core, make_settings
 from tests.test_wire import trajectories
 
-FILES = (TRAJECTORIES_FILE, PLANS_FILE, DEAD_LETTERS_FILE)
+FILES = (TRAJECTORIES_FILE, PLANS_FILE, DEAD_LETTERS_FILE, STEPS_FILE)
 ROOT = Path(__file__).parents[2]
 
 
@@ -62,10 +63,18 @@ def records(draw: st.DrawFn) -> StoredTrajectory:
         trajectory.sampled_tokens,
         trajectory.oldest_version,
         attempts=draw(st.integers(0, 9)),
+        scored=int(kept),
         reward=labels.reward if kept else 0.0,
         outcome=labels.outcome if kept else 0.0,
+        plans=int(kept),
+        last_plan=draw(st.integers(0, 9)) if kept else -1,
+        lag=draw(st.integers(-1, 9)),
+        finish=trajectory.finish,
+        reason=draw(st.text(max_size=9)),
     )
-    return StoredTrajectory(facts, trajectory, labels if kept else None, None)
+    if kept and draw(st.booleans()):
+        return StoredTrajectory(trajectory.id, facts, None, None, None)
+    return StoredTrajectory(trajectory.id, facts, trajectory, labels if kept else None, None)
 
 
 def stored_bytes(trajectory: Trajectory | None, labels: Labels | None) -> tuple[bytes, bytes]:
@@ -83,7 +92,7 @@ def test_records_come_back_from_their_rows_bit_for_bit(sent: list[StoredTrajecto
     assert [stored_bytes(each.trajectory, each.labels) for each in got] == [
         stored_bytes(each.trajectory, each.labels) for each in sent
     ]
-    assert [each.facts for each in got] == [each.facts for each in sent]
+    assert [(each.id, each.facts) for each in got] == [(each.id, each.facts) for each in sent]
 
 
 @pytest.fixture
@@ -133,7 +142,7 @@ def export(store: Path, folder: Path, states: Sequence[str] = (), **options: Any
     return [pq.read_table(folder / name) for name in FILES]
 
 
-@pytest.mark.parametrize(("which", "rows"), [("run", [10, 2, 1]), ("shards", [8, 1, 0])])
+@pytest.mark.parametrize(("which", "rows"), [("run", [10, 2, 1, 2]), ("shards", [8, 1, 0, 1])])
 def test_export_import_export_gives_equal_tables_and_stores(
     which: str, rows: list[int], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -153,10 +162,38 @@ def test_row_groups_are_bounded_and_compressed_with_zstd(run: Path, tmp_path: Pa
 
 
 def test_a_state_filters_trajectories_and_keeps_all_plans(run: Path, tmp_path: Path) -> None:
-    rows, plans, _ = export(run, tmp_path / "out", ["trained"])
+    rows, plans, *_ = export(run, tmp_path / "out", ["trained"])
     assert rows["state"].to_pylist() == ["trained"] * 4
     assert set(rows["id"].to_pylist()) == set(plans["ids"][0].as_py())
     assert plans.num_rows == 2
+
+
+def test_every_state_is_written_in_columns_of_numbers_and_texts_with_the_data_that_is_there(
+    run: Path, tmp_path: Path
+) -> None:
+    core = make_run(tmp_path / "run")
+    core.publish(3)
+    core.evaluate(3)
+    run_episodes(core, 1, version=3)
+    core.store.close()
+    forgetting = Core(run, make_settings())
+    forgetting.publish(9)
+    forgetting.store.close()
+    rows, _, _, steps = export(run, tmp_path / "out", decode=lambda ids: f"{len(ids)} tokens")
+    assert import_run(tmp_path / "out", tmp_path / "store") == len(rows)
+    assert export(tmp_path / "store", tmp_path / "again", decode=lambda ids: f"{len(ids)} tokens")[0] == rows
+    kinds = {field.type.value_type if pa.types.is_list(field.type) else field.type for field in rows.schema}
+    assert not any(pa.types.is_nested(kind) for kind in kinds)
+    found = {row["state"]: row for row in rows.to_pylist()}
+    assert found.keys() == {"trained", "planned", "evicted", "evaluated"}
+    trained, evicted = found["trained"], found["evicted"]
+    assert (trained["step"], trained["lag"], trained["turns"], trained["data_source"]) == (0, 0, 2, "test")
+    assert (trained["prompt"], trained["answer"]) == ("3 tokens", "3 tokens")
+    assert trained["seconds"] == pytest.approx(0.225)
+    assert evicted["reason"].startswith("sampled by version 1: too old for version")
+    assert (evicted["step"], evicted["token_ids"]) == (None, None)
+    assert steps["episodes"].to_pylist() == [4, 4]
+    assert steps["reward_max"].to_pylist() == [0.375, 0.875]
 
 
 def test_a_folder_that_is_there_is_never_written_over(run: Path, tmp_path: Path) -> None:
@@ -182,7 +219,7 @@ def test_what_is_no_export_is_refused_and_leaves_nothing(run: Path, tmp_path: Pa
     export(run, tmp_path / "out")
     path = tmp_path / "out" / TRAJECTORIES_FILE
     table = pq.read_table(path)
-    pq.write_table(table.drop_columns(["tokens"]), path)
+    pq.write_table(table.drop_columns(["token_ids"]), path)
     with pytest.raises(DataError, match=r"the columns of trajectories\.parquet are"):
         import_run(tmp_path / "out", tmp_path / "store")
     pq.write_table(table.replace_schema_metadata({"asyncrl": '{"format": 99}'}), path)

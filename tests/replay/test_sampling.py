@@ -12,7 +12,7 @@ import pytest
 
 from asyncrl.errors import RefusedError
 from asyncrl.replay.admission import Admission
-from asyncrl.replay.records import ReadyGroup
+from asyncrl.replay.records import ReadyGroup, TrajectoryRecord
 from asyncrl.replay.sampling import Fifo, Filters, Freshest, Prioritised
 from tests.helpers import make_trajectory
 from tests.replay.support import Core, make_settings
@@ -151,6 +151,44 @@ def test_what_is_trained_is_kept_for_as_long_as_the_rules_and_the_kept_checkpoin
     if kept < 8:
         with pytest.raises(RefusedError, match="are not there: trained"):
             core.fetch(first.ids)
+
+
+def test_keep_all_keeps_what_was_not_trained_with_its_reason_until_the_run_goes_on_with_less(tmp_path: Path) -> None:
+    keep = make_settings(
+        keep_steps=math.inf,
+        max_dead_letters=1,
+        max_attempts=1,
+        filters=Filters(max_reward=1.0),
+        admission=Admission(0, 8),
+    )
+    core = Core(tmp_path, keep)
+    evicted, filtered, dead = core.deliver(core.tickets(6))[::2]
+    for trajectory in core.lease(4):
+        core.label(trajectory.id, 2.0 if trajectory.group_id in filtered else 1.0)
+    for trajectory in core.lease():
+        core.scoring_failed(trajectory.id)
+    core.publish(1)
+    core.evaluate(1)
+    core.fail(core.tickets(1)[0].id)
+    (held_out,) = core.deliver(core.tickets(1), version=1)
+    core.label_all()
+
+    def kept() -> dict[str, tuple[str, str]]:
+        with core.store.transaction(write=False) as tx:
+            found = dict(TrajectoryRecord.all(tx))
+            return {name: (found[name].state, found[name].reason) for name in found if tx.get_bytes("data", name)}
+
+    ends = kept()
+    assert ends[evicted] == ("evicted", "sampled by version 0: too old for version 1 (replay.max_lag)")
+    assert ends[filtered] == ("filtered", "reward_high")
+    assert ends[dead] == ("dead", "scoring: nonsense")
+    assert ends[held_out] == ("evaluated", "")
+    assert len(ends) == 7
+    assert dead not in core.dead_letters()
+    core.restart()
+    assert kept() == ends
+    core.store.close()
+    assert Core(tmp_path, make_settings(max_attempts=1)).status()["depth_data"] == 0
 
 
 def test_a_full_store_of_kept_trajectories_stops_tickets_rather_than_dropping(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class ReplayConfig:
     dead_letter_share: float = option(0.1, "share of max_store_gb for dead letters", "(0, 0.5]", resumable=True)
     retention: str = option(
         "none",
-        "trained trajectories to keep; window: those of retention_steps",
+        "trajectories to keep; none: those not yet trained; window: and those trained in retention_steps; all: all",
         choices=("none", "window", "all"),
         resumable=True,
     )
