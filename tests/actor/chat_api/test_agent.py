@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import runpy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -35,6 +38,7 @@ from tests.actor.fakes import (
 from tests.helpers import async_until
 from tests.templates.families import tokenizer as family
 
+PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 TOKENIZER = make_tokenizer(CHATML)
 CHAT = Chat(TOKENIZER)
 LIMITS = EpisodeLimits(max_turns=8, max_turn_tokens=400, max_tokens=4000, max_total_tokens=40_000)
@@ -162,6 +166,19 @@ async def test_a_conversation_that_only_grows_is_one_trajectory_of_the_templates
     assert text == whole.replace("hm\n<tool_call>", "hm <tool_call>") + "yes" + END
     assert agent.counts.branches == 1
     assert len({request[3] for request in agent.engine.requests}) == 1
+
+
+async def test_the_agent_of_the_documentation_plays_an_episode(tmp_path: Path):
+    (tmp_path / "my_agents.py").write_text(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1])
+    player = AgentPlayer(runpy.run_path(str(tmp_path / "my_agents.py"))["solve"])
+    engine = ScriptedEngine(TOKENIZER, ["well", "it is 15"], end=END)
+    await player.start()
+    try:
+        trajectory = await EpisodeRunner(engine, CHAT, player, LIMITS).run(make_ticket("t/1"), lambda: None)
+    finally:
+        await player.close()
+    assert trajectory.rewards == {"reminders": -0.1}
+    assert sum(turn.role is Role.ASSISTANT for turn in trajectory.turns) == 2
 
 
 async def test_an_agent_that_summarises_its_history_trains_all_of_it_and_its_last_completion_is_last():
