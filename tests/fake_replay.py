@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.ids import feed_group, ticket_id
 from asyncrl.replay.protocol import FailEpisode, FailScoring, RenewLease
 from asyncrl.types import BatchPlan, Labels, Lease, Ticket, Trajectory
@@ -80,6 +81,9 @@ class FakeReplay:
         with self._lock:
             self.core.ask(FailScoring("s", "1", trajectory_id, reason))
             self.failed[trajectory_id] = reason
+
+    def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
+        return self.core.configure(values)
 
     def plan(self, step: int) -> BatchPlan | None:
         self.calls.append(("plan", step))

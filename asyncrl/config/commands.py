@@ -30,9 +30,9 @@ COMMANDS: Mapping[str, Command] = {
     "replay": Command("asyncrl.replay.__main__", "serve the replay of a run", True),
     "inspect": Command(
         "asyncrl.inspect.command",
-        "look at the replay of a run: status, show, export, import, dead-letters",
+        "look at the replay of a run: status, show, changes, export, import, dead-letters",
         False,
-        ("status", "show", "export", "import", "dead-letters", "requeue", "discard", "skip-plan"),
+        ("status", "show", "changes", "export", "import", "dead-letters", "requeue", "discard", "skip-plan"),
     ),
     "actor": Command("asyncrl.actor.__main__", "run episodes", True),
     "scoring": Command("asyncrl.scoring.__main__", "verify and score trajectories", True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ Before anything starts, asyncrl refuses unknown keys, values that are not allowe
 names all of them at once, one a line, with the fix. Intervals are written as in mathematics: (0, inf) is without 0,
 [0, inf) with it.
 
+The last column says whether a run may resume with another value, and why not ([resume.md](resume.md)).
+
 This page is generated from `asyncrl/config/schema/`; `make docs` writes it anew.
 """
 
@@ -44,13 +47,15 @@ def _section(prefix: str, cls: type[Any]) -> str:
     if not rows:
         return ""
     summary = (cls.__doc__ or "").strip().splitlines()[0]
-    head = "| key | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
+    head = "| key | default | allowed | meaning | when the run resumes |\n| --- | --- | --- | --- | --- |\n"
     return f"\n## {prefix.rstrip('.')}\n{summary}\n\n{head}{rows}"
 
 
 def _row(prefix: str, option: Option) -> str:
     default = "must be set" if option.default == REQUIRED else f"`{as_yaml(option.default)}`"
-    cells = [f"`{prefix}{option.name}`", default, option.allowed, option.meaning]
+    kept = "its name stays" if is_dataclass(option.type) else "stays"
+    resumed = f"{kept}: {option.fixed}" if option.fixed else "may change"
+    cells = [f"`{prefix}{option.name}`", default, option.allowed, option.meaning, resumed]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

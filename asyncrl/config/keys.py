@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any, get_origin
 
 from asyncrl.config.option import Option, options
@@ -25,7 +25,10 @@ def _all() -> Iterator[tuple[str, Option]]:
         for option in options(type(section)):
             yield prefix + option.name, option
             if isinstance(option.type, type) and is_dataclass(option.type):
-                yield from ((f"{prefix}{option.name}.{inner.name}", inner) for inner in options(option.type))
+                for inner in options(option.type):
+                    # What holds for a part holds for the choice of the part, not for its parameters.
+                    fixed = option.fixed if inner.name == "name" else inner.fixed
+                    yield f"{prefix}{option.name}.{inner.name}", replace(inner, fixed=fixed)
 
 
 OPTIONS: Mapping[str, Option] = dict(_all())

@@ -19,14 +19,14 @@ REQUIRED = "???"
 _WORDS = {bool: "true or false", str: "text", Any: "anything", float: "number", int: "whole number"}
 
 
-def option(default: Any, meaning: str, within: str = "", choices: Sequence[str] = (), resumable: bool = False) -> Any:
+def option(default: Any, meaning: str, within: str = "", choices: Sequence[str] = (), fixed: str = "") -> Any:
     """A dataclass field.
 
     default: `...` if a value must be given. A list, a mapping or a part is copied for each instance.
     within: an interval such as "(0, inf]". choices: the allowed texts. In a list or mapping they hold for each value.
-    resumable: a run may resume with another value.
+    fixed: why a run that resumes keeps the value; empty: it may have another one.
     """
-    metadata = {"meaning": meaning, "within": within, "choices": tuple(choices), "resumable": resumable}
+    metadata = {"meaning": meaning, "within": within, "choices": tuple(choices), "fixed": fixed}
     if default is ...:
         return field(metadata=metadata)
     if type(default).__hash__ is None:
@@ -45,7 +45,7 @@ class Option:
     meaning: str
     within: str
     choices: tuple[str, ...]
-    resumable: bool
+    fixed: str
 
     @property
     def required(self) -> bool:

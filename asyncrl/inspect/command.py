@@ -26,7 +26,14 @@ from asyncrl.inspect import changes, episode
 from asyncrl.inspect.episodes import SORT_KEYS, answer, list_episodes, required_plan, step_row
 from asyncrl.inspect.run import Decode, InspectedRun, LiveReplay, decoder, find, ids_as_text
 from asyncrl.inspect.status import StatusSample, describe, sample
-from asyncrl.inspect.table import dead_letter_table, describe_dead_letters, episode_table, status_table, step_view
+from asyncrl.inspect.table import (
+    change_table,
+    dead_letter_table,
+    describe_dead_letters,
+    episode_table,
+    status_table,
+    step_view,
+)
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun
@@ -110,6 +117,7 @@ def parser() -> ArgumentParser:
     command.add_argument("--best", type=int, default=3, metavar="N", help="so many of the best and of the worst (3)")
     command = add("show", show, "one episode, turn by turn", plain, tokenizer)
     command.add_argument("id", metavar="ID", help="its id, such as t000000012.3.0")
+    add("changes", config_changes, "keys of the configuration that changed when the run resumed, and when", plain)
     add("dead-letters", dead_letters, "attempts that were given up, and why", plain)
     command = add("export", export, "all episodes, steps, plans and dead letters to Parquet", run, state, tokenizer)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
@@ -283,6 +291,17 @@ def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task(what, total=total)
         yield lambda count: progress.advance(task, count)
+
+
+def config_changes(arguments: Namespace) -> int:
+    """The changes of a run's configuration."""
+    with _opened(arguments) as (_, stored):
+        found = stored.changes()
+    if arguments.json:
+        _print_json([asdict(each) for each in found])
+    else:
+        Console().print(change_table(found))
+    return 0
 
 
 def dead_letters(arguments: Namespace) -> int:

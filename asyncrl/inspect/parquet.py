@@ -10,12 +10,14 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import DataError, StoreError
 from asyncrl.inspect.columns import (
     DEAD_LETTER,
@@ -34,6 +36,7 @@ from asyncrl.inspect.columns import (
 from asyncrl.inspect.episodes import step_row
 from asyncrl.inspect.run import Decode
 from asyncrl.machine.files import partial_name
+from asyncrl.replay.changes import set_changes
 from asyncrl.replay.counters import COUNTERS
 from asyncrl.replay.records import DeadLetter
 from asyncrl.replay.store import READER_MAP_BYTES, Store, Transaction
@@ -70,7 +73,8 @@ def export_run(
     """
     with _new_folder(folder) as partial:
         rows = 0
-        about = {"format": FORMAT, "counters": _counters(stored)}
+        changes = [asdict(each) for each in stored.changes()]
+        about = {"format": FORMAT, "counters": _counters(stored), "changes": changes}
         schema = TRAJECTORIES.with_metadata({METADATA: json.dumps(about)})
         with pq.ParquetWriter(partial / TRAJECTORIES_FILE, schema, compression="zstd") as writer:
             for group in _row_groups(stored, states, progress, group_tokens):
@@ -155,6 +159,7 @@ def _fill(store: Store, source: Path, progress: Progress) -> int:
         with store.transaction() as tx:
             for name, value in {**about["counters"], "imported": 1}.items():
                 tx.set(name, int(value))
+            set_changes(tx, [ConfigChange(**each) for each in about.get("changes", ())])
         for batch in _batches(file):
             with store.transaction() as tx:
                 for stored in read_trajectories(batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from msgspec import structs
@@ -11,6 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.config.changes import ConfigChange
+from asyncrl.config.option import as_yaml
 from asyncrl.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.replay.records import DeadLetter
 
@@ -135,6 +138,18 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         *(Text(_reader(each), "yellow") for each in status["readers"]),
         *(Text(f"failing         {each}", "yellow") for each in status["failing"]),
     )
+
+
+def change_table(changes: Sequence[ConfigChange]) -> Table:
+    """Changes of the configuration for a terminal."""
+    table = Table(title=f"{len(changes)} changes of the configuration", title_justify="left", box=None, pad_edge=False)
+    for column in ("from step", "key", "before", "since then", "changed at"):
+        table.add_column(column, header_style="dim", no_wrap=column == "key")
+    for each in changes:
+        at = datetime.fromtimestamp(each.time).isoformat(" ")
+        values = (Text(printable(as_yaml(value))) for value in (each.old, each.new))
+        table.add_row(str(each.step), each.key, *values, at)
+    return table
 
 
 def _title(status: Mapping[str, Any]) -> Text:

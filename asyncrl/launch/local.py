@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from asyncrl.config import locations
-from asyncrl.config.keys import option_of
+from asyncrl.config.changes import by_key, changed_keys
 from asyncrl.config.load import role_main
+from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.preflight import preflight
@@ -31,8 +31,6 @@ from asyncrl.observe.dashboard import Dashboard
 log = logging.getLogger("asyncrl.train")
 
 ROLE_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-RESUMABLE_SECTIONS = {"cluster", "network", "observe", "engine", "weights"}
-"""The sections whose options all may change while a run is stopped. Options elsewhere say so themselves."""
 
 
 def role_commands(config: TrainConfig, path: Path) -> list[RoleCommand]:
@@ -94,20 +92,18 @@ def exclusively(run_dir: Path) -> Iterator[None]:
 def claim(config: TrainConfig, run_dir: Path) -> bool:
     """Write the run's configuration into its folder; True if the folder holds an earlier part of the same run.
 
-    Raises ConfigError, which names the keys that differ: the folder belongs to a run with another configuration.
+    Raises ConfigError: the run cannot resume with this configuration.
     """
     path, now = run_dir / CONFIG_FILE, asdict(config)
     resumed = path.exists()
     if resumed:
-        before, after = _by_key(yaml.safe_load(path.read_text())), _by_key(now)
-        keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-        changed = [key for key in keys if not _is_resumable(key)]
-        if changed:
-            lines = "\n".join(f"  {key}: {before.get(key)} then, {after.get(key)} now" for key in changed)
-            raise ConfigError(
-                f"{run_dir} holds a run with another configuration:\n{lines}\n"
-                "set these back to resume it, or give this run another run.name"
-            )
+        before, after = by_key(yaml.safe_load(path.read_text())), by_key(now)
+        try:
+            changed = changed_keys(before, after)
+        except ConfigError as error:
+            raise ConfigError(f"{run_dir} holds a run: {error}") from error
+        for key in changed:
+            log.info("%s=%s from now on, before %s", key, as_yaml(after[key]), as_yaml(before[key]))
     write_whole(path, yaml.safe_dump(now, sort_keys=False))
     return resumed
 
@@ -123,20 +119,6 @@ def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
         log.info("%s holds a run that never began a step; it begins anew with the new configuration", run_dir)
         clear(run_dir)
         return claim(config, run_dir)
-
-
-def _is_resumable(key: str) -> bool:
-    option = option_of(key)
-    return key.split(".")[0] in RESUMABLE_SECTIONS or (option is not None and option.resumable)
-
-
-def _by_key(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        flat.update(_by_key(value, f"{key}.") if isinstance(value, dict) and value else {key: value})
-    return flat
 
 
 def train(config: TrainConfig, overrides: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import zmq
 
 from asyncrl.config import locations
+from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.machine import process
@@ -25,6 +26,8 @@ T = TypeVar("T")
 class BatchSource(Protocol):
     """What the learner needs of a replay; `asyncrl.replay.client.ReplayClient` is one. Calls wait until the replay
     answers, and raise StoppedError when this process is asked to stop meanwhile."""
+
+    def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]: ...
 
     def plan(self, step: int) -> BatchPlan | None: ...
 
@@ -60,6 +63,10 @@ class RecordedReplay(BatchSource):
 
     def close(self) -> None:
         self._stored.close()
+
+    def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]:
+        """The changes that the recorded run had; nothing is recorded."""
+        return self._stored.changes()
 
     def plan(self, step: int) -> BatchPlan | None:
         return self._stored.plan(step)

@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from asyncrl.algorithms.batch import Episodes, Totals
+from asyncrl.config.changes import ConfigHistory
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import InvariantError, StoppedError
 from asyncrl.learner.batches import BatchSource
@@ -51,9 +52,11 @@ class TrainedStep:
 @dataclass(eq=False)
 class Learner:
     """One rank's part in training. Rank 0 alone publishes (the others have no `publisher`), evaluates and logs.
-    `metrics` gets the values of a step, all at once, and `evaluations` the results of an evaluation."""
+    `metrics` gets the values of a step, all at once, and `evaluations` the results of an evaluation. Steps, publishes,
+    checkpoints and evaluations are as `config` says; `history` has what each step trains with."""
 
     config: TrainConfig
+    history: ConfigHistory
     ranks: Ranks
     trainer: Trainer
     checkpoints: Checkpoints
@@ -66,6 +69,9 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
+        # What the algorithm keeps is of the last step that was trained.
+        self._step_config = self.history.at(max(0, self.progress.step - 1))
+        self.trainer.configure(self._step_config)
         if self.progress.algorithm:
             self.trainer.algorithm.restore(self.progress.algorithm)
 
@@ -81,6 +87,7 @@ class Learner:
             self._together(self._release, progress.step)
         for step in range(progress.step, config.steps):
             self._together(self._evaluate, step)
+            self._configure(step)
             phases = Phases()
             with phases("wait"):
                 plan = self._together(self._plan, step)
@@ -97,6 +104,18 @@ class Learner:
                     self._checkpoint(step + 1)
             self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
         self._together(self._evaluate, config.steps)
+
+    def _configure(self, step: int) -> None:
+        """Use the values that hold at `step`. An adaptive KL keeps its coefficient unless algorithm.kl changed."""
+        before, self._step_config = self._step_config, self.history.at(step)
+        if before != self._step_config:
+            kept = self.trainer.algorithm.state()
+            self.trainer.configure(self._step_config)
+            if before.algorithm.kl == self._step_config.algorithm.kl:
+                self.trainer.algorithm.restore(kept)
+        for each in self.history.changes:
+            if each.step == step:
+                logger.info("%s=%s from step %d on, before %s", each.key, each.new, step, each.old)
 
     def _is_skipped(self, plan: BatchPlan) -> bool:
         """Whether the step trains nothing. All ranks agree, also if the plan was skipped between their requests."""
@@ -140,7 +159,7 @@ class Learner:
         return plan
 
     def _minibatches(self, plan: BatchPlan) -> list[Minibatch]:
-        config = self.config.learner
+        config = self._step_config.learner
         parts = schedule(plan.tokens, self.ranks.size, config.minibatches, config.micro_tokens)
         return [Minibatch(ranks[self.ranks.rank], _totals(plan, ranks)) for ranks in parts]
 

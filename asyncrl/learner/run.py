@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import zmq
 
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config import locations
+from asyncrl.config.changes import ConfigHistory, values_of
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batches import BatchSource, open_batches
 from asyncrl.learner.checkpoint import Checkpoints, Progress
@@ -112,13 +114,16 @@ def train(
     evaluations: Metrics,
     stop: threading.Event,
 ) -> None:
-    """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the models or the checkpoints
-    cannot be used."""
+    """Load, train, and export. Raises StoppedError; RefusedError: the run cannot resume with this configuration;
+    ConfigError and CheckpointError: the models or the checkpoints cannot be used."""
+    changes = ranks.together(lambda: replay.configure(values_of(config), int(time.time())))
+    history = ConfigHistory(config, changes)
     algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
     temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
     policy = load_policy(config.model, temperature, ranks, length)
     implicit = _implicit(config, ranks)
-    wants_reference = algorithm.needs_reference or implicit is not None
+    algorithms = (Algorithm.from_config(each.algorithm, each.learner.minibatches) for each in history.configs())
+    wants_reference = implicit is not None or any(each.needs_reference for each in algorithms)
     reference = load_policy(config.model, temperature, ranks, length) if wants_reference else None
     critic = load_critic(config.critic, config.model, ranks, length) if algorithm.needs_critic else None
     trainer = Trainer(
@@ -133,7 +138,9 @@ def train(
     folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop)
     failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
-    loop = Learner(config, ranks, trainer, checkpoints, replay, publisher, metrics, evaluations, stop, failures)
+    loop = Learner(
+        config, history, ranks, trainer, checkpoints, replay, publisher, metrics, evaluations, stop, failures
+    )
     if ranks.rank == 0:
         _remove_repeated(folder, loop.progress)
     loop.train()

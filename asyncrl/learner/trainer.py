@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
-from asyncrl.config.schema import LearnerConfig
+from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.learner.critic import Critic, critic_summary
 from asyncrl.learner.packing import LocalBatch, PackedSequences, Passes
 from asyncrl.learner.policy import Policy
@@ -40,12 +40,16 @@ class Trainable(Generic[M]):
 
     def __init__(self, module: M, lr: float, config: LearnerConfig) -> None:
         self.module = module
-        betas = (config.betas[0], config.betas[1])
-        self.optimizer = torch.optim.AdamW(
-            module.parameters(), lr=lr, betas=betas, weight_decay=config.weight_decay, fused=True
-        )
+        self.optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+        self.configure(lr, config)
+
+    def configure(self, lr: float, config: LearnerConfig) -> None:
+        """Use these values from the next update on. The optimiser's moments stay."""
         self._lr = lr
         self._config = config
+        for group in self.optimizer.param_groups:
+            group["betas"] = (config.betas[0], config.betas[1])
+            group["weight_decay"] = config.weight_decay
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a learner step: linear warm-up, then constant."""
@@ -115,6 +119,15 @@ class Trainer:
     reference: Policy | None
     stop: threading.Event
     implicit: Trainable[Policy] | None = None
+
+    def configure(self, config: TrainConfig) -> None:
+        """Train with the values of `config` from the next step on. The coefficient of an adaptive KL begins anew."""
+        self.algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
+        self.policy.configure(config.learner.lr, config.learner)
+        if self.critic is not None:
+            self.critic.configure(config.critic.lr, config.learner)
+        if self.implicit is not None:
+            self.implicit.configure(config.implicit.lr, config.learner)
 
     @property
     def models(self) -> dict[str, Trainable[Any]]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import zmq
 from msgspec.msgpack import Decoder
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import RefusedError, StoppedError, TooManyFailuresError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import Watch, connect
@@ -156,6 +157,11 @@ class ReplayClient:
         """Give the scoring of a trajectory up for now, with the reason."""
         reason = cut(reason, MAX_REASON_CHARS)
         self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, reason))
+
+    def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
+        """The learner goes on with these values of all keys, at `time` in seconds since 1970; returns every change that
+        the run had so far. Raises RefusedError: a run that resumes keeps the values of some keys."""
+        return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
 
     def plan(self, step: int) -> BatchPlan | None:
         """The plan of a learner step; waits about a second for it, then None. Raises TooManyFailuresError."""

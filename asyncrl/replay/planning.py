@@ -63,6 +63,10 @@ class Planning:
         self._dead_letters = dead_letters
         self._wanted = settings.batch_size // settings.group_size
 
+    def resume(self, tx: Transaction) -> None:
+        """Evict what is too old already, where the age bound has become tighter."""
+        self._evict(tx, tx.counter("version"))
+
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
         """The plan of `step`: the recorded one, else a new one if enough groups are ready, else None.
 

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.msgpack import Decoder
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import WireError
 from asyncrl.text import cut
 from asyncrl.types import BatchPlan, RunIdentity, Task, Ticket
@@ -113,6 +114,13 @@ class FailScoring(WorkerRequest, frozen=True):
 
     id: Name
     reason: Reason
+
+
+class Configure(ReplayRequest, frozen=True):
+    """The learner goes on with these values of all keys of the configuration, at `time` in seconds since 1970."""
+
+    values: Annotated[dict[str, Any], Meta(min_length=1)]
+    time: Whole
 
 
 class GetPlan(ReplayRequest, frozen=True):
@@ -244,6 +252,7 @@ class Reply:
 NUMBER, TEXT = Decoder(int), Decoder(str)
 VALUES, RESULT = Decoder(dict[str, Any]), Decoder(dict[str, Any] | None)
 TICKETS, PLAN, LEASES = Decoder(list[Ticket]), Decoder(BatchPlan), Decoder(list[LeasedTask])
+CHANGES = Decoder(list[ConfigChange])
 _HEADER = Decoder(_Header)
 _RUN = Decoder(RunIdentity | None)
 _REQUESTS = {

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from asyncrl.errors import RefusedError, StoreError, WireError
 from asyncrl.replay import counters, evaluation, protocol
 from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
+from asyncrl.replay.changes import configure
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit, check_all
 from asyncrl.replay.groups import OpenGroups
@@ -72,6 +73,7 @@ class ReplayService:
                 "this store was imported: read it, or train from it by replay.source=; it cannot be served"
             )
         self._pin(tx)
+        self._planning.resume(tx)
         self._groups.forget_untrained(tx)
         self._tickets.resume(tx)
         self._scorers.resume(tx)
@@ -155,6 +157,8 @@ class ReplayService:
     def _handle_rare(self, tx: Transaction, request: protocol.ReplayRequest) -> Reply | None:
         """Requests of learner ranks and people."""
         match request:
+            case protocol.Configure():
+                return Reply(configure(tx, request.values, request.time))
             case protocol.GetPlan():
                 check_all(self._limits)
                 plan = self._planning.plan(tx, request.step)

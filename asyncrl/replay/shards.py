@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, TypeVar
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import BatchPlan, Labels, Trajectory
@@ -30,6 +31,11 @@ class ShardedReplay:
         self._threads.shutdown()
         for client in self._clients:
             client.close()
+
+    def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
+        """Record the learner's configuration; every change that the run had. The first shard alone keeps them, since a
+        step that it has not planned was trained by nobody."""
+        return self._clients[0].configure(values, time)
 
     def plan(self, step: int) -> BatchPlan | None:
         """The parts of all shards, joined; None while one has none."""

@@ -11,9 +11,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import StoreError
 from asyncrl.ids import shard_of
 from asyncrl.replay import counters
+from asyncrl.replay.changes import changes
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord
 from asyncrl.replay.shards import join_plans
 from asyncrl.replay.store import StoreReader, Transaction
@@ -74,6 +76,10 @@ class StoredRun:
         parts = self.each(Transaction.get, "plans", step, BatchPlan)
         plans = [part for part in parts if part is not None]
         return join_plans(plans) if len(plans) == len(parts) else None
+
+    def changes(self) -> list[ConfigChange]:
+        """Every recorded change of the configuration; the first shard has them."""
+        return self._read(self._shards[0], changes)
 
     def steps(self) -> int:
         """How many plans are recorded."""

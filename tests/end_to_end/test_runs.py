@@ -61,9 +61,9 @@ def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: li
     first.process.send_signal(signal.SIGINT)
     assert first.process.wait(GENEROUS_S) == 130, first.output
     assert "resume" in first.output
-    other = start("train", *changes, "learner.lr=1")
+    other = start("train", *changes, "run.seed=1")
     assert other.process.wait(GENEROUS_S) == 2
-    assert "learner.lr" in other.output
+    assert "run.seed=1: it was" in other.output
     second = start("train", *changes)
     second.finish()
     assert [line["step"] for line in second.steps()] == list(range(8)), "a step that was trained again has one line"

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.__main__ import main
+from asyncrl.config.changes import values_of
+from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
 from tests.inspect.support import make_run, run_episodes, write_config
 
@@ -21,6 +23,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     """Runs a command line beside the run folder runs/mine; returns status, output and errors."""
     monkeypatch.chdir(tmp_path)
     core = make_run(Path("runs/mine"))
+    core.configure(values_of(TrainConfig()))
+    core.configure(values_of(TrainConfig(learner=LearnerConfig(lr=0.5))))
     run_episodes(core, 4)
     core.fail(core.tickets(1)[0].id)
     core.store.close()
@@ -143,6 +147,12 @@ def test_dead_letters_are_a_table_or_json(call: Call) -> None:
     out = call("dead-letters", "--run", "mine")[1]
     assert letter["id"] in out
     assert "broken" in out
+
+
+def test_changes_are_a_table_or_json(call: Call) -> None:
+    (change,) = json.loads(call("changes", "--run", "mine", "--json")[1])
+    assert change == {"step": 0, "key": "learner.lr", "old": 1e-06, "new": 0.5, "time": 0}
+    assert "learner.lr" in call("changes", "--run", "mine")[1]
 
 
 def test_the_subcommands_of_inspect_are_those_of_replay_too(call: Call) -> None:

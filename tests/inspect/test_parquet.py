@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from asyncrl.config.changes import values_of
+from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import DataError, StoreError
 from asyncrl.inspect.columns import TRAJECTORIES, read_trajectories, trajectory_batch
 from asyncrl.inspect.parquet import (
@@ -109,10 +111,15 @@ def shards(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two planned steps, of which a checkpoint covers one; a dead letter, and trajectories that wait."""
+    """Two planned steps, of which a checkpoint covers one; a change between them, a dead letter, and trajectories
+    that wait."""
     core = make_run(tmp_path / "run")
+    config = TrainConfig()
+    core.configure(values_of(config))
     run_episodes(core, 8)
     core.plan(0)
+    config.algorithm.correction = [PartConfig("truncate", {"cap": 3.0})]
+    core.configure(values_of(config))
     core.plan(1)
     core.publish(1)
     core.checkpointed(1)
@@ -131,6 +138,7 @@ def contents(folder: Path) -> tuple[object, ...]:
             [stored_bytes(each.trajectory, each.labels) for each in found],
             [structs.astuple(each.facts) for each in found if each.facts],
             [stored.plan(step) for step in range(stored.steps())],
+            stored.changes(),
             [(name, structs.replace(letter, order=0, size=0)) for name, letter in stored.dead_letters()],
             {name: value for name, value in stored.counters().items() if not name.startswith("depth_")},
         )

@@ -23,22 +23,29 @@ def make_config() -> TrainConfig:
     return config
 
 
-def test_the_same_configuration_resumes_and_resumable_options_may_change(tmp_path: Path) -> None:
+def test_the_same_configuration_resumes_and_resumable_options_may_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     config = make_config()
     assert not claim(config, tmp_path)
     config.learner.steps += 5
-    config.replay.retention = "all"
+    config.learner.lr = 0.5
+    config.scoring.rules = {"math": "mine.rule"}
     config.cluster.actors = 7
     assert claim(config, tmp_path)
+    assert "learner.lr=0.5 from now on, before 1e-06" in caplog.messages
 
 
 def test_another_configuration_is_refused_naming_what_differs(tmp_path: Path) -> None:
     config = make_config()
     claim(config, tmp_path)
-    config.learner.lr = 0.5
-    config.scoring.rules = {"math": "mine.rule"}
-    with pytest.raises(ConfigError, match=r"learner\.lr: 1e-06 then, 0\.5 now(.|\n)*another run\.name"):
+    config.actor.temperature = 0.5
+    config.learner.group_size = 4
+    with pytest.raises(ConfigError) as refused:
         claim(config, tmp_path)
+    for part in ("temperature=0.5: it was 1.0; stored log-probs", "learner.group_size=4: it was 8", "another run.name"):
+        assert part in str(refused.value)
 
 
 def test_a_run_folder_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
@@ -96,5 +103,5 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
     with closing(Store(store, 1 << 20, durable=False)) as opened, opened.transaction() as tx:
         tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
     config.learner.group_size = 2
-    with pytest.raises(ConfigError, match=r"learner\.group_size: 4 then, 2 now"):
+    with pytest.raises(ConfigError, match=r"another configuration(.|\n)*learner\.group_size=2: it was 4"):
         claim_or_begin_anew(config, tmp_path)

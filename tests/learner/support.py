@@ -15,6 +15,7 @@ from msgspec import structs
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import (
     AlgorithmConfig,
     DataConfig,
@@ -118,7 +119,7 @@ class PlannedReplay(FakeReplay):
 
     `reward` is that of the trajectories, by step, or random. The learner is stopped when it asks for the plan of step
     `stop_at`. The plan of step `skip` is skipped. A trajectory of step `poison` has a token id that the policy does
-    not know.
+    not know. The run had the `changes` before.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class PlannedReplay(FakeReplay):
         stop_at: int | None = None,
         skip: int | None = None,
         poison: int | None = None,
+        changes: Sequence[ConfigChange] = (),
     ) -> None:
         learner = config.learner
         super().__init__(
@@ -139,7 +141,11 @@ class PlannedReplay(FakeReplay):
         self.config = config
         self._reward = reward
         self._stop_at, self._skip, self._poison = stop_at, skip, poison
+        self._changes = changes
         self._played = 0
+
+    def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
+        return [*super().configure(values, time), *self._changes]
 
     def batch(self, step: int) -> list[tuple[Trajectory, float]]:
         """The trajectories of a step with their rewards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 import threading
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 import zmq
 
-from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, RefusedError, StoreError
+from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.errors import ConfigError, RefusedError, StoppedError, StoreError
 from asyncrl.learner.batches import RecordedReplay, open_batches
 from asyncrl.learner.ranks import Ranks
 from asyncrl.replay.admission import Admission
@@ -28,13 +29,17 @@ pytestmark = pytest.mark.slow
 
 
 class LiveReplay(FakeReplay):
-    """A replay with a fleet that makes an episode of every ticket at once."""
+    """A replay with a fleet that makes an episode of every ticket at once. The learner is stopped when it asks for the
+    plan of step `stop_at`."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, stop_at: int | None = None) -> None:
         super().__init__(core)
         self._rng = np.random.default_rng(0)
+        self._stop_at = stop_at
 
     def plan(self, step: int) -> BatchPlan | None:
+        if step == self._stop_at:
+            raise StoppedError("stop")
         for ticket in self.core.tickets(100):
             self.core.put(of_ticket(random_trajectory(max(0, step), self._rng), ticket))
         for trajectory in self.core.lease():
@@ -64,6 +69,30 @@ def test_training_again_from_the_store_ends_in_the_same_weights_bit_for_bit(
     assert_weights_equal(first.final, again.final)
     with pytest.raises(StoreError, match="has 4 plans"):
         RecordedReplay(tmp_path / "store", 5)
+
+
+def test_training_again_is_exact_over_a_change_and_over_a_kill_before_its_first_step(
+    model: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    config, core = make_config(model, tmp_path / "first", steps=6), make_core(tmp_path / "store", keep_steps=math.inf)
+    before = Run(config, LiveReplay(core, stop_at=3)).until_stopped(ranks)
+    changed = copy.deepcopy(config)
+    changed.learner.lr, changed.learner.minibatches, changed.learner.weight_decay = 1e-2, 2, 0.1
+    changed.algorithm.loss = PartConfig("ppo", {"clip_low": 0.05, "clip_high": 0.05})
+    changed.algorithm.kl = PartConfig("k3", {"weight": 0.5})
+    Run(changed, LiveReplay(core, stop_at=3)).until_stopped(ranks)
+    core.restart()
+    after = Run(changed, LiveReplay(core)).train(ranks)
+    core.store.close()
+    assert_weights_equal(before.weights[3], after.weights[3])
+    for number, given in enumerate((config, changed)):
+        given = copy.deepcopy(given)
+        given.run.dir = str(tmp_path / f"again-{number}")
+        with closing(RecordedReplay(tmp_path / "store", 6)) as replay:
+            assert {each.step for each in replay.configure({}, 0)} == {3}
+            again = Run(given, replay).train(ranks)
+        for version in range(3, 7):
+            assert_weights_equal(after.weights[version], again.weights[version])
 
 
 def test_a_run_goes_on_from_each_checkpoint_that_is_kept_once_the_newer_ones_are_damaged(

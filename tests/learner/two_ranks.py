@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import fully_shard
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.checkpoint import Checkpoints, Progress
@@ -35,6 +36,9 @@ BATCHES = {
 }
 
 
+CHANGE = ConfigChange(1, "learner.lr", 2e-3, 1e-3, 0)
+
+
 def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
     """Runs whose shards are even, uneven, and empty on one of two ranks; one that trains a critic too, and one of a
     mixture of experts."""
@@ -48,7 +52,7 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
 def train_all(model: Path, experts: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
     results = {}
     for name, config in configs(model, experts, folder).items():
-        run = Run(config).train(ranks)
+        run = Run(config, changes=[CHANGE]).train(ranks)
         results[name] = (run.weights, {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/mean")})
     return results
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import UnavailableError
 from asyncrl.network.listener import Listener
 from asyncrl.network.sockets import connect
@@ -70,8 +71,9 @@ class Core:
         with self.store.transaction() as tx:
             self.service.start(tx)
 
-    def restart(self) -> None:
+    def restart(self, settings: ReplaySettings | None = None) -> None:
         self.store.close()
+        self._settings = settings or self._settings
         self._open()
 
     def call(self, call: Call) -> Reply | None:
@@ -138,6 +140,10 @@ class Core:
 
     def scoring_failed(self, trajectory: str, worker: str = "s") -> None:
         self.ask(protocol.FailScoring(worker, "1", trajectory, "nonsense"))
+
+    def configure(self, values: Mapping[str, Any]) -> list[ConfigChange]:
+        changes: list[ConfigChange] = self.ask(protocol.Configure(dict(values), int(self.now)))
+        return changes
 
     def plan(self, step: int) -> BatchPlan | None:
         plan: BatchPlan | None = self.ask(protocol.GetPlan(step))

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from asyncrl.config.changes import values_of
+from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError, WireError
 from asyncrl.replay import protocol
 from asyncrl.replay.admission import Admission
@@ -28,6 +30,7 @@ VALID: list[ReplayRequest] = [
     protocol.RenewLease("w"),
     protocol.PutLabels(*WHO),
     protocol.FailScoring(*WHO, "nobody", "x"),
+    protocol.Configure(values_of(TrainConfig()), 1),
     protocol.GetPlan(10**6),
     protocol.Fetch("data", ["nobody", "no one"]),
     protocol.Published(0),

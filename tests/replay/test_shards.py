@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.changes import values_of
+from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.ids import shard_of
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
@@ -51,6 +53,7 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
     actors = clients(shards, "a")
     done = [work(client, 4) for client in actors]
     with closing(ShardedReplay(clients(shards, "learner"))) as replay:
+        assert replay.configure(values_of(TrainConfig()), 1) == []
         plan = replay.plan(0)
         assert plan is not None
         assert [shard_of(name, SHARDS) for name in plan.ids] == [0] * 4 + [1] * 4
@@ -58,6 +61,8 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
         mixed = list(plan.ids[::2]) + list(plan.ids[1::2])
         assert [each.id for each in replay.fetch(mixed)] == mixed
         assert [each.trajectory_id for each in replay.labels(mixed)] == mixed
+        (change,) = replay.configure(values_of(TrainConfig(learner=LearnerConfig(lr=0.5))), 2)
+        assert (change.step, change.key, change.new, change.time) == (1, "learner.lr", 0.5, 2)
         replay.published(1)
         replay.checkpointed(1, 1)
     for client in actors:

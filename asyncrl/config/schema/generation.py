@@ -13,12 +13,18 @@ class ActorConfig:
     """Episodes: how many at once, and their limits."""
 
     concurrency: int = option(64, "episodes that one actor runs at once", "[1, inf)")
-    temperature: float = option(1.0, "sampling temperature of training episodes", "(0, inf)")
+    temperature: float = option(
+        1.0, "sampling temperature of training episodes", "(0, inf)", fixed="stored log-probs are at this temperature"
+    )
     episode_timeout_s: float = option(3600.0, "seconds until an episode is tried again", "(0, inf)")
     max_turns: int = option(8, "assistant turns of an episode", "[1, inf)")
     max_turn_tokens: int = option(512, "tokens of one assistant turn", "[1, inf)")
     max_tokens: int = option(4096, "tokens of an episode's sequence, with prompt and tool results", "[1, inf)")
-    tools: list[str] = option(["calculator"], "tools of the policy: built-in names or dotted paths of Tool classes")
+    tools: list[str] = option(
+        ["calculator"],
+        "tools of the policy: built-in names or dotted paths of Tool classes",
+        fixed="all members of a group have the same tools",
+    )
     tool_timeout_s: float = option(10.0, "seconds that one tool call may take", "(0, inf)")
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
     max_failure_share: float | None = option(
@@ -26,16 +32,32 @@ class ActorConfig:
         "share of the last episodes, or scorings, whose failure for a minute ends the run; null: never. A run of which "
         "none of the first ends well always ends (docs/faults.md)",
         "(0, 1]",
-        resumable=True,
     )
     max_tool_chars: int = option(4096, "characters of a tool's result; the middle of a longer one is cut", "[1, inf)")
-    template_kwargs: dict[str, Any] = option({}, "arguments of the chat template, such as {enable_thinking: false}")
-    history: str = option("sampled", "what a turn continues from (docs/agents.md)", choices=("sampled", "template"))
-    agent: str | None = option(None, "dotted path of an agent that plays the episodes instead (docs/agents.md)")
+    template_kwargs: dict[str, Any] = option(
+        {},
+        "arguments of the chat template, such as {enable_thinking: false}",
+        fixed="all members of a group are rendered alike",
+    )
+    history: str = option(
+        "sampled",
+        "what a turn continues from (docs/agents.md)",
+        choices=("sampled", "template"),
+        fixed="all members of a group are rendered alike",
+    )
+    agent: str | None = option(
+        None,
+        "dotted path of an agent that plays the episodes instead (docs/agents.md)",
+        fixed="all members of a group are played by one agent",
+    )
     max_total_tokens: int = option(16384, "all tokens of an episode of several sequences", "[1, inf)")
     chat_api_host: str = option("127.0.0.1", "address at which agents reach the policy (docs/agents.md)")
     chat_api_port: int = option(0, "port of that address; 0: any free", "[0, 65535]")
-    step_split: str = option("turn", "what one step is: turn, paragraph, line, or the dotted path of a function")
+    step_split: str = option(
+        "turn",
+        "what one step is: turn, paragraph, line, or the dotted path of a function",
+        fixed="stored step scores belong to such steps",
+    )
 
 
 @dataclass

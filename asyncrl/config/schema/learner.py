@@ -12,28 +12,41 @@ from asyncrl.config.option import REQUIRED, option
 class LearnerConfig:
     """Training."""
 
-    steps: int = option(100, "learner steps of the whole run", "[1, inf)", resumable=True)
-    batch_size: int = option(64, "trajectories a step; a multiple of group_size", "[1, inf)")
-    group_size: int = option(8, "trajectories of one task that share a baseline", "[1, inf)")
+    steps: int = option(100, "learner steps of the whole run", "[1, inf)")
+    batch_size: int = option(
+        64,
+        "trajectories a step; a multiple of group_size",
+        "[1, inf)",
+        fixed="the age bound counts batches of this size",
+    )
+    group_size: int = option(
+        8, "trajectories of one task that share a baseline", "[1, inf)", fixed="stored groups have so many members"
+    )
     minibatches: int = option(1, "optimiser updates a step; each takes an equal share of the batch", "[1, inf)")
-    micro_tokens: int = option(16384, "packed tokens of one pass on one rank", "[1, inf)", resumable=True)
+    micro_tokens: int = option(16384, "packed tokens of one pass on one rank", "[1, inf)")
     lr: float = option(1e-6, "learning rate of AdamW", "(0, inf)")
     betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
     weight_decay: float = option(0.0, "AdamW's weight decay", "[0, inf)")
     warmup_steps: int = option(0, "steps of linear warm-up", "[0, inf)")
     max_grad_norm: float = option(1.0, "gradient norm above which gradients are scaled down", "(0, inf)")
-    publish_every: int = option(1, "steps between two weight publishes", "[1, inf)")
-    checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)", resumable=True)
-    keep_checkpoints: int = option(2, "checkpoints that are kept", "[1, inf)", resumable=True)
-    eval_every: int = option(0, "steps between evaluations, from step 0 on; 0: none", "[0, inf)", resumable=True)
-    export: bool = option(True, "write a Hugging Face folder at the end", resumable=True)
+    publish_every: int = option(
+        1, "steps between two weight publishes", "[1, inf)", fixed="versions count these publishes"
+    )
+    checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)")
+    keep_checkpoints: int = option(2, "checkpoints that are kept", "[1, inf)")
+    eval_every: int = option(0, "steps between evaluations, from step 0 on; 0: none", "[0, inf)")
+    export: bool = option(True, "write a Hugging Face folder at the end")
 
 
 @dataclass
 class CriticConfig:
     """The value model, which some advantages need (`asyncrl algorithms`). It uses learner.* but for these keys."""
 
-    path: str | None = option(None, "Hugging Face folder or hub name of its backbone; null: model.path")
+    path: str | None = option(
+        None,
+        "Hugging Face folder or hub name of its backbone; null: model.path",
+        fixed="the critic in the checkpoints began with it",
+    )
     lr: float = option(1e-5, "learning rate of its AdamW", "(0, inf)")
 
 
@@ -41,8 +54,16 @@ class CriticConfig:
 class ImplicitConfig:
     """The implicit reward model of algorithm=prime, trained on outcomes. It uses learner.* but for these keys."""
 
-    train: bool = option(False, "train it in the learner; otherwise algorithm=prime reads the scores of scoring.prm")
-    path: str | None = option(None, "Hugging Face folder or hub name of its first weights; null: model.path")
+    train: bool = option(
+        False,
+        "train it in the learner; otherwise algorithm=prime reads the scores of scoring.prm",
+        fixed="the checkpoints hold this model, or do not",
+    )
+    path: str | None = option(
+        None,
+        "Hugging Face folder or hub name of its first weights; null: model.path",
+        fixed="the model in the checkpoints began with it",
+    )
     lr: float = option(1e-6, "learning rate of its AdamW", "(0, inf)")
 
 
@@ -59,8 +80,14 @@ class AlgorithmConfig:
     """The parts of the algorithm, which `asyncrl algorithms` lists."""
 
     reward: list[PartConfig] = option([], "changes of the reward before advantages, in this order")
-    advantage: PartConfig = option(PartConfig("grpo"), "how rewards become advantages")
-    greedy_sibling: bool = option(False, "sample one member of every group greedily, as a baseline (advantage remax)")
+    advantage: PartConfig = option(
+        PartConfig("grpo"), "how rewards become advantages", fixed="another advantage may need other models and scores"
+    )
+    greedy_sibling: bool = option(
+        False,
+        "sample one member of every group greedily, as a baseline (advantage remax)",
+        fixed="stored groups were sampled by it",
+    )
     loss: PartConfig = option(PartConfig("ppo"), "loss of the policy")
     correction: list[PartConfig] = option(
         [PartConfig("truncate", {"level": "token", "cap": 2.0})],

@@ -24,7 +24,9 @@ class SamplerConfig:
     kind: str = option("fifo", "which groups come first (docs/replay.md)", choices=("fifo", "freshest", "prioritised"))
     alpha: float = option(0.6, "prioritised: P(group) is proportional to (spread of its rewards)^alpha", "[0, inf)")
     beta: float = option(0.4, "prioritised: exponent of the importance weights; 1 corrects in full", "[0, inf)")
-    max_times_sampled: int = option(1, "batches that one group may be in", "[1, inf)")
+    max_times_sampled: int = option(
+        1, "batches that one group may be in", "[1, inf)", fixed="the age bound counts uses of stored groups"
+    )
 
 
 @dataclass
@@ -36,24 +38,31 @@ class ReplayConfig:
         "fsync",
         "what stored data survive: a power loss (fsync) or a killed process (os)",
         choices=("fsync", "os"),
-        resumable=True,
     )
-    lease_s: float = option(30.0, "seconds until others get a silent worker's work", "(0, inf)", resumable=True)
+    lease_s: float = option(30.0, "seconds until others get a silent worker's work", "(0, inf)")
     max_attempts: int = option(3, "attempts at an episode, or at its scoring, before its group is dropped", "[1, inf)")
-    max_store_gb: float = option(64.0, "largest store of a shard; tickets end at 0.8 of it", "(0, inf)", resumable=True)
-    max_dead_letters: int = option(10_000, "dead letters that a shard keeps, the newest", "[1, inf)", resumable=True)
-    dead_letter_share: float = option(0.1, "share of max_store_gb for dead letters", "(0, 0.5]", resumable=True)
+    max_store_gb: float = option(64.0, "largest store of a shard; tickets end at 0.8 of it", "(0, inf)")
+    max_dead_letters: int = option(10_000, "dead letters that a shard keeps, the newest", "[1, inf)")
+    dead_letter_share: float = option(0.1, "share of max_store_gb for dead letters", "(0, 0.5]")
     retention: str = option(
         "none",
         "trajectories to keep; none: those not yet trained; window: and those trained in retention_steps; all: all",
         choices=("none", "window", "all"),
-        resumable=True,
     )
-    retention_steps: int = option(100, "learner steps that retention=window keeps", "[1, inf)", resumable=True)
+    retention_steps: int = option(100, "learner steps that retention=window keeps", "[1, inf)")
     reissue_evicted: bool = option(False, "run the task of an evicted group again")
     oversample: float = option(1.0, "episodes to start for each one to train, in case groups are refused", "[1, inf)")
     filter: FilterConfig = field(default_factory=FilterConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
-    shards: int = option(1, "replay processes; each has its own tasks, groups and share of a batch", "[1, inf)")
-    shard: int = option(0, "shard that `asyncrl replay` serves; `asyncrl train` sets it", "[0, inf)", resumable=True)
-    source: str | None = option(None, "store of a finished run: the learner trains its plans again, without actors")
+    shards: int = option(
+        1,
+        "replay processes; each has its own tasks, groups and share of a batch",
+        "[1, inf)",
+        fixed="ids say on which of so many shards they are",
+    )
+    shard: int = option(0, "shard that `asyncrl replay` serves; `asyncrl train` sets it", "[0, inf)")
+    source: str | None = option(
+        None,
+        "store of a finished run: the learner trains its plans again, without actors",
+        fixed="it names where all of a run's batches come from",
+    )

@@ -11,18 +11,36 @@ from asyncrl.config.option import REQUIRED, option
 class RunConfig:
     """The run's name and folder."""
 
-    name: str = option("train", "name of the run; a second run with the same name resumes it")
-    dir: str = option("runs", "folder that has a folder for each run, by its name", resumable=True)
-    seed: int = option(0, "seed of everything that is random")
+    name: str = option(
+        "train", "name of the run; a second run with the same name resumes it", fixed="another name is another run"
+    )
+    dir: str = option("runs", "folder that has a folder for each run, by its name")
+    seed: int = option(
+        0, "seed of everything that is random", fixed="recorded steps and the order of tasks follow from it"
+    )
 
 
 @dataclass
 class ModelConfig:
     """The policy."""
 
-    path: str = option(REQUIRED, "Hugging Face folder or hub name of the policy, with its tokenizer")
-    dtype: str = option("float32", "compute dtype of learner and embedded engine", choices=("float32", "bfloat16"))
-    attention: str = option("sdpa", "the learner's attention", choices=("sdpa", "flash_attention_2", "flex_attention"))
+    path: str = option(
+        REQUIRED,
+        "Hugging Face folder or hub name of the policy, with its tokenizer",
+        fixed="checkpoints and stored log-probs are this model's",
+    )
+    dtype: str = option(
+        "float32",
+        "compute dtype of learner and embedded engine",
+        choices=("float32", "bfloat16"),
+        fixed="recorded steps and stored log-probs were computed in it",
+    )
+    attention: str = option(
+        "sdpa",
+        "the learner's attention",
+        choices=("sdpa", "flash_attention_2", "flex_attention"),
+        fixed="recorded steps would round otherwise",
+    )
     recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
@@ -31,10 +49,17 @@ class ModelConfig:
 class DataConfig:
     """The tasks, as Parquet in verl's layout."""
 
-    train: str = option(REQUIRED, "Parquet file of training tasks")
-    eval: str | None = option(None, "Parquet file of held-out tasks")
-    shuffle: bool = option(True, "shuffle every epoch by the run's seed")
-    weights: dict[str, float] = option({}, "chance of each data source in a draw; empty draws any row", "(0, inf)")
+    train: str = option(REQUIRED, "Parquet file of training tasks", fixed="stored groups name rows of this file")
+    eval: str | None = option(None, "Parquet file of held-out tasks", fixed="stored evaluations name rows of this file")
+    shuffle: bool = option(
+        True, "shuffle every epoch by the run's seed", fixed="the place in the epoch is a place in this order"
+    )
+    weights: dict[str, float] = option(
+        {},
+        "chance of each data source in a draw; empty draws any row",
+        "(0, inf)",
+        fixed="the place in the epoch is kept for each of these sources",
+    )
     band: list[float] = option([], "draw only tasks whose success rate is in [low, high]; empty draws any", "[0, 1]")
     band_revisit: int = option(4, "epochs after which a task outside the band is tried again", "[1, inf)")
 

@@ -99,7 +99,12 @@ class ScoringConfig:
     rule_processes: int = option(1, "processes in which one scorer runs rules", "[1, inf)")
     rule_memory_mb: int = option(4096, "memory that one verification may take", "[1, inf)")
     timeout_s: float = option(10.0, "seconds that one verification may take", "(0, inf)")
-    needs: dict[str, list[str]] = option({}, "kinds of scoring of a data source; others get all kinds", choices=KINDS)
+    needs: dict[str, list[str]] = option(
+        {},
+        "kinds of scoring of a data source; others get all kinds",
+        choices=KINDS,
+        fixed="stored episodes wait for these kinds of scores",
+    )
     serve: list[str] = option([], "kinds that a scoring process does; empty: all that are configured", choices=KINDS)
     batch_trajectories: int = option(32, "largest number of trajectories in one lease", "[1, inf)")
     batch_tokens: int = option(65536, "largest number of tokens in one lease", "[1, inf)")

@@ -1,0 +1,42 @@
+"""What the store records of the run's configuration: the newest values, and every change with its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.config.changes import ConfigChange, changed_keys, require_values
+from asyncrl.replay.store import Transaction
+
+VALUES, CHANGES = "config", "config_changes"
+"""The keys of the table `meta`."""
+
+
+def changes(tx: Transaction) -> list[ConfigChange]:
+    """Every recorded change, in order."""
+    return tx.get("meta", CHANGES, list[ConfigChange]) or []
+
+
+def set_changes(tx: Transaction, recorded: list[ConfigChange]) -> None:
+    """Record these changes instead."""
+    tx.put("meta", CHANGES, recorded)
+
+
+def configure(tx: Transaction, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
+    """Record the values with which the learner goes on; returns every change so far. The values of a run that is new
+    are no change.
+
+    Raises ConfigError: these are not the values of all keys, or a run that resumes keeps some of its values.
+    """
+    require_values(values)
+    before, recorded = tx.get("meta", VALUES, dict[str, Any]), changes(tx)
+    if before is not None:
+        # A store that an earlier version of asyncrl began lacks the keys that came later.
+        before = {**values, **before}
+        step = tx.count("plans")
+        for key in changed_keys(before, values):
+            recorded.append(ConfigChange(step, key, before[key], values[key], time))
+    if before != values:
+        set_changes(tx, recorded)
+        tx.put("meta", VALUES, dict(values))
+    return recorded
