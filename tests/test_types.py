@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import InvariantError
-from asyncrl.types import BatchPlan, Labels, Role, Sampling, Step, Turn, runs_of
+from asyncrl.types import BatchPlan, Labels, Role, Sampling, Step, Task, Trajectory, Turn, runs_of
 from tests.helpers import make_task, make_trajectory
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Task", {each.name for each in fields(Task)}),
+        ("Trajectory", {*Trajectory.__struct_fields__, "versions", "loss_mask"}),
+    ],
+)
+def test_the_page_of_the_terms_explains_every_field(name: str, expected: set[str]) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "concepts.md").read_text()
+    table = page.partition(f"| field of a {name} |")[2].partition("\n\n")[0]
+    explained = {word for row in re.findall(r"^\| (.*?) \|", table, re.M) for word in re.findall(r"`(\w+)`", row)}
+    assert explained == expected
 
 
 def logprobs(*changes: tuple[int, float]) -> np.ndarray:

@@ -8,9 +8,9 @@ branch, by the exact suffix of the chat template. Otherwise a new branch begins 
 prompt, in which earlier completions are context. If more tokens follow the completion already, a new branch begins with
 a copy of the tokens up to it.
 
-A completion that was cut at a limit has no end of its turn. If the template renders the conversation as the tokens have
-it, but for that end, the end is added as context; otherwise a new branch begins. With `as_rendered` the template's
-rendering decides behind every completion.
+A completion that was cut at a limit lacks the end of its turn. If the template renders the conversation as the tokens
+have it, apart from that end, the end is added as context; otherwise a new branch begins. With `as_rendered` the
+template's rendering decides behind every completion.
 
 Requests may be reserved, recorded and cancelled in any order. These invariants hold:
 

@@ -21,12 +21,12 @@ class Kl(Part):
 
     kind = "kl"
 
-    weight: float = param(1e-3, "coefficient; where it adapts, the first one", "[0, inf)")
-    place: str = param("loss", "where it is charged", choices=("loss", "reward"))
+    weight: float = param(1e-3, "coefficient; with target, the first one", "[0, inf)")
+    place: str = param("loss", "whether it is added to the loss or taken from the reward", choices=("loss", "reward"))
     target: float | None = param(
-        None, "KL a token that the coefficient adapts to hold; null keeps it fixed", "(0, inf)"
+        None, "KL per token that the coefficient adapts to keep; null: the coefficient is fixed", "(0, inf)"
     )
-    horizon: int = param(10000, "sequences over which the coefficient adapts", "[1, inf)")
+    horizon: int = param(10000, "with target: sequences over which the coefficient adapts", "[1, inf)")
 
     @abstractmethod
     def form(self, d: Tensor) -> Tensor:

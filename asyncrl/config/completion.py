@@ -14,7 +14,7 @@ from asyncrl.config.files import GROUPS, choices
 from asyncrl.config.keys import OPTIONS
 
 SCRIPTS = {
-    # To bash a word begins behind "=", so it must get no more than that back.
+    # For bash a word begins after "=", so it must get only what follows.
     "bash": """_asyncrl() {
     local line=${COMP_LINE:0:COMP_POINT} before
     local current=${line##*[[:space:]]}

@@ -30,7 +30,7 @@ FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
 """The pause is at its bound long before, and 2 to the power of a thousand failures would overflow a float."""
 SHOWN_LINES = 3
-"""Of the log of a role that ended: enough for the reason and what to do about it."""
+"""How much of an ended role's log is shown: enough for the reason and what to do about it."""
 WELL_S = 300.0
 """After so long a new failure has nothing to do with the earlier ones."""
 

@@ -2,7 +2,7 @@
 
 A message is a header frame in msgpack, `[PROTOCOL, kind, sequence, body, run]`, and raw frames behind it: trajectories
 and labels as `wire` encodes them. The header of a request has the name of its struct as kind, the struct as body, and
-the run of whoever asks. The header of a reply has one of REPLIES as kind. `sequence` pairs a reply with its request.
+the run of the client. The header of a reply has one of REPLIES as kind. `sequence` pairs a reply with its request.
 
 A struct is checked once, where it is decoded: an object that exists holds what its fields say.
 """

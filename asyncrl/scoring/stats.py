@@ -80,7 +80,7 @@ class ScoringStats:
         return now - self._since
 
     def report(self, now: float) -> dict[str, float]:
-        """The metrics since the last report; docs/scoring.md lists them. A new window begins."""
+        """The metrics since the last report; docs/metrics.md lists them. A new window begins."""
         seconds = max(self.age(now), 1e-9)
         values: dict[str, float] = {
             **self._counts,

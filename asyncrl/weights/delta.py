@@ -62,7 +62,7 @@ class Delta:
 
 
 def same_layout(old: Manifest, new: Manifest) -> bool:
-    """Whether both have the same tensors but for their contents, so that there can be a delta."""
+    """Whether both have tensors of the same names, shapes and types, so that there can be a delta."""
 
     def layout(manifest: Manifest) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(spec.name, spec.dtype, spec.shape) for spec in manifest.tensors]

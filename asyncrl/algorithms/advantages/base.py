@@ -175,4 +175,4 @@ class TokenAdvantage(Advantage):
     """An estimator over rewards that arrive token by token."""
 
     step_weight: float = param(0.0, "weight of the step scores, as rewards at the ends of their steps")
-    gamma: float = param(1.0, "discount a policy token", "[0, 1]")
+    gamma: float = param(1.0, "discount per policy token", "[0, 1]")

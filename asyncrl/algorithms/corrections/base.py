@@ -44,7 +44,8 @@ class Ages:
         return values if self.rejected is None else torch.where(self.rejected == 0, values, 0.0)
 
     def after(self, bit: int, rule: Correction) -> Ages:
-        """What the rule leaves. It judges every token, also dropped ones, so that its share stands for itself."""
+        """What the rule leaves. It judges every token, also those dropped before, so that its share does not depend on
+        other rules."""
         weights, keep = rule.weigh(self), rule.keep(self)
         rejected = self.rejected
         if keep is not None:

@@ -34,7 +34,9 @@ class ClippedValue(Value):
 
     name = "clipped"
 
-    clip: float | None = param(0.2, "how far from its old value a value is followed", "(0, inf]")
+    clip: float | None = param(
+        0.2, "how far a value may move from its old value before the loss is clipped", "(0, inf]"
+    )
 
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
         plain = (values - returns).square()

@@ -16,8 +16,8 @@ class BestOfN(Reward):
     Formula: R - weight max(s, 0) where s is below the greatest s of the group, s a named score of the labels
     Use: with scoring.shaping.prm_aggregation=best_of_n, so that only the answer that a process model likes most earns
     Source: no paper; an aggregation of verl's process-reward managers
-    Caveat: a negative score stays, since a member must not gain by being worse. `weight` is the score's weight in the
-    reward.
+    Caveat: a negative score is kept: if it were taken away, a member would gain by a worse score. `weight` is the
+    score's weight in the reward.
     """
 
     name = "best_of_n"

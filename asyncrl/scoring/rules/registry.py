@@ -98,7 +98,9 @@ def _read(value: Any, key: str, tokenizer: LoadTokenizer | None) -> list[Weighte
     rules = [_rule({"name": each} if isinstance(each, str) else each, key, tokenizer) for each in entries]
     names = [rule.name for rule in rules]
     if len(set(names)) < len(names):
-        raise ConfigError(f"{key} has two rules of one name among {', '.join(names)}; give one another name with `as`")
+        raise ConfigError(
+            f"{key} has two rules with the same name among {', '.join(names)}; give one another name with `as`"
+        )
     return rules
 
 
