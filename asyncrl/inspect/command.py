@@ -84,7 +84,7 @@ def parser() -> ArgumentParser:
         action="append",
         default=[],
         metavar="tcp://HOST:PORT",
-        help="address of the replay, once for each shard, where the run's folder has no config.yaml",
+        help="address of the replay, once for each shard, in place of those that the replay wrote beside its store",
     )
     run.add_argument("--keys", metavar="DIR", help="keys to connect with, where the run's folder has no config.yaml")
     run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")

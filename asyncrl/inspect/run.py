@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from asyncrl.config.locations import replay_endpoints
 from asyncrl.config.schema import NetworkConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
 from asyncrl.machine import process
 from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
-from asyncrl.replay.store import in_use
+from asyncrl.replay.store import ENDPOINT_FILE, in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,8 @@ CONFIG_FILE = "config.yaml"
 @dataclass(frozen=True, slots=True)
 class InspectedRun:
     """`folder` holds the stores. `config` is None without a file of it; `asyncrl train` writes one. `endpoints` are the
-    addresses of the replay's shards, where they are known, and `keys` is the folder of the keys to connect with."""
+    addresses of the replay's shards, where they are known: each shard writes its own beside its store. `keys` is the
+    folder of the keys to connect with."""
 
     folder: Path
     config: TrainConfig | None
@@ -55,9 +55,15 @@ def find(run: str | None, store: str | None, endpoints: Sequence[str] = (), keys
     path = folder.parent / CONFIG_FILE
     config = read_config(path) if folder.name == "replay" and path.is_file() else None
     if config is not None:
-        known = replay_endpoints(config.network, config.replay.shards) if config.network.replay_port else []
-        endpoints, keys = endpoints or known, keys or config.network.keys
-    return InspectedRun(folder, config, endpoints, keys)
+        keys = keys or config.network.keys
+    return InspectedRun(folder, config, endpoints or _endpoints(folder), keys)
+
+
+def _endpoints(folder: Path) -> list[str]:
+    """The addresses that the shards wrote when they started; none if one is missing."""
+    with suppress(StoreError, FileNotFoundError):
+        return [(path / ENDPOINT_FILE).read_text() for path in shard_paths(folder)]
+    return []
 
 
 def _known_runs() -> str:
@@ -94,7 +100,7 @@ class LiveReplay:
             raise UnavailableError(f"no replay serves {path}: start the run, then try again")
         if shard >= len(endpoints):
             raise UnavailableError(
-                f"the address of the replay of {self._run.folder} is not known (`asyncrl train` writes it down): "
+                f"the address of the replay of {self._run.folder} is not known (a replay writes it beside its store): "
                 "name each shard's address by --endpoint tcp://HOST:PORT"
             )
         client = ReplayClient(

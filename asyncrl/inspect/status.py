@@ -1,6 +1,6 @@
 """`asyncrl inspect status`: the contents and the work of a run's replay, as plain values. `table` makes them readable.
 
-The cost grows with the trajectories in progress, not with the length of the run.
+The cost grows with the trajectories in progress and the dead letters, not with the length of the run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,33 @@ from asyncrl.ids import opening_order
 from asyncrl.inspect.run import LiveReplay
 from asyncrl.replay.counters import counters
 from asyncrl.replay.planning import recorded_plan
-from asyncrl.replay.records import ENDS, LIVE, GroupRecord, ReadyGroup, TicketRecord, TrajectoryRecord
+from asyncrl.replay.records import (
+    ENDS,
+    LIVE,
+    DeadLetter,
+    GroupRecord,
+    ReadyGroup,
+    TicketRecord,
+    TrajectoryRecord,
+    TrajectoryState,
+)
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun, shard_paths, sum_counters
 
 RECENT_PLANS = 10
-FLOW = ("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead", "refused", "tokens_thrown_away")
+TOO_OLD = "too old"
+"""The only reason for which a trajectory is evicted: it exceeds `replay.max_lag`."""
+FLOW = (
+    "accepted",
+    "labelled",
+    "trained",
+    "evicted",
+    "filtered",
+    "dropped",
+    "failures",
+    "refused",
+    "tokens_thrown_away",
+)
 DEPTHS = ("pending", "tickets", "groups", "ready", "again")
 
 
@@ -28,8 +49,9 @@ DEPTHS = ("pending", "tickets", "groups", "ready", "again")
 class StoreSummary:
     """A store at one moment. `counters` include `live_bytes`, the bytes of its pages in use. `counts` has by name:
     `states`, trajectories by state; `ready_groups` by lag; `planned_trajectories`, those of the newest plans, by lag;
-    `actors`, tickets by their actor; `scorers`, trajectories by their scorer. `steps` is the number of recorded plans,
-    and `oldest_ticket` the open ticket whose group was opened first, with its actor."""
+    `actors`, tickets by their actor; `scorers`, trajectories by their scorer; `dead_letters`, those that are kept, by
+    what failed; `evicted`, trajectories by reason; `filtered`, groups by reason. `steps` is the number of recorded
+    plans, and `oldest_ticket` the open ticket whose group was opened first, with its actor."""
 
     counters: dict[str, int]
     counts: dict[str, Counter[Any]]
@@ -47,8 +69,17 @@ def summarise(tx: Transaction) -> StoreSummary:
         "planned_trajectories": _planned_lags(tx),
         "actors": Counter(tx.holders("held")),
         "scorers": Counter(tx.holders("leased")),
+        "dead_letters": Counter(_what_failed(tx, name, dead) for name, dead in DeadLetter.all(tx)),
+        "evicted": Counter({TOO_OLD: tx.counter(TrajectoryState.EVICTED)}),
+        "filtered": Counter({name.partition("/")[2]: count for name, count in tx.counters("filtered/").items()}),
     }
     return StoreSummary({**counters(tx), "live_bytes": tx.live_bytes()}, counts, steps, _oldest(at_work))
+
+
+def _what_failed(tx: Transaction, name: str, dead: DeadLetter) -> str:
+    if dead.scoring:
+        return "scoring"
+    return "skipped plan" if tx.size(TrajectoryRecord.table, name) else "episode"
 
 
 def join(shards: Sequence[StoreSummary]) -> StoreSummary:
@@ -105,8 +136,9 @@ def describe(folder: Path, now: StatusSample, before: StatusSample | None) -> di
     """The sample `now` as plain values; rates are per second since `before`.
 
     Keys: store, running (at least one shard), problem (why not all do), version, steps (plans so far), totals, rates
-    (None without `before`), states, depths, admission and failed_handshakes (None unless it runs), lags, leases,
-    oldest_ticket, disk, readers (processes that have read one snapshot for too long), failing (why tickets are few).
+    (None without `before`), states, dead_letters, evicted, filtered, depths, admission and failed_handshakes (None
+    unless it runs), lags, leases, oldest_ticket, disk, readers (processes that have read one snapshot for too long),
+    failing (why tickets are few).
     """
     store, live = now.store, now.live
     ticket, actor = store.oldest_ticket or (None, "")
@@ -122,7 +154,7 @@ def describe(folder: Path, now: StatusSample, before: StatusSample | None) -> di
         "steps": store.steps,
         "totals": {name: store.counters[name] for name in FLOW},
         "rates": None if before is None else _rates(before, now),
-        "states": store.counts["states"],
+        **{name: dict(store.counts[name]) for name in ("states", "dead_letters", "evicted", "filtered")},
         "depths": {name: store.counters[f"depth_{name}"] for name in DEPTHS},
         "admission": {name: running(name) for name in ("committed", "capacity")} if live else None,
         "failed_handshakes": running("failed_handshakes") if live else None,

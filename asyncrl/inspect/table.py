@@ -20,6 +20,8 @@ from asyncrl.replay.records import DeadLetter
 WORKERS_SHOWN = 16
 SHOWN_CHARACTERS = 300
 MIB = 1 << 20
+REASONS = {"dead_letters": "dead letters", "evicted": "evicted", "filtered": "filtered groups"}
+"""Counts by reason, and their titles; those that are all 0 are not shown."""
 
 
 def printable(text: str) -> str:
@@ -118,6 +120,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         _table("trajectories", {"total": status["totals"], "a second": rates}),
         _table("by state", {"": status["states"]}),
         _table("queues", {"": queues}),
+        *(_table(title, {"": status[name]}) for name, title in REASONS.items() if any(status[name].values())),
         _table("by lag", by_lag),
     ]
     more = len(status["leases"]) - len(leases)

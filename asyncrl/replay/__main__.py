@@ -14,12 +14,14 @@ from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
+from asyncrl.machine.files import write_whole
 from asyncrl.network.keys import server_keys
 from asyncrl.network.listener import Listener
 from asyncrl.observe.sinks import open_metrics
 from asyncrl.replay.from_config import open_store, replay_settings
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
+from asyncrl.replay.store import ENDPOINT_FILE
 
 log = logging.getLogger("asyncrl.replay")
 
@@ -37,6 +39,7 @@ def run(config: TrainConfig) -> None:
     store = open_store(config)
     try:
         listener = Listener(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20)
+        write_whole(store.path / ENDPOINT_FILE, endpoint)
         log.info("replay serves %s from %s", endpoint, store.path)
         name = process.worker_name("replay")
         quiet = replace(config.observe, console=False)

@@ -59,6 +59,8 @@ SEAL_BYTES = 8
 LOCK_FILE = "in-use"
 """The process that has the store open for writing holds a lock on this file."""
 MADE = "made\n"
+ENDPOINT_FILE = "endpoint"
+"""The address of the replay that serves the store, or served it last."""
 RETRY_S = 0.01
 
 Key = str | int | bytes

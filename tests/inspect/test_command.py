@@ -13,6 +13,8 @@ from asyncrl.__main__ import main
 from asyncrl.config.changes import values_of
 from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
+from asyncrl.inspect.run import find
+from asyncrl.replay.store import ENDPOINT_FILE
 from tests.inspect.support import make_run, run_episodes, write_config
 
 Call = Callable[..., tuple[int, str, str]]
@@ -48,6 +50,13 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         assert code == 0
         assert status["totals"]["accepted"] == 4
         assert "no replay serves" in status["problem"]
+
+
+def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote(call: Call) -> None:
+    assert find("mine", None).endpoints == []
+    Path("runs/mine/replay", ENDPOINT_FILE).write_text("tcp://127.0.0.1:7")
+    assert find("mine", None).endpoints == ["tcp://127.0.0.1:7"]
+    assert find("mine", None, ["tcp://127.0.0.1:8"]).endpoints == ["tcp://127.0.0.1:8"]
 
 
 @pytest.mark.parametrize(

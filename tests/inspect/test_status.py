@@ -77,6 +77,24 @@ def test_leases_are_counted_by_worker_and_the_oldest_ticket_is_that_of_the_first
     assert seen.oldest_ticket == (first[1].id, "a")
 
 
+def test_failures_dead_letters_and_evictions_are_counted_by_reason(tmp_path: Path) -> None:
+    core = make_run(tmp_path, max_attempts=1)
+    run_episodes(core, 4)
+    core.skip(core.planned(0).step)
+    failed, unscored = core.tickets(2)
+    core.fail(failed.id)
+    core.put(make_episode(core.tickets(1)[0] if unscored.group_id == failed.group_id else unscored))
+    while leased := core.lease():
+        core.scoring_failed(leased[0].id)
+    run_episodes(core, 4)
+    core.publish(9)
+    seen = summary(core)
+    assert seen.counts["dead_letters"] == {"skipped plan": 4, "episode": 1, "scoring": 1}
+    assert len(core.dead_letters()) == 6
+    assert (seen.counters["failures"], seen.counts["evicted"]) == (2, {"too old": seen.counts["states"]["evicted"]})
+    assert seen.counts["evicted"]["too old"] >= 4
+
+
 def test_shards_are_summed(tmp_path: Path) -> None:
     shards = [make_run(tmp_path / str(number)) for number in range(2)]
     for number, core in enumerate(shards):
