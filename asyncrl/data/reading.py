@@ -62,6 +62,8 @@ class TaskFile(Sequence[Task]):
             raise DataError(f"{self._path}: column prompt must be a list of messages, each with role and content")
         if "extra_info" in self._table.column_names and not self._fields("extra_info"):
             raise DataError(f"{self._path}: column extra_info must be a struct, as {{'index': 0}}")
+        if not len(self):
+            raise DataError(f"{self._path} has no rows; each row is a task")
         for name in REQUIRED:
             self._check_rows(name, pc.is_null(self._table.column(name)), "is null")
         self._check_rows("prompt", pc.equal(pc.list_value_length(prompts), 0), "has no messages")
@@ -162,6 +164,12 @@ class TaskFile(Sequence[Task]):
                 first.setdefault(tuple(roles[position : position + length]), row)
                 position, row = position + length, row + 1
         return {row: self[row] for row in first.values()}
+
+    def by_source(self) -> dict[int, Task]:
+        """The first row of each data source, by its number."""
+        sources = self._table.column("data_source")
+        rows = [pc.index(sources, source).as_py() for source in pc.unique(sources)]
+        return {row: self[row] for row in rows}
 
     def _read(self, row: int) -> Task:
         """Raises DataError: no message can carry the row."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,14 +19,14 @@ from asyncrl.config.changes import by_key, changed_keys
 from asyncrl.config.load import role_main
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight import preflight
 from asyncrl.launch.run_folder import CONFIG_FILE, clear, is_begun
 from asyncrl.launch.summary import report
 from asyncrl.launch.supervisor import RoleCommand, RunFailedError, Supervisor
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
-from asyncrl.machine.ports import free_ports, try_port
+from asyncrl.machine.ports import free_ports
 from asyncrl.observe.dashboard import Dashboard
 
 log = logging.getLogger("asyncrl.train")
@@ -55,24 +56,11 @@ def role_commands(config: TrainConfig, path: Path) -> list[RoleCommand]:
 def choose_ports(config: TrainConfig) -> None:
     """Sets the ports that the configuration leaves open, so that all roles share them.
 
-    Raises UnavailableError: a port that the configuration names is taken, or none is free.
+    Raises UnavailableError: none is free.
     """
     for key, count in (("replay_port", config.replay.shards), ("weights_port", 1)):
-        port = getattr(config.network, key)
-        if port == 0:
+        if not getattr(config.network, key):
             setattr(config.network, key, free_ports(count))
-        else:
-            _require_free(config.network.host, range(port, port + count), key)
-
-
-def _require_free(host: str, ports: Sequence[int], key: str) -> None:
-    for port in ports:
-        try:
-            try_port(host, port)
-        except OSError as error:
-            raise UnavailableError(
-                f"network.{key}={ports[0]}: port {port} is taken ({error}); name another, or 0 to choose one"
-            ) from error
 
 
 @contextmanager
@@ -86,7 +74,11 @@ def exclusively(run_dir: Path) -> Iterator[None]:
             raise ConfigError(
                 f"{run_dir} is being run by another process; stop it, or choose another run.name"
             ) from error
-        yield
+        try:
+            yield
+        finally:
+            if list(run_dir.iterdir()) == [run_dir / "supervised"]:  # Nothing started.
+                shutil.rmtree(run_dir)
 
 
 def claim(config: TrainConfig, run_dir: Path) -> bool:
@@ -127,9 +119,9 @@ def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
     `overrides` is the command line, for the command that resumes. Raises AsyncrlError: the run cannot start or go on.
     """
     run_dir = locations.run_dir(config.run)
-    preflight(config)
     stop = process.stop_on_signals()
     with exclusively(run_dir):
+        preflight(config)
         # The ports come first, so that the configuration in the run's folder has those of its replay.
         choose_ports(config)
         resumed = claim_or_begin_anew(config, run_dir)

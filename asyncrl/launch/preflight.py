@@ -3,30 +3,78 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError, DataError, ToolError
-from asyncrl.types import Purpose, Ticket
+from asyncrl.errors import AsyncrlError, ConfigError, DataError, ScoringError, ToolError, UnavailableError
+from asyncrl.launch.machine import check_devices, check_disk, check_ports, free_bytes
+from asyncrl.launch.models import check_existence, check_length, policy_size
+from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Ticket, Trajectory, Turn
 
 if TYPE_CHECKING:
-    from asyncrl.actor.tools.base import Tool
+    from asyncrl.data.reading import TaskFile
+
+
+RULE_S = 120.0
+"""For a rule that is tried: the first use of one may load libraries on a cold disk."""
+
+_EPISODE = Trajectory(
+    id="preflight",
+    task_id="preflight",
+    group_id="preflight",
+    member=0,
+    tokens=np.zeros(2, np.int32),
+    logprobs=np.zeros(2, np.float32),
+    version_runs=np.array([[0, NO_VERSION], [1, 0]], np.int32),
+    turns=(Turn(0, 1, Role.PROMPT), Turn(1, 2, Role.ASSISTANT, "stop")),
+    steps=(),
+    finish=Finish.COMPLETED,
+)
+"""An episode whose answer is empty."""
 
 
 def preflight(config: TrainConfig) -> None:
-    """Load keys, tools, chat template, rules, model families and the algorithm's parts once, as their roles will.
+    """Try all that the roles will load or need: keys, ports, devices, data, models, tools, chat template, rules and the
+    algorithm's parts.
 
-    Raises ConfigError or DataError with the message of each check that fails.
+    Raises ConfigError, DataError or UnavailableError with one line for each problem.
     """
-    failures: list[ConfigError | DataError] = []
-    for check in (_check_keys, _check_episodes, _check_scoring, _check_algorithm):
-        try:
+    from asyncrl.data.reading import TaskFile
+
+    problems: list[AsyncrlError] = []
+    files: dict[str, TaskFile] = {}
+    for path in (config.data.train, config.data.eval):
+        with _collected(problems):
+            if path is not None:
+                files[path] = TaskFile(path)
+    for check in (_check_keys, check_ports, _check_devices, _check_scoring, _check_algorithm, _check_tools):
+        with _collected(problems):
             check(config)
-        except (ConfigError, DataError) as error:
-            failures.append(error)
-    if failures:
-        raise type(failures[0])("\n".join(map(str, failures))) from failures[0]
+    with _collected(problems):
+        check_existence(config)
+        with _collected(problems):
+            _check_policy(config)
+        for with_data in (_check_template, _check_creation) if config.actor.agent is None else ():
+            with _collected(problems):
+                with_data(config, files)
+        with _collected(problems):
+            _check_truths(config, files)
+    if problems:
+        raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems)))) from problems[0]
+
+
+@contextmanager
+def _collected(problems: list[AsyncrlError]) -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, DataError, UnavailableError) as error:
+        problems.append(error)
 
 
 def _check_keys(config: TrainConfig) -> None:
@@ -36,18 +84,27 @@ def _check_keys(config: TrainConfig) -> None:
     client_keys(config.network)
 
 
-def _check_episodes(config: TrainConfig) -> None:
+def _check_devices(config: TrainConfig) -> None:
+    import torch
+
+    check_devices(config, torch.cuda.device_count())
+
+
+def _check_policy(config: TrainConfig) -> None:
+    size = policy_size(config)
+    check_length(config)
+    check_disk(config, size, free_bytes(locations.run_dir(config.run)))
+
+
+def _check_tools(config: TrainConfig) -> None:
     from asyncrl.actor.chat_api.agent import load_agent
     from asyncrl.actor.steps import find_split
     from asyncrl.actor.tools.registry import tool_classes
 
     find_split(config.actor.step_split)
-    tools = tool_classes(config.actor.tools)
+    tool_classes(config.actor.tools)
     if config.actor.agent is not None:
         load_agent(config.actor.agent)
-    else:
-        _check_template(config, {name: tool.schema for name, tool in tools.items()})
-        _check_creation(config, tools)
 
 
 def _check_scoring(config: TrainConfig) -> None:
@@ -68,31 +125,32 @@ def _check_algorithm(config: TrainConfig) -> None:
     )
 
 
-def _check_template(config: TrainConfig, functions: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_template(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
     """Raises ConfigError: the model's chat template does not take the tools or the data."""
     from asyncrl.actor.chat_checks import check_tasks, check_tools, open_chat
-    from asyncrl.data.reading import TaskFile
+    from asyncrl.actor.tools.registry import tool_classes
 
     chat = open_chat(config)
+    functions = {name: tool.schema for name, tool in tool_classes(config.actor.tools).items()}
     check_tools(chat, functions)
-    for path in (config.data.train, config.data.eval):
-        if path is not None:
-            check_tasks(chat, path, TaskFile(path).by_roles(), functions)
+    for path, file in files.items():
+        check_tasks(chat, path, file.by_roles(), functions)
 
 
-def _check_creation(config: TrainConfig, tools: Mapping[str, type[Tool]]) -> None:
+def _check_creation(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
     """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
-    from asyncrl.data.reading import TaskFile
+    from asyncrl.actor.tools.registry import tool_classes
 
-    toolbox = Toolbox(tools, ToolLimits(config.actor.tool_timeout_s, config.actor.tool_retries))
+    limits = ToolLimits(config.actor.tool_timeout_s, config.actor.tool_retries)
+    toolbox = Toolbox(tool_classes(config.actor.tools), limits)
 
     async def create(ticket: Ticket) -> None:
         async with toolbox.open(ticket):
             pass
 
-    for path in (config.data.train, config.data.eval):
-        for row, task in TaskFile(path).by_roles().items() if path is not None else ():
+    for path, file in files.items():
+        for row, task in file.by_roles().items():
             try:
                 asyncio.run(create(Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0)))
             except ToolError as error:
@@ -100,3 +158,27 @@ def _check_creation(config: TrainConfig, tools: Mapping[str, type[Tool]]) -> Non
                     f"actor.tools: with row {row} of {path}, {error}; `create` gets the row's "
                     "extra_info.tools_kwargs[NAME] as keywords (docs/writing_a_tool.md)"
                 ) from error
+
+
+def _check_truths(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
+    """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source."""
+    from asyncrl.scoring.rules.base import RuleInput
+    from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
+    from asyncrl.scoring.verifier import Verifier
+
+    load_rules(config.scoring)
+    lines = []
+    patient = replace(config.scoring, timeout_s=max(config.scoring.timeout_s, RULE_S))
+    with closing(Verifier(patient, config.model)) as verifier:
+        for path, file in files.items():
+            for row, task in file.by_source().items():
+                names = rule_names(config.scoring, task.data_source)
+                # A rule of the user's may need a real episode.
+                if not set(names.split(",")) <= set(BUILT_IN):
+                    continue
+                try:
+                    verifier.score(RuleInput(task, _EPISODE, answer="", response=""))
+                except ScoringError as error:
+                    lines.append(f"{path}: row {row} has a ground truth that the rule {names} cannot use: {error}")
+    if lines:
+        raise DataError("\n".join(lines))

@@ -32,12 +32,15 @@ class ModelShapes:
 def model_shapes(model: ModelConfig) -> ModelShapes:
     """What learner and engines must agree on for the model that `model` names; none of its weights are read.
 
-    Raises ConfigError: what would be pushed is not in its weight files, so that a server that loads them would not know
-    it.
+    Raises ConfigError: it is no causal language model of transformers, or what would be pushed is not in its weight
+    files, so that a server that loads them would not know it.
     """
-    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
     stored = stored_shapes(model.path)
     pushed = WeightFormat(empty, stored).shapes
     if wrong := [name for name, shape in pushed.items() if stored.get(name) != shape]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,28 +12,48 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.actor.tools.base import Tool
-from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig, TrainConfig
-from asyncrl.errors import ConfigError
+from asyncrl.config.schema import (
+    ActorConfig,
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    NetworkConfig,
+    RunConfig,
+    ServerConfig,
+    TrainConfig,
+)
+from asyncrl.errors import ConfigError, DataError, UnavailableError
+from asyncrl.launch.machine import check_devices, check_disk, check_ports
 from asyncrl.launch.preflight import preflight
+from tests.actor.engine.support import tiny_model
 from tests.templates.families import tokenizer
 
 
-def config_of(folder: Path, family: str, roles: list[str], tools: list[str]) -> TrainConfig:
+def config_of(folder: Path, family: str, roles: list[str], tools: list[str], truth: str = "1") -> TrainConfig:
     tokenizer(family).save_pretrained(folder / "model")
+    tiny_model().save_pretrained(folder / "model")
     prompt = [{"role": role, "content": role} for role in roles]
     kwargs = {"weather": {"city": "Ulm"}}
     row = {
         "prompt": prompt,
         "data_source": "s",
-        "reward_model": {"ground_truth": "1"},
+        "reward_model": {"ground_truth": truth},
         "extra_info": {"tools_kwargs": kwargs},
     }
     pq.write_table(pa.Table.from_pylist([row]), folder / "tasks.parquet")
     return TrainConfig(
         model=ModelConfig(path=str(folder / "model")),
         data=DataConfig(train=str(folder / "tasks.parquet")),
-        actor=ActorConfig(tools=tools),
+        actor=ActorConfig(tools=tools, max_tokens=512),
+        engine=EngineConfig(max_length=512),
+        network=NetworkConfig(replay_port=0, weights_port=0),
     )
+
+
+def refusals(config: TrainConfig) -> list[str]:
+    with pytest.raises((ConfigError, DataError)) as refused:
+        preflight(config)
+    return str(refused.value).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -54,18 +75,79 @@ def test_several_tools_start_under_templates_that_show_one_call_or_have_one_for_
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
-    config.model.path = str(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"model\.path=.*none: its tokenizer cannot be loaded"):
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"model\.path=.*model: its tokenizer cannot be loaded"):
         preflight(config)
+
+
+def test_models_that_are_missing_or_too_short_are_named_with_their_keys(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.engine.max_length = config.actor.max_tokens = 513
+    assert refusals(config) == [
+        f"actor.max_tokens=513 and engine.max_length=513: the model {tmp_path}/model has 512 positions; set at most 512"
+    ]
+    (tmp_path / "empty").mkdir()
+    config.model.path, config.critic.path, config.scoring.prm.path = f"{tmp_path}/none", f"{tmp_path}/empty", "./none"
+    assert refusals(config) == [
+        f"model.path={tmp_path}/none: there is no such folder",
+        f"critic.path={tmp_path}/empty: the folder has no config.json: name the folder of a model",
+        "scoring.prm.path=./none: there is no such folder",
+    ]
+
+
+def test_a_ground_truth_that_a_built_in_rule_cannot_use_is_refused(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [], truth="seven")
+    with pytest.raises(DataError, match=r"tasks\.parquet: row 0 has a ground truth that the rule exact_number cannot"):
+        preflight(config)
+    config.scoring.rule = "exact_match"
+    preflight(config)
+
+
+def test_an_option_may_not_ask_for_more_than_the_machine_has():
+    config = TrainConfig(model=ModelConfig(attention="flex_attention"))
+    config.engine = EngineConfig("sglang", launch=True, python="no-such", server=ServerConfig(count=2, tp_size=2))
+    config.scoring.prm.path, config.scoring.prm.device, config.cluster.learner_ranks = "p", "cuda:2", 4
+    with pytest.raises(ConfigError) as refused:
+        check_devices(config, gpus=2)
+    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
+        *("scoring.prm.device=cuda", "cluster.learner_ranks=4", "engine.server", "engine.python=no-such")
+    ]
+    with pytest.raises(ConfigError, match="this machine has 0 GPUs; use sdpa"):
+        check_devices(config, gpus=0)
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_refused_and_one_that_may_fill_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = TrainConfig(RunConfig(dir=str(tmp_path)))
+    check_disk(config, parameters=10**9, free=100 * 10**9)
+    assert not caplog.messages
+    check_disk(config, parameters=10**9, free=20 * 10**9)
+    assert "may fill its disk: 20.0 GB are free" in caplog.text
+    with pytest.raises(ConfigError, match=r"8\.0 GB are free there, and one checkpoint takes 12\.0 GB"):
+        check_disk(config, parameters=10**9, free=8 * 10**9)
+
+
+def test_every_taken_port_is_named():
+    config = TrainConfig()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config.network.replay_port = config.network.weights_port = taken.getsockname()[1]
+        with pytest.raises(UnavailableError) as refused:
+            check_ports(config)
+    lines = str(refused.value).splitlines()
+    assert [line.split("=")[0] for line in lines] == ["network.replay_port", "network.weights_port"]
 
 
 def test_all_that_cannot_be_used_is_named_at_once(tmp_path: Path):
     config = config_of(tmp_path, "gemma2", ["user"], ["abacus"])
     config.scoring.rule, config.algorithm.loss.name = "guess", "pppo"
-    with pytest.raises(ConfigError) as refused:
-        preflight(config)
-    lines = str(refused.value).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["actor.tools", "scoring.rule=guess", "algorithm.loss=pppo"]
+    config.data.eval = str(tmp_path / "model" / "config.json")
+    assert [line.split(":")[0] for line in refusals(config)] == [
+        f"{config.data.eval} cannot be read as Parquet",
+        *("scoring.rule=guess", "algorithm.loss=pppo", "actor.tools"),
+    ]
 
 
 class Weather(Tool):

@@ -1,0 +1,92 @@
+"""Checks before anything starts that this machine has what the configuration asks for: ports, GPUs, programs, disk."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from asyncrl.config import locations
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.machine.ports import try_port
+
+log = logging.getLogger("asyncrl.train")
+
+CHECKPOINT_BYTES = 12
+"""Of a parameter in a checkpoint: the weight and the two averages of AdamW, in float32."""
+EXPORT_BYTES = 4
+GB = 1e9
+
+
+def check_ports(config: TrainConfig) -> None:
+    """Raises UnavailableError, with one line for each port that the configuration names and that is taken."""
+    taken = []
+    for key, count in (("replay_port", config.replay.shards), ("weights_port", 1)):
+        first = getattr(config.network, key)
+        for port in range(first, first + count) if first else ():
+            try:
+                try_port(config.network.host, port)
+            except OSError as error:
+                fix = "name another, or 0 to choose one"
+                taken.append(f"network.{key}={first}: port {port} is taken ({error}); {fix}")
+    if taken:
+        raise UnavailableError("\n".join(taken))
+
+
+def check_devices(config: TrainConfig, gpus: int) -> None:
+    """Raises ConfigError, with one line for each option that asks for more than a machine with `gpus` GPUs has."""
+    if lines := list(_lacking(config, gpus)):
+        raise ConfigError("\n".join(lines))
+
+
+def _lacking(config: TrainConfig, gpus: int) -> Iterator[str]:
+    scoring, ranks, engine = config.scoring, config.cluster.learner_ranks, config.engine
+    has = f"this machine has {gpus} GPUs" if gpus != 1 else "this machine has one GPU"
+    for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
+        kind, _, number = model.device.partition(":")
+        if model.is_configured and kind == "cuda" and int(number or 0) >= gpus:
+            yield f"{key}.device={model.device}: {has}; use auto or cpu"
+    if config.model.attention != "sdpa" and not gpus:
+        yield f"model.attention={config.model.attention}: training with it needs a GPU, and {has}; use sdpa"
+    elif config.model.attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        yield "model.attention=flash_attention_2: the package flash_attn is not installed; install it, or use sdpa"
+    if 0 < gpus < ranks:
+        yield f"cluster.learner_ranks={ranks}: each rank takes a GPU, and {has}; use at most {gpus}"
+    if engine.launch:
+        needed = engine.server.first_gpu + engine.server.count * engine.server.tp_size
+        if 0 < gpus < needed:
+            yield f"engine.server: first_gpu + count * tp_size is {needed}, and {has}; lower one of them"
+        if shutil.which(engine.python) is None:
+            yield f"engine.python={engine.python}: there is no such program"
+
+
+def check_disk(config: TrainConfig, parameters: int, free: int) -> None:
+    """Compares what the run will write to `free` bytes, for a policy of so many `parameters`.
+
+    Raises ConfigError: not even one checkpoint fits. Less room than for all checkpoints and the model is a warning.
+    """
+    checkpoint = parameters * CHECKPOINT_BYTES
+    folder, kept = locations.run_dir(config.run), config.learner.keep_checkpoints
+    if free < checkpoint:
+        raise ConfigError(
+            f"run.dir={config.run.dir}: {free / GB:.1f} GB are free there, and one checkpoint takes "
+            f"{checkpoint / GB:.1f} GB; make room, or name a folder on another disk"
+        )
+    # A new checkpoint is complete before the oldest one is deleted.
+    needed = (kept + 1) * checkpoint + config.learner.export * parameters * EXPORT_BYTES
+    stored = config.replay.max_store_gb * GB * config.replay.shards if config.replay.retention == "all" else 0.0
+    if free < needed + stored:
+        log.warning(
+            "%s may fill its disk: %.1f GB are free, %d checkpoints and the model take about %.1f GB, and the stored "
+            "episodes up to %.1f GB",
+            *(folder, free / GB, kept + 1, needed / GB, stored / GB),
+        )
+
+
+def free_bytes(folder: Path) -> int:
+    """The free room of the disk on which `folder` is, or will be."""
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    return shutil.disk_usage(there).free

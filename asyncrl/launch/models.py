@@ -1,0 +1,80 @@
+"""Checks before anything starts that the models of a run exist and are long enough; none of their weights are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def check_existence(config: TrainConfig) -> None:
+    """Raises ConfigError, with one line for each model that a role will load and that does not exist."""
+    if lines := [f"{key}={path}: {problem}" for key, path in _used(config) if (problem := _missing(path))]:
+        raise ConfigError("\n".join(lines))
+
+
+def policy_size(config: TrainConfig) -> int:
+    """How many parameters the policy has. Raises ConfigError: its files cannot be read."""
+    from asyncrl.modelling.shapes import model_shapes
+
+    return sum(math.prod(shape) for shape in model_shapes(config.model).tensors.values())
+
+
+def check_length(config: TrainConfig) -> None:
+    """Raises ConfigError: the policy has too few positions for the episodes."""
+    from transformers import AutoConfig
+
+    from asyncrl.modelling.attention import check_positions
+
+    model = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    lengths = {"actor.max_tokens": config.actor.max_tokens}
+    if config.engine.kind == "embedded":
+        lengths["engine.max_length"] = config.engine.max_length
+    positions = getattr(model.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and positions < max(lengths.values()):
+        keys = " and ".join(f"{key}={length}" for key, length in lengths.items() if length > positions)
+        raise ConfigError(f"{keys}: the model {config.model.path} has {positions} positions; set at most {positions}")
+    try:
+        check_positions(model, max(lengths.values()))
+    except ConfigError as error:
+        raise ConfigError(f"model.path={config.model.path}: {error}; lower actor.max_tokens") from error
+
+
+def _used(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """The key and the path of every model that a role loads from a folder or from the hub."""
+    yield "model.path", config.model.path
+    if config.critic.path is not None:
+        yield "critic.path", config.critic.path
+    if config.implicit.train and config.implicit.path is not None:
+        yield "implicit.path", config.implicit.path
+    models: dict[str, Any] = {"scoring.prm": config.scoring.prm, "scoring.outcome_model": config.scoring.outcome_model}
+    for key, model in models.items():
+        if model.path is not None and model.family != "remote" and "." not in model.family:
+            yield f"{key}.path", model.path
+
+
+def _missing(path: str) -> str | None:
+    """Why there is no model at `path`, a folder or a name on the hub; None: there is one."""
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            return "the folder has no config.json: name the folder of a model"
+        return None if any(any(folder.glob(each)) for each in WEIGHTS) else "the folder has no weight files"
+    if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
+        return "there is no such folder"
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(path, "config.json")
+    except (OSError, ValueError) as error:
+        first = next(iter(str(error).splitlines()), "")
+        return (
+            f"there is no such folder, and the Hugging Face hub gives no such model ({type(error).__name__}: {first})"
+        )
+    return None
