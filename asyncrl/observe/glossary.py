@@ -189,7 +189,6 @@ REPLAY = (
     Metric("learner_waited_for_episodes_s", "s", "since the start: more actors help"),
     Metric("learner_waited_for_labels_s", "s", "since the start: more scorers help"),
     Metric("learner_waited_for_store_s", "s", "since the start: a larger replay.max_store_gb helps"),
-    Metric("newest_failure", "text", "the newest failed episode or scoring, with its id and the reason"),
     Metric("failing", "text", "what fails and why, while few tickets are given since everything fails"),
     Metric("newest_failure", "text", "the newest failure, with the id of its episode"),
 )
