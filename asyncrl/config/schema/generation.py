@@ -16,7 +16,9 @@ class ActorConfig:
     temperature: float = option(
         1.0, "sampling temperature of training episodes", "(0, inf)", fixed="stored log-probs are at this temperature"
     )
-    episode_timeout_s: float = option(3600.0, "seconds until an episode is tried again", "(0, inf)")
+    episode_timeout_s: float = option(
+        3600.0, "seconds after which an episode fails; then it is tried again", "(0, inf)"
+    )
     max_turns: int = option(8, "assistant turns of an episode", "[1, inf)")
     max_turn_tokens: int = option(512, "tokens of one assistant turn", "[1, inf)")
     max_tokens: int = option(4096, "tokens of an episode's sequence, with prompt and tool results", "[1, inf)")
@@ -29,8 +31,8 @@ class ActorConfig:
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
     max_failure_share: float | None = option(
         None,
-        "share of the last episodes, or scorings, whose failure for a minute ends the run; null: never. A run of which "
-        "none of the first ends well always ends (docs/faults.md)",
+        "share of the last episodes, or of the last scorings, that may fail; above it for a minute, the run ends; null: no "
+        "limit. A run always ends if all of its first episodes fail (docs/faults.md)",
         "(0, 1]",
     )
     max_tool_chars: int = option(4096, "characters of a tool's result; the middle of a longer one is cut", "[1, inf)")
@@ -41,7 +43,7 @@ class ActorConfig:
     )
     history: str = option(
         "sampled",
-        "what a turn continues from (docs/agents.md)",
+        "what a later turn continues: the sampled tokens, or the template's text (docs/agents.md)",
         choices=("sampled", "template"),
         fixed="all members of a group are rendered alike",
     )
@@ -50,9 +52,9 @@ class ActorConfig:
         "dotted path of an agent that plays the episodes instead (docs/agents.md)",
         fixed="all members of a group are played by one agent",
     )
-    max_total_tokens: int = option(16384, "all tokens of an episode of several sequences", "[1, inf)")
+    max_total_tokens: int = option(16384, "tokens of all sequences of an episode together (docs/agents.md)", "[1, inf)")
     chat_api_host: str = option("127.0.0.1", "address at which agents reach the policy (docs/agents.md)")
-    chat_api_port: int = option(0, "port of that address; 0: any free", "[0, 65535]")
+    chat_api_port: int = option(0, "port at that address; 0: any free port", "[0, 65535]")
     step_split: str = option(
         "turn",
         "what one step is: turn, paragraph, line, or the dotted path of a function",
@@ -65,27 +67,33 @@ class ServerConfig:
     """The SGLang servers that an actor starts on its machine with engine.launch."""
 
     count: int = option(1, "servers that an actor starts and supervises", "[1, inf)")
-    port: int = option(0, "port of the first server; the others take those that follow; 0: any free", "[0, 65535]")
+    port: int = option(0, "port of the first server, followed by those of the others; 0: any free ports", "[0, 65535]")
     tp_size: int = option(1, "GPUs of one server (tensor parallelism)", "[1, inf)")
-    first_gpu: int = option(0, "GPU of the first server; the others take those that follow", "[0, inf)")
+    first_gpu: int = option(0, "number of the first server's first GPU; the other GPUs follow in order", "[0, inf)")
     memory: float | None = option(None, "share of a GPU's memory for weights and cache; null: as SGLang", "(0, 1)")
     arguments: list[str] = option([], "further arguments of the server")
     environment: dict[str, str] = option({}, "environment variables of the server")
     start_s: float = option(900.0, "seconds that a server may take to start", "(0, inf)")
-    max_failures: int = option(3, "failed starts in a row, of a server that once ran, that end the actor", "[0, inf)")
+    max_failures: int = option(
+        3, "failed restarts in a row that a server may have; one more ends the actor", "[0, inf)"
+    )
 
 
 @dataclass
 class EngineConfig:
     """What samples tokens."""
 
-    kind: str = option("embedded", "in-process torch, or a kind of servers", choices=("embedded", "sglang", "vllm"))
+    kind: str = option(
+        "embedded",
+        "torch in the actor's process (embedded), or a kind of servers",
+        choices=("embedded", "sglang", "vllm"),
+    )
     slots: int = option(64, "requests that the embedded engine decodes at once", "[1, inf)")
     max_length: int = option(4096, "tokens that one slot of the embedded engine holds", "[1, inf)")
     urls: list[str] = option([], "urls of servers; a server belongs to one actor")
     urls_file: str | None = option(None, "file with one url a line, which is read again regularly")
     router: str | None = option(None, "url of an SGLang router that lists the servers")
-    segment_tokens: int = option(2048, "largest request to a server, in tokens; 0: the whole turn", "[0, inf)")
+    segment_tokens: int = option(2048, "tokens that one request to a server may sample; 0: a whole turn", "[0, inf)")
     attempts: int = option(4, "faults of servers in a row after which a turn fails", "[1, inf)")
     wait_s: float = option(600.0, "seconds that a turn waits for a server", "(0, inf)")
     check_s: float = option(5.0, "seconds between two checks of a server, and of the list of servers", "(0, inf)")
@@ -101,22 +109,24 @@ class WeightsConfig:
 
     channel: str = option(
         "auto",
-        "how they travel to engines: auto (the fastest that is safe), or one channel (docs/weights.md)",
+        "how weights travel to engines: auto (the fastest that is safe), or one channel (docs/weights.md)",
         choices=("auto", "zmq", "disk", "distributed"),
     )
-    history: int = option(4, "deltas kept for engines that are behind (zmq); 0: no deltas", "[0, inf)")
-    timeout_s: float = option(30.0, "seconds that learner and engine wait for a silent other side", "(0, inf)")
+    history: int = option(4, "newest deltas that are kept for engines that missed some (zmq); 0: no deltas", "[0, inf)")
+    timeout_s: float = option(30.0, "seconds without an answer after which a transfer of weights fails", "(0, inf)")
     dir: str | None = option(None, "folder of the disk channel; null: pushed/ in the run's folder")
-    bucket_mb: int = option(64, "megabytes of weights that are gathered and sent at a time", "[1, inf)")
+    bucket_mb: int = option(64, "megabytes of weights that are gathered and sent in one piece", "[1, inf)")
     mode: str = option(
         "retract",
         "what happens to running requests at an update (docs/sglang.md)",
         choices=("in_place", "retract", "abort", "drain"),
     )
-    drain_s: float = option(60.0, "seconds after which a drain becomes an abort", "[0, inf)")
+    drain_s: float = option(60.0, "mode drain: seconds after which requests that still run are aborted", "[0, inf)")
     into_servers: str = option(
         "auto",
-        "how they get into servers: auto (the fastest way that a server takes), or one way (docs/weights.md)",
+        "how weights get into servers: auto (the fastest way that a server takes), or one way (docs/weights.md)",
         choices=("auto", "ipc", "nccl", "disk", "gloo"),
     )
-    load_s: float = option(300.0, "seconds after which a server that updates counts as lost", "(0, inf)")
+    load_s: float = option(
+        300.0, "seconds that a server may take to load new weights; then it counts as lost", "(0, inf)"
+    )

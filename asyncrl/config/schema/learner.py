@@ -23,24 +23,28 @@ class LearnerConfig:
         8, "trajectories of one task that share a baseline", "[1, inf)", fixed="stored groups have so many members"
     )
     minibatches: int = option(1, "optimiser updates a step; each takes an equal share of the batch", "[1, inf)")
-    micro_tokens: int = option(16384, "packed tokens of one pass on one rank", "[1, inf)")
+    micro_tokens: int = option(
+        16384, "tokens of one forward and backward pass on one rank; lower it if memory is short", "[1, inf)"
+    )
     lr: float = option(1e-6, "learning rate of AdamW", "(0, inf)")
     betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
     weight_decay: float = option(0.0, "AdamW's weight decay", "[0, inf)")
-    warmup_steps: int = option(0, "steps of linear warm-up", "[0, inf)")
-    max_grad_norm: float = option(1.0, "gradient norm above which gradients are scaled down", "(0, inf)")
+    warmup_steps: int = option(0, "steps over which the learning rate grows linearly to lr", "[0, inf)")
+    max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", "(0, inf)")
     publish_every: int = option(
         1, "steps between two weight publishes", "[1, inf)", fixed="versions count these publishes"
     )
     checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)")
     keep_checkpoints: int = option(2, "checkpoints that are kept", "[1, inf)")
-    eval_every: int = option(0, "steps between evaluations, from step 0 on; 0: none", "[0, inf)")
-    export: bool = option(True, "write a Hugging Face folder at the end")
+    eval_every: int = option(
+        0, "steps between two evaluations on data.eval, the first before step 1; 0: none", "[0, inf)"
+    )
+    export: bool = option(True, "write the policy as a Hugging Face folder at the end")
 
 
 @dataclass
 class CriticConfig:
-    """The value model, which some advantages need (`asyncrl algorithms`). It uses learner.* but for these keys."""
+    """The value model, which some advantages need (`asyncrl algorithms`). All other settings are those of learner."""
 
     path: str | None = option(
         None,
@@ -52,7 +56,7 @@ class CriticConfig:
 
 @dataclass
 class ImplicitConfig:
-    """The implicit reward model of algorithm=prime, trained on outcomes. It uses learner.* but for these keys."""
+    """The implicit reward model of algorithm=prime, trained on outcomes. All other settings are those of learner."""
 
     train: bool = option(
         False,
@@ -95,7 +99,7 @@ class AlgorithmConfig:
     )
     proximal: str = option(
         "auto",
-        "proximal log-probs; auto: recompute, unless the training forward gives the same ones in time",
+        "where the proximal log-probs come from; auto: recompute, unless the training pass gives the same ones in time",
         choices=("auto", "recompute", "interpolate", "behaviour"),
     )
     kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")

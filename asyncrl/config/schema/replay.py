@@ -21,7 +21,9 @@ class FilterConfig:
 class SamplerConfig:
     """Which complete groups form the next batch."""
 
-    kind: str = option("fifo", "which groups come first (docs/replay.md)", choices=("fifo", "freshest", "prioritised"))
+    kind: str = option(
+        "fifo", "which groups are trained first (docs/replay.md)", choices=("fifo", "freshest", "prioritised")
+    )
     alpha: float = option(0.6, "prioritised: P(group) is proportional to (spread of its rewards)^alpha", "[0, inf)")
     beta: float = option(0.4, "prioritised: exponent of the importance weights; 1 corrects in full", "[0, inf)")
     max_times_sampled: int = option(
@@ -39,26 +41,30 @@ class ReplayConfig:
         "what stored data survive: a power loss (fsync) or a killed process (os)",
         choices=("fsync", "os"),
     )
-    lease_s: float = option(30.0, "seconds until others get a silent worker's work", "(0, inf)")
+    lease_s: float = option(30.0, "seconds without a request after which a worker's work goes to others", "(0, inf)")
     max_attempts: int = option(3, "attempts at an episode, or at its scoring, before its group is dropped", "[1, inf)")
-    max_store_gb: float = option(64.0, "largest store of a shard; tickets end at 0.8 of it", "(0, inf)")
-    max_dead_letters: int = option(10_000, "dead letters that a shard keeps, the newest", "[1, inf)")
-    dead_letter_share: float = option(0.1, "share of max_store_gb for dead letters", "(0, 0.5]")
+    max_store_gb: float = option(
+        64.0, "gigabytes of a shard's store; beyond 0.8 of it no new episodes start", "(0, inf)"
+    )
+    max_dead_letters: int = option(10_000, "newest dead letters that a shard keeps", "[1, inf)")
+    dead_letter_share: float = option(0.1, "share of max_store_gb that dead letters may take", "(0, 0.5]")
     retention: str = option(
         "none",
-        "trajectories to keep; none: those not yet trained; window: and those trained in retention_steps; all: all",
+        "trajectories to keep; none: those not yet trained; window: also those of the last retention_steps steps; all",
         choices=("none", "window", "all"),
     )
     retention_steps: int = option(100, "learner steps that retention=window keeps", "[1, inf)")
     reissue_evicted: bool = option(False, "run the task of an evicted group again")
-    oversample: float = option(1.0, "episodes to start for each one to train, in case groups are refused", "[1, inf)")
+    oversample: float = option(
+        1.0, "episodes started for each one that is trained, in case groups are refused", "[1, inf)"
+    )
     filter: FilterConfig = field(default_factory=FilterConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     shards: int = option(
         1,
         "replay processes; each has its own tasks, groups and share of a batch",
         "[1, inf)",
-        fixed="ids say on which of so many shards they are",
+        fixed="the shard of a stored group is its number modulo this one",
     )
     shard: int = option(0, "shard that `asyncrl replay` serves; `asyncrl train` sets it", "[0, inf)")
     source: str | None = option(

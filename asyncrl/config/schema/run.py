@@ -37,9 +37,9 @@ class ModelConfig:
     )
     attention: str = option(
         "sdpa",
-        "the learner's attention",
+        "implementation of attention in the learner",
         choices=("sdpa", "flash_attention_2", "flex_attention"),
-        fixed="recorded steps would round otherwise",
+        fixed="recorded steps would be rounded differently",
     )
     recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
     trust_remote_code: bool = option(False, "run code that comes with the model")
@@ -56,11 +56,11 @@ class DataConfig:
     )
     weights: dict[str, float] = option(
         {},
-        "chance of each data source in a draw; empty draws any row",
+        "relative chance of each data source; empty: all rows are drawn alike",
         "(0, inf)",
         fixed="the place in the epoch is kept for each of these sources",
     )
-    band: list[float] = option([], "draw only tasks whose success rate is in [low, high]; empty draws any", "[0, 1]")
+    band: list[float] = option([], "draw only tasks with a success rate in [low, high]; empty: draw all", "[0, 1]")
     band_revisit: int = option(4, "epochs after which a task outside the band is tried again", "[1, inf)")
 
 
@@ -74,26 +74,32 @@ class ClusterConfig:
     actor_threads: int = option(1, "torch threads of one actor", "[1, inf)")
     scorer_threads: int = option(1, "torch threads of one scorer", "[1, inf)")
     learner_threads: int = option(1, "torch threads of one learner rank", "[1, inf)")
-    max_restarts: int = option(20, "failures of a role that end the run; 5 good minutes reset the count", "[0, inf)")
-    restart_pause_s: float = option(60.0, "longest pause before a restart; the pause doubles from 0.25 s", "[0, inf)")
+    max_restarts: int = option(
+        20, "failures of a role that do not end the run; 5 minutes without one reset the count", "[0, inf)"
+    )
+    restart_pause_s: float = option(
+        60.0, "longest pause in seconds before a restart; the first is 0.25 s, and each doubles", "[0, inf)"
+    )
 
 
 @dataclass
 class NetworkConfig:
     """Where the roles reach each other."""
 
-    host: str = option("127.0.0.1", "address that replay and learner bind, and that others connect to")
+    host: str = option("127.0.0.1", "address at which replay and learner listen, and to which the others connect")
     replay_port: int = option(5755, "port of the replay's first shard; 0: `asyncrl train` chooses", "[0, 65535]")
     weights_port: int = option(5756, "the learner's port for weights; 0: `asyncrl train` chooses", "[0, 65535]")
     keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md")
-    insecure: bool = option(False, "allow an address that other machines can reach without keys")
-    max_message_mb: int = option(256, "largest frame of a message; a larger one ends its connection", "[1, 4095]")
+    insecure: bool = option(False, "allow addresses that other machines can reach, without keys")
+    max_message_mb: int = option(
+        256, "megabytes of the largest message part; a larger one closes its connection", "[1, 4095]"
+    )
 
 
 @dataclass
 class ObserveConfig:
     """Where metrics go. Each role also writes JSON lines into the run's folder."""
 
-    console: bool = option(True, "log one line a step")
+    console: bool = option(True, "the learner logs one line a step")
     wandb: bool = option(False, "log to Weights & Biases (needs the extra asyncrl[wandb]; offline without a key)")
-    wandb_project: str = option("asyncrl", "project name there")
+    wandb_project: str = option("asyncrl", "project at Weights & Biases")

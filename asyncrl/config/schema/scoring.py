@@ -26,7 +26,7 @@ class ShapingConfig:
     process_weight: float = option(0.0, "weight of the aggregated step scores in the reward")
     environment_weight: float = option(0.0, "weight of the sum of the tools' own rewards in the reward")
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
-    use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau); before the sigmoid")
+    use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau), without a sigmoid")
     tanh_tau: float = option(2.0, "scale of the logit in tanh", "(0, inf)")
     tanh_rmax: float = option(1.0, "largest score that tanh gives", "(0, inf)")
     prm_aggregation: str = option(
@@ -34,20 +34,30 @@ class ShapingConfig:
         "how step scores become one number (docs/scoring.md); per_step: the algorithm reads the steps instead",
         choices=("mean_response", "pooled_last", "min", "product", "per_step", "best_of_n"),
     )
-    step_transforms: list[str] = option([], "transforms of the step scores, in this order", choices=("clip", "delta"))
-    clip_eta: float = option(0.5, "clip makes a score r_k min(r_k - clip_eta, 0); delta makes it r_k - r_{k+1}")
+    step_transforms: list[str] = option(
+        [],
+        "changes of the step scores, in this order: clip makes a score r_k min(r_k - clip_eta, 0), delta r_k - r_{k+1}",
+        choices=("clip", "delta"),
+    )
+    clip_eta: float = option(0.5, "what clip takes from a score")
     enable_anti_hack: bool = option(True, "turns on the five keys below, and leaves out repeated steps")
     stop_at_answer: bool = option(True, "steps after the first final answer count only if their score is negative")
     answer_pattern: str = option(r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression of a final answer")
     incorrect_answer_penalty: float = option(0.0, "added to the reward of a wrong answer", "(-inf, 0]")
-    max_step_tokens: int = option(512, "policy tokens over which a step earns nothing", "[1, inf)")
-    max_resp_len: int = option(1024, "policy tokens over which an episode earns no process score", "[1, inf)")
+    max_step_tokens: int = option(512, "a step of more policy tokens keeps only a negative score", "[1, inf)")
+    max_resp_len: int = option(1024, "steps of an episode of more policy tokens keep only negative scores", "[1, inf)")
     prm_acc_bonus_weight: float = option(0.0, "added to the reward of a right answer", "[0, inf)")
     length_bonus_weight: float = option(0.0, "largest bonus of a right answer for its length", "[0, inf)")
-    target_response_length: int = option(400, "policy tokens with the largest bonus; none at twice as many", "[1, inf)")
-    overlong_penalty: float = option(0.0, "taken from the reward of an answer of overlong_max_length", "[0, inf)")
+    target_response_length: int = option(
+        400, "policy tokens at which the bonus is largest; from twice as many it is 0", "[1, inf)"
+    )
+    overlong_penalty: float = option(
+        0.0, "penalty on an answer of overlong_max_length or more policy tokens", "[0, inf)"
+    )
     overlong_max_length: int = option(0, "policy tokens from which the whole penalty is taken", "[0, inf)")
-    overlong_buffer: int = option(512, "policy tokens before that over which the penalty grows linearly", "[1, inf)")
+    overlong_buffer: int = option(
+        512, "policy tokens below that limit over which the penalty grows linearly", "[1, inf)"
+    )
 
 
 @dataclass
@@ -62,7 +72,9 @@ class ScoringModelConfig:
     device: str = option("cpu", "where it runs: cpu, cuda, cuda:N, or auto (a GPU if there is one)")
     micro_tokens: int = option(16384, "tokens of one forward pass, padding included", "[1, inf)")
     long_inputs: str = option(
-        "refuse", "too long inputs: refuse them, or drop their oldest tool results", choices=("refuse", "drop_oldest")
+        "refuse",
+        "what happens to too long inputs: refuse them, or drop their oldest tool results",
+        choices=("refuse", "drop_oldest"),
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
     params: dict[str, Any] = option({}, "parameters of the family that differ from its defaults")
@@ -77,7 +89,9 @@ class ScoringModelConfig:
 class OutcomeModelConfig(ScoringModelConfig):
     """A model that scores whole episodes; docs/scoring.md lists the families."""
 
-    family: str = option("sequence_classifier", "how it reads and scores: a built-in family, or a class's dotted path")
+    family: str = option(
+        "sequence_classifier", "how it reads and scores: a built-in family, or the dotted path of a class"
+    )
 
 
 @dataclass
@@ -85,8 +99,12 @@ class GuardConfig:
     """Warns of reward hacking: rewards rise while the process reward model agrees less and less with the outcomes."""
 
     window_s: float = option(900.0, "seconds over which both trends are measured", "(0, inf)")
-    reward_rise: float = option(0.05, "rise of the mean reward over the window", "(0, inf)")
-    agreement_fall: float = option(0.05, "fall of the agreement over the window", "(0, inf)")
+    reward_rise: float = option(
+        0.05, "rise of the mean reward over the window from which the alarm may start", "(0, inf)"
+    )
+    agreement_fall: float = option(
+        0.05, "fall of the agreement over the window from which the alarm may start", "(0, inf)"
+    )
 
 
 @dataclass
@@ -94,14 +112,16 @@ class ScoringConfig:
     """The pool of scorers."""
 
     rule: str = option("exact_number", "verifier: a built-in name, or the dotted path of a function or verl manager")
-    rules: dict[str, Any] = option({}, "verifier of a data source: a name, or a list of {name, weight, params}")
-    strip_thoughts: bool = option(True, "rules see only the text after the last closed thought; none if one is open")
+    rules: dict[str, Any] = option({}, "verifiers by data source: a name, or a list of {name, weight, params}")
+    strip_thoughts: bool = option(
+        True, "rules read only what follows the last closed thought; nothing if a thought is open"
+    )
     rule_processes: int = option(1, "processes in which one scorer runs rules", "[1, inf)")
-    rule_memory_mb: int = option(4096, "memory that one verification may take", "[1, inf)")
+    rule_memory_mb: int = option(4096, "megabytes that one verification may take", "[1, inf)")
     timeout_s: float = option(10.0, "seconds that one verification may take", "(0, inf)")
     needs: dict[str, list[str]] = option(
         {},
-        "kinds of scoring of a data source; others get all kinds",
+        "kinds of scoring by data source; a source that is not named gets all",
         choices=KINDS,
         fixed="stored episodes wait for these kinds of scores",
     )
