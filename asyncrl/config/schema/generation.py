@@ -31,8 +31,8 @@ class ActorConfig:
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
     max_failure_share: float | None = option(
         None,
-        "share of the last episodes, or of the last scorings, that may fail; above it for a minute, the run ends; null: no "
-        "limit. A run always ends if all of its first episodes fail (docs/faults.md)",
+        "share of the last episodes, or of the last scorings, that may fail; above it for a minute, the run ends; "
+        "null: no limit. A run always ends if all of its first episodes fail (docs/faults.md)",
         "(0, 1]",
     )
     max_tool_chars: int = option(4096, "characters of a tool's result; the middle of a longer one is cut", "[1, inf)")
