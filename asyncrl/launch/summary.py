@@ -118,7 +118,7 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
         warnings=warnings,
         speed=_speed(run_dir, steps) if steps else {},
         files={name: str(run_dir / name) for name in _FOLDERS if (run_dir / name).exists()},
-        next=_next(run_dir, result, resume),
+        next=_next(run_dir, result == "done", bool(reasons), resume),
     )
 
 
@@ -173,13 +173,15 @@ def _totals(lines: Lines, names: Sequence[str]) -> dict[str, float]:
     return totals
 
 
-def _next(run_dir: Path, result: str, resume: str) -> list[str]:
-    return [*([] if result == "done" else [resume]), f"asyncrl inspect status --run {run_dir}"]
+def _next(run_dir: Path, done: bool, failures: bool, resume: str) -> list[str]:
+    looks = ["status", *(["dead-letters"] if failures else [])]
+    return [*([] if done else [resume]), *(f"asyncrl inspect {look} --run {run_dir}" for look in looks)]
 
 
 def as_text(summary: RunSummary) -> str:
     """The summary for people, one fact a line."""
-    rows = [("result", f"{summary.result} after {summary.steps} of {summary.planned_steps} steps")]
+    resumes = "" if summary.result == "done" else "; the same command resumes it"
+    rows = [("result", f"{summary.result} after {summary.steps} of {summary.planned_steps} steps{resumes}")]
     if summary.reward and summary.outcome:
         span = "first and last step" if summary.averaged == 1 else f"first and last {summary.averaged} steps"
         rows += [("reward", f"{summary.reward} ({span})"), ("outcome", str(summary.outcome))]

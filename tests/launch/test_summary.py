@@ -46,6 +46,7 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
         "1 x broken",
         "speed              32 s, 10 tokens/s, largest lag 1, learner idle 25%, rollout idle 25%",
         f"episodes           {tmp_path / 'replay'}",
+        f"asyncrl inspect dead-letters --run {tmp_path}",
     ):
         assert line in text
     assert "warning" not in text
@@ -57,6 +58,11 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
 
 def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_path: Path) -> None:
     text = report(tmp_path, 8, "failed", "learner cannot run", RESUME)
-    for part in ("failed after 0 of 8 steps", "no step was trained", "the store tells nothing", RESUME):
+    for part in (
+        "failed after 0 of 8 steps; the same command resumes it",
+        "no step was trained",
+        "the store tells nothing",
+        RESUME,
+    ):
         assert part in text
     assert json.loads((tmp_path / SUMMARY_FILE).read_text())["reason"] == "learner cannot run"

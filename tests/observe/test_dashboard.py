@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.observe.dashboard import Dashboard
+from asyncrl.observe.dashboard import LINE_S, Dashboard
 from asyncrl.observe.sinks import JsonLines, metrics_file, read_lines, remove_steps
 
 
@@ -67,3 +67,20 @@ def test_failures_a_second_and_the_newest_failure_are_shown_while_some_fail(tmp_
     assert shown() == {"failed/s": "2.55", "failing": "the last 40 episodes failed"}
     shown(), shown()
     assert shown() == {"failing": "the last 40 episodes failed"}
+
+
+def test_a_run_that_learns_nothing_warns_once_for_each_time_that_this_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    dashboard = Dashboard(TrainConfig(), tmp_path, dict, lambda: now[0])
+    learner = JsonLines(metrics_file(tmp_path, "learner"))
+    warned = []
+    for step, reward in enumerate([0, 0, 0, 0, 1, 0, 0, 0]):
+        row = {"reward/mean": reward, "reward/min": 0, "reward/max": reward, "grad_norm": reward, "updates_skipped": 0}
+        learner.log(step, {**row, "groups/zero_variance": 1 - reward})
+        now[0] += LINE_S
+        dashboard.update()
+        if "warning: every reward" in capsys.readouterr().err:
+            warned.append(step)
+    assert warned == [2, 7]
