@@ -87,9 +87,7 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
     averaged = max(1, min(MOST_STEPS, len(steps) // 4))
     warnings = list(learning_warnings(steps, str(run_dir)).values())
     if not steps:
-        warnings.append(
-            f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters --run {run_dir}`"
-        )
+        warnings.append(f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters {run_dir}`")
     trajectories: dict[str, int] = {}
     failures: dict[str, int] = {}
     reasons: dict[str, int] = {}
@@ -174,8 +172,8 @@ def _totals(lines: Lines, names: Sequence[str]) -> dict[str, float]:
 
 
 def _next(run_dir: Path, done: bool, failures: bool, resume: str) -> list[str]:
-    looks = ["status", *(["dead-letters"] if failures else [])]
-    return [*([] if done else [resume]), *(f"asyncrl inspect {look} --run {run_dir}" for look in looks)]
+    looks = [f"list {run_dir} --sort reward", *([f"dead-letters {run_dir}"] if failures else [])]
+    return [*([] if done else [resume]), *(f"asyncrl inspect {look}" for look in looks)]
 
 
 def as_text(summary: RunSummary) -> str:

@@ -16,7 +16,7 @@ def learning_warnings(rows: Sequence[Mapping[str, Any]], run: str) -> dict[str, 
     if not rows:
         return {}
     steps = f"step {rows[-1]['step']}" if len(rows) == 1 else f"steps {rows[0]['step']} to {rows[-1]['step']}"
-    look = f"`asyncrl inspect list --run {run} --step {rows[-1]['step']}` shows the episodes"
+    look = f"`asyncrl inspect step {run} {rows[-1]['step']}` shows some of the episodes"
     found = {}
     rewards = {row[f"reward/{end}"] for row in rows for end in ("min", "max")}
     if len(rewards) == 1:

@@ -43,7 +43,7 @@ def test_a_run_without_any_reward_warns_and_its_folder_is_as_the_pages_say(
     assert (summary["result"], summary["steps"], summary["trajectories"]["trained"]) == ("done", 4, 4 * BATCH)
     assert summary["reward"] == summary["held_out"]["accuracy"] == {"first": 0, "last": 0}
     assert summary["failures"]["scorings"] > 0
-    for text in ("every reward of steps 1 to 3 was 0", "the rule cannot judge the first", "asyncrl inspect status"):
+    for text in ("every reward of steps 1 to 3 was 0", "the rule cannot judge the first", "asyncrl inspect list"):
         assert text in run.output
     assert [line["step"] for line in read_lines(metrics_file(run.dir, "learner"))] == [0, 1, 2, 3]
     assert [line["step"] for line in read_lines(metrics_file(run.dir, "evaluation"))] == [0, 2, 4]
