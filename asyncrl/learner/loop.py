@@ -18,6 +18,7 @@ import torch
 
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.config.changes import ConfigHistory
+from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import InvariantError, StoppedError
 from asyncrl.learner.batches import BatchSource
@@ -115,7 +116,7 @@ class Learner:
                 self.trainer.algorithm.restore(kept)
         for each in self.history.changes:
             if each.step == step:
-                logger.info("%s=%s from step %d on, before %s", each.key, each.new, step, each.old)
+                logger.info("%s=%s from step %d on, before %s", each.key, as_yaml(each.new), step, as_yaml(each.old))
 
     def _is_skipped(self, plan: BatchPlan) -> bool:
         """Whether the step trains nothing. All ranks agree, also if the plan was skipped between their requests."""

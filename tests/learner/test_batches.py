@@ -71,27 +71,29 @@ def test_training_again_from_the_store_ends_in_the_same_weights_bit_for_bit(
         RecordedReplay(tmp_path / "store", 5)
 
 
+@pytest.mark.parametrize("step", [3, 4], ids=["between two checkpoints", "at a checkpoint"])
 def test_training_again_is_exact_over_a_change_and_over_a_kill_before_its_first_step(
-    model: Path, ranks: Ranks, tmp_path: Path
+    model: Path, ranks: Ranks, tmp_path: Path, step: int
 ) -> None:
     config, core = make_config(model, tmp_path / "first", steps=6), make_core(tmp_path / "store", keep_steps=math.inf)
-    before = Run(config, LiveReplay(core, stop_at=3)).until_stopped(ranks)
+    config.algorithm.kl = PartConfig("k3", {"weight": 0.1, "target": 0.01})
+    before = Run(config, LiveReplay(core, stop_at=step)).until_stopped(ranks)
     changed = copy.deepcopy(config)
     changed.learner.lr, changed.learner.minibatches, changed.learner.weight_decay = 1e-2, 2, 0.1
     changed.algorithm.loss = PartConfig("ppo", {"clip_low": 0.05, "clip_high": 0.05})
-    changed.algorithm.kl = PartConfig("k3", {"weight": 0.5})
-    Run(changed, LiveReplay(core, stop_at=3)).until_stopped(ranks)
+    changed.algorithm.kl = PartConfig("k3", {"weight": 0.5, "target": 0.01})
+    Run(changed, LiveReplay(core, stop_at=step)).until_stopped(ranks)
     core.restart()
     after = Run(changed, LiveReplay(core)).train(ranks)
     core.store.close()
-    assert_weights_equal(before.weights[3], after.weights[3])
+    assert_weights_equal(before.weights[step], after.weights[step])
     for number, given in enumerate((config, changed)):
         given = copy.deepcopy(given)
         given.run.dir = str(tmp_path / f"again-{number}")
         with closing(RecordedReplay(tmp_path / "store", 6)) as replay:
-            assert {each.step for each in replay.configure({}, 0)} == {3}
+            assert {each.step for each in replay.configure({}, 0)} == {step}
             again = Run(given, replay).train(ranks)
-        for version in range(3, 7):
+        for version in range(step, 7):
             assert_weights_equal(after.weights[version], again.weights[version])
 
 

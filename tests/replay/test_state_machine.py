@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,14 @@ class ReplayMachine(RuleBasedStateMachine):
     def start(self, options: dict[str, Any], kinds: tuple[str, ...]) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.admission, self.kinds = options["admission"], kinds
-        self.core = Core(Path(self.folder.name), make_settings(**options, needs=lambda source: kinds))
+        self.widest = self.admission
+        self.settings = make_settings(**options, needs=lambda source: kinds)
+        self.core = Core(Path(self.folder.name), self.settings)
         self.held: dict[str, list[Ticket]] = {"a": [], "b": []}
         self.leased: dict[str, list[str]] = {"a": [], "b": []}
         self.stored: Counter[str] = Counter()
         self.plans: list[tuple[str, ...]] = []
+        self.bounds: list[int] = []
         self.version = 0
 
     @rule(worker=WORKERS, want=st.integers(0, 5))
@@ -95,6 +99,7 @@ class ReplayMachine(RuleBasedStateMachine):
         plan = self.core.plan(len(self.plans))
         if plan is not None:
             self.plans.append(tuple(plan.ids))
+            self.bounds.append(self.admission.max_lag)
             self.version += 1
             self.core.publish(self.version)
 
@@ -113,9 +118,12 @@ class ReplayMachine(RuleBasedStateMachine):
             act = self.core.requeue if back else self.core.discard
             act(data.draw(st.sampled_from(names)))
 
-    @rule()
-    def kill_the_replay(self) -> None:
-        self.core.restart()
+    @rule(max_lag=st.none() | st.integers(0, 3))
+    def kill_the_replay(self, max_lag: int | None) -> None:
+        if max_lag is not None:
+            self.admission = replace(self.admission, max_lag=max_lag)
+            self.widest = max(self.widest, self.admission, key=lambda each: each.max_lag)
+        self.core.restart(replace(self.settings, admission=self.admission))
 
     @rule(worker=WORKERS)
     def kill_an_actor(self, worker: str) -> None:
@@ -146,10 +154,10 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @invariant()
     def admission_holds_and_no_trained_token_is_too_old(self) -> None:
-        assert 0 <= self.core.status()["committed"] <= self.admission.capacity(self.version)
+        assert 0 <= self.core.status()["committed"] <= self.widest.capacity(self.version)
         with self.core.store.transaction(write=False) as tx:
-            for step, ids in enumerate(self.plans):
-                assert all(step - TrajectoryRecord.of(tx, name).oldest <= self.admission.max_lag for name in ids)
+            for step, (ids, bound) in enumerate(zip(self.plans, self.bounds, strict=True)):
+                assert all(step - TrajectoryRecord.of(tx, name).oldest <= bound for name in ids)
 
     def teardown(self) -> None:
         if hasattr(self, "core"):
