@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.observe.warnings import WINDOW, learning_warnings
 
+STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less by replay.retention"
 REFRESH_S = 0.5
 LINE_S = 10.0
 RATE_S = 15.0
@@ -127,7 +129,10 @@ class Dashboard:
         ]
         if restarts:
             rows.append(("restarts", str(restarts)))
-        return rows + self._failing([tail.read() for tail in self._replays])
+        replays = [tail.read() for tail in self._replays]
+        if any(values.get("store_bytes", 0) > values.get("high_water_bytes", math.inf) for values in replays):
+            rows.append(("store", STORE_IS_FULL))
+        return rows + self._failing(replays)
 
     def _failing(self, replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         """How fast episodes and scorings fail, if they do, and the newest failure of each replay."""

@@ -40,6 +40,13 @@ def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_p
     assert [line["reward/mean"] for line in read_lines(path)] == [0.25, 0.25, 0.5, 0.5, 0.5]
 
 
+def test_a_full_store_is_shown_with_what_helps(tmp_path: Path) -> None:
+    replay, dashboard = JsonLines(metrics_file(tmp_path, "replay")), Dashboard(TrainConfig(), tmp_path, dict)
+    for used, shown in ((8.0, False), (9.0, True), (8.0, False)):
+        replay.log(0, {"store_bytes": used, "high_water_bytes": 8.0})
+        assert ("raise replay.max_store_gb" in dict(dashboard.rows()).get("store", "")) is shown
+
+
 def test_why_everything_fails_is_shown_as_long_as_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, replay = TrainConfig(), JsonLines(tmp_path / "metrics" / "replay-1.jsonl")
     config.replay.shards = 2
