@@ -26,6 +26,8 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     assert (rows["held-out outcome"], rows["held-out accuracy"]) == ("0.95", "0.9")
     assert (rows["lag"], rows["restarts"]) == ("1", "1")
     assert (rows["rollout tok/s"], rows["rollout idle"]) == ("1234", "10%")
+    explained = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text()
+    assert [name for name in rows if f"`{name}`" not in explained] == []
 
 
 def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_path: Path) -> None:
