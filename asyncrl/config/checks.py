@@ -23,6 +23,9 @@ VLLM_COLDEST = 0.01
 """vLLM replaces lower temperatures above 0 by this one, without an error."""
 
 
+DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
+
+
 def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
     """One line for each value or combination that cannot be.
 
@@ -50,8 +53,13 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 
     Each value must meet its own constraint.
     """
-    for section in (_data, _actor, _engine, _weights, _replay, _learner, _scoring, _network):
+    for section in (_run, _data, _actor, _engine, _weights, _replay, _learner, _scoring, _network):
         yield from section(config)
+
+
+def _run(config: TrainConfig) -> Iterator[str]:
+    if Path(config.run.name).name != config.run.name:
+        yield "run.name: it is the name of a folder within run.dir; use a name without slashes"
 
 
 def _data(config: TrainConfig) -> Iterator[str]:
@@ -117,6 +125,9 @@ def _replay(config: TrainConfig) -> Iterator[str]:
         yield f"replay.shards learner.batch_size learner.group_size: a shard needs a group; use at most {groups} shards"
     if replay.shard >= replay.shards:
         yield f"replay.shard replay.shards: shards are numbered from 0 to {replay.shards - 1}"
+    lowest, highest = replay.filter.min_reward, replay.filter.max_reward
+    if lowest is not None and highest is not None and lowest > highest:
+        yield "replay.filter.min_reward replay.filter.max_reward: every group would be refused; lower the first one"
     if replay.source is not None and not Path(replay.source).is_dir():
         yield "replay.source: name the replay folder of a finished run, such as runs/NAME/replay"
 
@@ -152,6 +163,9 @@ def _scoring(config: TrainConfig) -> Iterator[str]:
             yield f"scoring.shadow scoring.needs: nothing would be left to train {source} on: let it need rules"
     if not set(scoring.serve) <= set(kinds):
         yield f"scoring.serve: name some of the kinds that are configured: {', '.join(kinds)}"
+    for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
+        if not DEVICE.fullmatch(model.device):
+            yield f"{key}.device: use cpu, cuda, cuda:N (a GPU's number), or auto"
     yield from _shaping(config)
 
 
@@ -197,3 +211,8 @@ def _network(config: TrainConfig) -> Iterator[str]:
     network = config.network
     if not is_loopback(network.host) and network.keys is None and not network.insecure:
         yield f"network.host: other machines can reach this address: {KEYS_FIX}"
+    first, shards, weights = network.replay_port, config.replay.shards, network.weights_port
+    if first and weights in range(first, first + shards):
+        yield "network.weights_port network.replay_port: the replay listens there; name another port"
+    if first + shards > 65536:
+        yield "network.replay_port replay.shards: each shard takes the next port, up to 65535; lower the first one"

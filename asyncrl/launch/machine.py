@@ -31,7 +31,7 @@ def check_ports(config: TrainConfig) -> None:
                 try_port(config.network.host, port)
             except OSError as error:
                 fix = "name another, or 0 to choose one"
-                taken.append(f"network.{key}={first}: port {port} is taken ({error}); {fix}")
+                taken.append(f"network.{key}={first}: port {port} cannot be used ({error}); {fix}")
     if taken:
         raise UnavailableError("\n".join(taken))
 

@@ -68,8 +68,10 @@ def _missing(path: str) -> str | None:
         return None if any(any(folder.glob(each)) for each in WEIGHTS) else "the folder has no weight files"
     if folder.is_absolute() or path.startswith(".") or path.count("/") > 1:
         return "there is no such folder"
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
+    if isinstance(try_to_load_from_cache(path, "config.json"), str):
+        return None
     try:
         hf_hub_download(path, "config.json")
     except (OSError, ValueError) as error:

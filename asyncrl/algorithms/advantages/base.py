@@ -174,5 +174,5 @@ class SequenceAdvantage(Advantage):
 class TokenAdvantage(Advantage):
     """An estimator over rewards that arrive token by token."""
 
-    step_weight: float = param(0.0, "weight of the step scores, as rewards at the ends of their steps")
+    step_weight: float = param(0.0, "weight of the step scores, as rewards at the ends of their steps", "[0, inf)")
     gamma: float = param(1.0, "discount per policy token", "[0, 1]")

@@ -104,5 +104,5 @@ class AlgorithmConfig:
     )
     kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")
     aggregation: PartConfig = option(PartConfig("token-mean"), "how the losses of tokens become one number")
-    entropy_weight: float = option(0.0, "weight of the entropy bonus")
+    entropy_weight: float = option(0.0, "weight of the entropy bonus", "[0, inf)")
     value: PartConfig = option(PartConfig("clipped"), "loss of the critic")

@@ -25,7 +25,7 @@ class SamplerConfig:
         "fifo", "which groups are trained first (docs/replay.md)", choices=("fifo", "freshest", "prioritised")
     )
     alpha: float = option(0.6, "prioritised: P(group) is proportional to (spread of its rewards)^alpha", "[0, inf)")
-    beta: float = option(0.4, "prioritised: exponent of the importance weights; 1 corrects in full", "[0, inf)")
+    beta: float = option(0.4, "prioritised: exponent of the importance weights; 1 corrects in full", "[0, 1]")
     max_times_sampled: int = option(
         1, "batches that one group may be in", "[1, inf)", fixed="the age bound counts uses of stored groups"
     )

@@ -21,9 +21,9 @@ class ShapingConfig:
     docs/scoring.md has the order of these steps; `scoring=NAME` chooses a preset.
     """
 
-    outcome_weight: float = option(1.0, "weight of the rules' weighted sum in the reward")
-    outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward")
-    process_weight: float = option(0.0, "weight of the aggregated step scores in the reward")
+    outcome_weight: float = option(1.0, "weight of the rules' weighted sum in the reward", "[0, inf)")
+    outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward", "[0, inf)")
+    process_weight: float = option(0.0, "weight of the aggregated step scores in the reward", "[0, inf)")
     environment_weight: float = option(0.0, "weight of the sum of the tools' own rewards in the reward")
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
     use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau), without a sigmoid")
