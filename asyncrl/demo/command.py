@@ -39,9 +39,18 @@ def run(config: TrainConfig) -> None:
     if not train(config, sys.argv[1:]):
         sys.exit(130)
     draw(run_dir, run_dir / "curve.png")
-    sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n")
+    sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{_try_next(run_dir)}")
     summary = json.loads((run_dir / SUMMARY_FILE).read_text())
     sys.stdout.write(json.dumps(summary | audit(config, run_dir)) + "\n")
+
+
+def _try_next(run_dir: Path) -> str:
+    things = {
+        f"asyncrl inspect list {run_dir} --sort reward": "the episodes, the best first",
+        "asyncrl demo run.name=dapo algorithm=dapo": "the same with another algorithm",
+        "docs/first_run.md": "data, a tool and a reward of your own, step by step",
+    }
+    return "\nThree things to try next:\n" + "".join(f"  {command:<47}{what}\n" for command, what in things.items())
 
 
 def main() -> None:

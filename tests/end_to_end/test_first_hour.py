@@ -23,6 +23,7 @@ SHORT = {
     "import prepare\n": "import Effort, prepare\n",
     "max_turn_tokens: 48": "max_turn_tokens: 8",
     "  steps: 10": "  steps: 2",
+    "inspect step runs/first 5": "inspect step runs/first 1",
     "learner.steps=15": "learner.steps=3",
     "checkpoint_every: 5": "checkpoint_every: 1",
     "eval_every: 5": "eval_every: 2",
