@@ -124,6 +124,7 @@ ACTOR = (
     Metric("tool_failures", "tries", "tries of a tool that failed, since the start"),
     Metric("chat_api_answered, chat_api_refused", "requests", "of agents, since the start"),
     Metric("chat_api_abandoned", "requests", "whose agent did not wait for the answer"),
+    Metric("agent/NAME", "number", "mean of a metric that agents returned, over the episodes since the last row"),
     Metric("chat_api_branches", "branches", "sequences that agents made of their histories"),
     Metric("weights_updates, weights_refused", "versions", "taken since the start; refused"),
     Metric("weights_fallbacks", "versions", "that came by another channel than the first"),

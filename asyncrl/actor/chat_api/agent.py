@@ -10,10 +10,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
+import re
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from urllib.parse import quote
 
 from aiohttp import web
@@ -30,9 +34,22 @@ from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
 
-Agent = Callable[[Task, str, str], Awaitable[Mapping[str, float] | None]]
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """What an agent may return: `rewards` of its environment by name, and `metrics`, numbers that are no rewards. An
+    episode may have up to MAX_METRICS metrics."""
+
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+Agent = Callable[[Task, str, str], Awaitable[AgentResult | Mapping[str, float] | None]]
 """`async def agent(task, base_url, api_key)`: does the task with the chat-completions API at `base_url`, and may return
-rewards of its environment by name. If it raises, the episode fails, and its ticket is tried again."""
+rewards of its environment by name or an AgentResult. If it raises, the episode fails, and its ticket is tried again."""
+
+MAX_METRICS = 32
+METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 MAX_REQUEST_BYTES = 64 << 20
 
@@ -87,6 +104,7 @@ class AgentPlayer:
         self._port = port
         self._endpoints: dict[str, EpisodeEndpoint] = {}
         self._error_logger = ErrorLogger(log)
+        self._metrics: defaultdict[str, list[float]] = defaultdict(list)
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/{ticket}/v1/chat/completions", self._chat_completions)
         app.router.add_get("/{ticket}/v1/models", self._models)
@@ -108,7 +126,9 @@ class AgentPlayer:
         url = f"http://{self._host}:{self._port}/{quote(name, safe='')}/v1"
         try:
             with episode.timed("agent"):
-                rewards = await self._agent(episode.ticket.task, url, endpoint.api_key)
+                result = _checked(await self._agent(episode.ticket.task, url, endpoint.api_key))
+        except AgentError as error:
+            raise endpoint.fault or error from error.__cause__
         except Exception as error:
             raise endpoint.fault or AgentError(f"the agent failed: {reason_of(error)}") from error
         finally:
@@ -118,10 +138,15 @@ class AgentPlayer:
         if endpoint.fault is not None:
             raise endpoint.fault
         episode.seconds["agent"] = max(0.0, episode.seconds["agent"] - episode.seconds["generate"])
-        return {name: float(reward) for name, reward in (rewards or {}).items()}
+        for name, value in result.metrics.items():
+            self._metrics[name].append(value)
+        return result.rewards
 
     def counters(self) -> Mapping[str, float]:
-        return {f"chat_api_{name}": count for name, count in asdict(self.counts).items()}
+        """Counts since the start, and the means of the agent's metrics since the last call."""
+        means = {f"agent/{name}": fmean(values) for name, values in self._metrics.items()}
+        self._metrics.clear()
+        return {f"chat_api_{name}": count for name, count in asdict(self.counts).items()} | means
 
     async def _models(self, http: web.Request) -> web.Response:
         return web.json_response(
@@ -166,6 +191,26 @@ class AgentPlayer:
         if stream:
             return web.Response(body=as_events(answer), content_type="text/event-stream")
         return web.json_response(answer)
+
+
+def _checked(returned: object) -> AgentResult:
+    """What an agent returned, as numbers. Raises AgentError: it is something else."""
+    result = returned if isinstance(returned, AgentResult) else AgentResult(returned or {})  # type: ignore[arg-type]
+    try:
+        rewards = {name: float(reward) for name, reward in result.rewards.items()}
+        metrics = {name: float(value) for name, value in result.metrics.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        wanted = "numbers by name as its rewards, an AgentResult, or nothing"
+        raise AgentError(f"the agent returned {returned!r:.200}; it must return {wanted}") from error
+    for name, value in metrics.items():
+        if not (isinstance(name, str) and METRIC_NAME.fullmatch(name) and math.isfinite(value)):
+            raise AgentError(
+                f"the agent's metric {name!r:.100} is {value}: use a finite number, and a name of up to 64 letters, "
+                "digits, _ . and -"
+            )
+    if len(metrics) > MAX_METRICS:
+        raise AgentError(f"the agent returned {len(metrics)} metrics; at most {MAX_METRICS} are taken")
+    return AgentResult(rewards, metrics)
 
 
 async def _json(http: web.Request) -> object:

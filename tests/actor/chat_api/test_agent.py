@@ -17,7 +17,14 @@ import numpy as np
 import pytest
 
 from asyncrl.actor.chat import Chat
-from asyncrl.actor.chat_api.agent import MAX_REQUEST_BYTES, AgentError, AgentPlayer, load_agent
+from asyncrl.actor.chat_api.agent import (
+    MAX_METRICS,
+    MAX_REQUEST_BYTES,
+    AgentError,
+    AgentPlayer,
+    AgentResult,
+    load_agent,
+)
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.episode import EpisodeRunner
 from asyncrl.actor.recorder import EpisodeLimits
@@ -56,13 +63,13 @@ class Agent:
         self.engine = engine
         self.player = AgentPlayer(self)
         self.counts = self.player.counts
-        self.outcome: dict[str, float] | Exception | None = None
+        self.outcome: AgentResult | dict[str, float] | Exception | None = None
         self.pending: list[asyncio.Task[Any]] = []
         self.address: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         self.done = asyncio.Event()
         self.trajectory: Trajectory
 
-    async def __call__(self, task: Task, base_url: str, api_key: str) -> dict[str, float] | None:
+    async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult | dict[str, float] | None:
         self.address.set_result((base_url, api_key))
         await self.done.wait()
         if isinstance(self.outcome, Exception):
@@ -430,3 +437,28 @@ def test_an_agent_is_found_by_its_path_and_refused_with_the_fix():
     ):
         with pytest.raises(ConfigError, match=reason):
             load_agent(path)
+
+
+async def test_metrics_of_an_agent_are_averaged_and_are_no_rewards() -> None:
+    async with episode(["15"]) as agent:
+        await agent.ask(user("one"))
+        agent.outcome = AgentResult({"polite": 1.0}, {"searches": 3})
+    assert agent.trajectory.rewards == {"polite": 1.0}
+    assert agent.player.counters()["agent/searches"] == 3.0
+    assert "agent/searches" not in agent.player.counters()
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (AgentResult(metrics={"a b": 1.0}), "metric 'a b'"),
+        (AgentResult(metrics={"x": float("nan")}), "metric 'x' is nan"),
+        (AgentResult(metrics={f"m{number}": 0.0 for number in range(MAX_METRICS + 1)}), "33 metrics"),
+        (AgentResult(metrics={"x": "many"}), "must return numbers by name"),
+        (0.5, "must return numbers by name"),
+    ],
+)
+async def test_what_an_agent_must_not_return_fails_the_episode_with_the_reason(returned: Any, reason: str) -> None:
+    async with episode(["15"], fails=(AgentError, reason)) as agent:
+        await agent.ask(user("one"))
+        agent.outcome = returned
