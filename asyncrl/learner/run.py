@@ -114,8 +114,8 @@ def train(
     evaluations: Metrics,
     stop: threading.Event,
 ) -> None:
-    """Load, train, and export. Raises StoppedError; RefusedError: the run cannot resume with this configuration;
-    ConfigError and CheckpointError: the models or the checkpoints cannot be used."""
+    """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the run cannot resume with this
+    configuration, or the models or the checkpoints cannot be used."""
     changes = ranks.together(lambda: replay.configure(values_of(config), int(time.time())))
     history = ConfigHistory(config, changes)
     algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)

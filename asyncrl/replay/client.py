@@ -17,7 +17,7 @@ import zmq
 from msgspec.msgpack import Decoder
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.errors import RefusedError, StoppedError, TooManyFailuresError, UnavailableError
+from asyncrl.errors import ConfigError, RefusedError, StoppedError, TooManyFailuresError, UnavailableError
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import Watch, connect
 from asyncrl.replay import protocol
@@ -160,8 +160,12 @@ class ReplayClient:
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
         """The learner goes on with these values of all keys, at `time` in seconds since 1970; returns every change that
-        the run had so far. Raises RefusedError: a run that resumes keeps the values of some keys."""
-        return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
+        the run had so far. Raises ConfigError: a run that resumes keeps the values of some keys."""
+        try:
+            return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
+        except RefusedError as error:
+            # Starting the learner again would not help.
+            raise ConfigError(str(error)) from error
 
     def plan(self, step: int) -> BatchPlan | None:
         """The plan of a learner step; waits about a second for it, then None. Raises TooManyFailuresError."""

@@ -10,6 +10,7 @@ import pytest
 
 from asyncrl.config.changes import values_of
 from asyncrl.config.schema import LearnerConfig, TrainConfig
+from asyncrl.errors import ConfigError
 from asyncrl.ids import shard_of
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.client import ReplayClient
@@ -61,6 +62,8 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
         mixed = list(plan.ids[::2]) + list(plan.ids[1::2])
         assert [each.id for each in replay.fetch(mixed)] == mixed
         assert [each.trajectory_id for each in replay.labels(mixed)] == mixed
+        with pytest.raises(ConfigError, match=r"learner\.group_size=2: it was 8"):
+            replay.configure(values_of(TrainConfig(learner=LearnerConfig(group_size=2))), 2)
         (change,) = replay.configure(values_of(TrainConfig(learner=LearnerConfig(lr=0.5))), 2)
         assert (change.step, change.key, change.new, change.time) == (1, "learner.lr", 0.5, 2)
         replay.published(1)
