@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
         (["le"], ["learner "]),
         (["--v"], ["--version "]),
         (["completion", ""], ["bash ", "zsh "]),
-        (["inspect", "st"], ["status "]),
+        (["inspect", "st"], ["status ", "step "]),
         (["train", "lea"], ["learner."]),
         (["train", "alg"], ["algorithm=", "algorithm."]),
         (["train", "x=1", "learner.max"], ["learner.max_grad_norm="]),
