@@ -38,6 +38,7 @@ FLOORS = (
     ("inspect", "actor", "scoring", "learner"),
     ("observe",),
     ("launch", "compat"),
+    ("evaluate",),
     ("demo",),
     ("__main__",),
 )

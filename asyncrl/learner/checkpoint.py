@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from torch import nn
 from xxhash import xxh3_64
 
 from asyncrl.errors import CheckpointError
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.state import Models, read_state, write_state
+from asyncrl.learner.state import Models, read_state, read_weights, write_state
 from asyncrl.machine.files import sync, when_there_is_room, write_whole
 from asyncrl.types import BatchPlan
 
@@ -114,7 +115,7 @@ class Checkpoints:
         # Rank 0 alone looks for checkpoints, since only it marks them: another rank may see the disk before a mark.
         while step := self._ranks.agree(self._newest()):
             folder = self._path(step)
-            damage = self._damage(folder)
+            damage = self.damage(folder)
             if damage is None:
                 return self._load(folder, models)
             logger.error("%s is damaged: %s; trying the checkpoint before it", folder, damage)
@@ -131,9 +132,9 @@ class Checkpoints:
         """How many steps no resumed run will ask for again: those in the oldest checkpoint that stays. The first
         weights count as a checkpoint while there are fewer than `keep`."""
         complete = self.complete()
-        return _step(complete[-self._keep]) if len(complete) >= self._keep else 0
+        return step_of(complete[-self._keep]) if len(complete) >= self._keep else 0
 
-    def _damage(self, folder: Path) -> str | None:
+    def damage(self, folder: Path) -> str | None:
         """What is wrong with the files of a checkpoint; None, on every rank, where nothing is. Each rank reads a part
         of the files. Raises CheckpointError: it has another format."""
         try:
@@ -169,11 +170,11 @@ class Checkpoints:
 
     def _newest(self) -> int:
         """The step of the newest complete checkpoint; 0 where there is none."""
-        return max(map(_step, self.complete()), default=0)
+        return max(map(step_of, self.complete()), default=0)
 
     def _folders(self) -> list[Path]:
         """The folders with the name of a checkpoint, oldest first. Others are left alone."""
-        return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=_step)
+        return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
 
     def _clean(self) -> None:
         keep = self.complete()[-self._keep :]
@@ -182,8 +183,19 @@ class Checkpoints:
                 shutil.rmtree(folder)
 
 
-def _step(folder: Path) -> int:
+def step_of(folder: Path) -> int:
+    """How many steps a checkpoint covers."""
     return int(folder.name.removeprefix("step-"))
+
+
+def read_policy(folder: Path, policy: nn.Module) -> None:
+    """Load the policy's weights from a checkpoint into a module that is not sharded. Raises CheckpointError: they
+    cannot be read, or are another model's."""
+    try:
+        ranks = json.loads((folder / PROGRESS).read_text())["ranks"]
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    read_weights("policy", policy, folder, ranks)
 
 
 def _fingerprint(models: Models) -> str:

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 from asyncrl.config.schema import ModelConfig
+from asyncrl.learner.checkpoint import read_policy
 from asyncrl.learner.gathering import gather_all
-from asyncrl.learner.policy import Policy
+from asyncrl.learner.policy import Policy, read_model
 from asyncrl.learner.ranks import Ranks
 from asyncrl.machine.files import as_os_errors, sync, when_there_is_room
 from asyncrl.weights.manifest import DTYPES
@@ -28,6 +29,17 @@ def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop
             when_there_is_room(lambda: _write(policy, tensors, config, folder), stop, str(folder))
 
     ranks.together(write)
+
+
+def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> None:
+    """Write the policy of a checkpoint into `folder`, the same files as `export`, on the CPU of this process alone.
+
+    Raises ConfigError: model.path cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError.
+    """
+    policy = Policy(read_model(config.path, config), temperature=1.0)
+    read_policy(checkpoint, policy.float())
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _write(policy, gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], Ranks.alone()), config, folder)
 
 
 def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:

@@ -106,6 +106,7 @@ class _Gathering:
             start += shard.local.numel()
         if self._ranks.rank == 0:
             self._received = [torch.empty_like(sent) for _ in range(self._ranks.size)]
+        assert self._ranks.mesh is not None
         work: dist.Work | None = dist.gather(
             sent, self._received or None, group=self._ranks.mesh.get_group(), async_op=True
         )

@@ -85,9 +85,9 @@ def load_model(path: str, config: ModelConfig, ranks: Ranks, length: int) -> Any
     """
     if config.attention != "sdpa" and ranks.device.type == "cpu":
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use sdpa")
+    model = read_model(path, config)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", trust_remote_code=config.trust_remote_code)
-        _attend_packed(model.eval(), config.attention, length)
+        _attend_packed(model, config.attention, length)
     except ConfigError as error:
         raise ConfigError(
             f"{path!r} cannot be trained packed with model.attention={config.attention}: {error}; "
@@ -96,6 +96,16 @@ def load_model(path: str, config: ModelConfig, ranks: Ranks, length: int) -> Any
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{path!r} cannot be loaded with model.attention={config.attention}: {error}") from error
     return model
+
+
+def read_model(path: str, config: ModelConfig) -> Any:
+    """The causal language model at `path` on the CPU, in the dtype of its files. Raises ConfigError: it cannot be
+    loaded."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{path!r} cannot be loaded: {error}") from error
+    return model.eval()
 
 
 def _attend_packed(model: Any, attention: str, length: int) -> None:

@@ -36,7 +36,13 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh
+    mesh: DeviceMesh | None = None
+    """How the ranks communicate; None only where there is one."""
+
+    @staticmethod
+    def alone() -> Ranks:
+        """This process on its CPU, without communication."""
+        return Ranks(0, 1, torch.device("cpu"))
 
     def sum(self, values: Tensor) -> Tensor:
         """The elementwise sum over ranks, on the device of `values`, which do not change. A sum on the CPU does not

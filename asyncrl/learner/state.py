@@ -7,7 +7,7 @@ those of all files in the order of the ranks. A tensor that is not sharded is in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,31 @@ def write_state(models: Models, folder: Path, ranks: Ranks) -> Path:
 def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
     """Load the files of `count` ranks in `folder` into `models`. Raises CheckpointError: they are damaged or
     incomplete."""
+    with _opened(folder, count, ranks, "; remove that folder to resume from an older checkpoint") as stored:
+        for name, model in models.items():
+            stored.load_weights(name, model.module)
+            _load_moments(f"{name}/", model, stored)
+
+
+@torch.no_grad()
+def read_weights(name: str, module: nn.Module, folder: Path, count: int) -> None:
+    """Load the weights alone of the model `name`, from the files of `count` ranks, into a module that is not sharded.
+    Raises CheckpointError: as `read_state`, or they are another model's."""
+    with _opened(folder, count, Ranks.alone()) as stored:
+        stored.load_weights(name, module)
+        unknown = stored.weights(name) - {weight for weight, _ in _weights(module)}
+        if unknown:
+            raise CheckpointError(f"it is a checkpoint of another model, which has {min(unknown)} too")
+
+
+@contextmanager
+def _opened(folder: Path, count: int, ranks: Ranks, advice: str = "") -> Iterator[_StoredTensors]:
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(folder / _file(rank), "pt")) for rank in range(count)]
-            stored = _StoredTensors(files, ranks)
-            for name, model in models.items():
-                for weight, tensor in _weights(model.module):
-                    stored.load(f"{name}/{weight}", tensor)
-                _load_moments(f"{name}/", model, stored)
+            yield _StoredTensors(files, ranks)
     except (OSError, SafetensorError, CheckpointError) as error:
-        raise CheckpointError(
-            f"{folder} cannot be read: {error}; remove that folder to resume from an older checkpoint"
-        ) from error
+        raise CheckpointError(f"{folder} cannot be read: {error}{advice}") from error
 
 
 class _StoredTensors:
@@ -60,6 +73,16 @@ class _StoredTensors:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files[0][1]
+
+    def weights(self, model: str) -> set[str]:
+        """The names of a model's weights, of which rank 0 has a part each."""
+        prefix = f"{model}/"
+        return {name.removeprefix(prefix) for name in self._files[0][1] if name.startswith(f"{prefix}weights/")}
+
+    def load_weights(self, name: str, module: nn.Module) -> None:
+        """Load the weights of the model `name` into `module`. Raises CheckpointError: one is missing or misshapen."""
+        for weight, tensor in _weights(module):
+            self.load(f"{name}/{weight}", tensor)
 
     def load(self, name: str, tensor: Tensor) -> Tensor:
         """Copy the stored tensor into this rank's shard of `tensor`. Raises CheckpointError: the shapes differ."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.learner.export import export_checkpoint
 from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
 from tests.learner.support import Run
@@ -50,6 +51,10 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
     assert metrics["lag/mean"] == expected_metrics["lag/mean"]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
 @pytest.mark.parametrize("batch", ["even", "mixture"])
 def test_a_checkpoint_of_two_ranks_resumes_on_one(
     batch: str, model: Path, mixture: Path, ranks: Ranks, two: tuple[dict[str, Any], Path]
@@ -61,6 +66,16 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(
     assert list(run.weights) == [steps, steps + 1]
     for name, tensor in results["results"][batch][0][steps].items():
         assert torch.equal(tensor, run.weights[steps][name])
+
+
+@pytest.mark.parametrize("batch", ["odd", "critic", "mixture"])
+def test_a_checkpoint_of_two_ranks_is_exported_with_the_bytes_that_the_end_of_the_run_wrote(
+    batch: str, model: Path, mixture: Path, two: tuple[dict[str, Any], Path], tmp_path: Path
+):
+    config = configs(model, mixture, two[1])[batch]
+    run = two[1] / batch / "run"
+    export_checkpoint(config.model, max((run / "checkpoints").iterdir()), tmp_path / "exported")
+    assert contents(tmp_path / "exported") == contents(run / "model")
 
 
 def test_shards_of_any_shape_and_stacked_experts_are_gathered_as_they_are_saved(two: tuple[dict[str, Any], Path]):

@@ -1,0 +1,58 @@
+"""`asyncrl export RUN [--step K] [--to DIR]`: the policy of any checkpoint as a Hugging Face folder.
+
+Works on the CPU, while the run runs and after it, and changes nothing of the run. RUN is the folder of a run, such as
+runs/NAME, or its name. Without --step it takes the newest checkpoint. The folder has the same files as the folder
+`model` that a finished run writes: the weights in model.dtype, the configuration and the tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from asyncrl.config.commands import command_name
+from asyncrl.config.schema import ModelConfig
+from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.evaluate.runs import FinishedSteps, checkpoint_of, config_of, read_checkpoint, require_run
+
+
+def main() -> None:
+    """The entry of the command line. Ends with a message and status 1 where the export cannot be made."""
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
+    parser.add_argument("--step", type=int, metavar="K", help="take the checkpoint after K learner steps (the newest)")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="write this folder (RUN/exports/step-K)")
+    given = parser.parse_args()
+    try:
+        sys.stdout.write(f"{export_run(given.run, given.step, given.to)}\n")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (AsyncrlError, OSError) as error:
+        sys.stderr.write(f"{command_name()}: {error}\n")
+        sys.exit(1)
+
+
+def export_run(name: str, steps: int | None = None, to: Path | None = None) -> Path:
+    """Export the policy of a checkpoint, by default the newest; returns the new folder.
+
+    Raises ConfigError: there is no such run, or something is at `to` already; CheckpointError: there is no such
+    checkpoint, or it cannot be read; OSError.
+    """
+    run = require_run(name)
+    config = config_of(run)
+    checkpoint = checkpoint_of(run, config, steps)
+    folder = to or run / "exports" / checkpoint.folder.name
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists already: remove it, or name another folder by --to")
+    write_policy(config.model, checkpoint, folder)
+    return folder
+
+
+def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
+    """Write the policy of a checkpoint into `folder`, in place of what is there."""
+    from asyncrl.learner.export import export_checkpoint
+
+    read_checkpoint(checkpoint, lambda source: export_checkpoint(model, source, folder))

@@ -1,0 +1,81 @@
+"""The run that a command names, and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import CheckpointError, ConfigError
+from asyncrl.inspect.run import CONFIG_FILE, RUNS, read_config
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSteps:
+    """A checkpoint: its folder, and how many learner steps it covers."""
+
+    folder: Path
+    steps: int
+
+
+def find_run(name: str) -> Path | None:
+    """The folder of the run that `name` names, by its folder or by its name in runs/; None: this is no run."""
+    return next((folder for folder in (Path(name), RUNS / name) if (folder / CONFIG_FILE).is_file()), None)
+
+
+def require_run(name: str) -> Path:
+    """The folder of a run. Raises ConfigError: there is none, or no training has started in it."""
+    folder = find_run(name)
+    if folder is None:
+        known = sorted(str(path.parent) for path in RUNS.glob(f"*/{CONFIG_FILE}"))
+        there = f"; there are {', '.join(known)}" if known else ""
+        raise ConfigError(f"{name} is no run: name the folder of one, which has a {CONFIG_FILE}{there}")
+    return folder
+
+
+def config_of(run: Path) -> TrainConfig:
+    """The configuration of a run. Raises ConfigError: another version of asyncrl wrote it."""
+    return read_config(run / CONFIG_FILE)
+
+
+def checkpoint_of(run: Path, config: TrainConfig, steps: int | None) -> FinishedSteps:
+    """The checkpoint after `steps` learner steps, or the newest. Raises CheckpointError, which lists those there are:
+    there is none, or it is damaged."""
+    # Loads torch, which takes seconds: a wrong name is refused before.
+    from asyncrl.learner.checkpoint import Checkpoints, step_of
+    from asyncrl.learner.ranks import Ranks
+
+    checkpoints = Checkpoints(run / "checkpoints", config.learner.keep_checkpoints, Ranks.alone())
+    kept = {step_of(folder): folder for folder in checkpoints.complete()}
+    if not kept:
+        every = config.learner.checkpoint_every
+        raise CheckpointError(f"{run} has no checkpoint yet; the run writes one every {every} steps and one at its end")
+    chosen = max(kept) if steps is None else steps
+    if chosen not in kept:
+        raise CheckpointError(
+            f"{run} has no checkpoint after {chosen} steps: use --step with one of {', '.join(map(str, kept))} "
+            f"(the run keeps learner.keep_checkpoints={config.learner.keep_checkpoints})"
+        )
+    damage = checkpoints.damage(kept[chosen])
+    if damage is not None:
+        if not kept[chosen].exists():
+            raise _replaced(kept[chosen])
+        older = max((step for step in kept if step < chosen), default=None)
+        advice = "no older one is kept" if older is None else f"the one before it is --step {older}"
+        raise CheckpointError(f"{kept[chosen]} is damaged: {damage}; {advice}")
+    return FinishedSteps(kept[chosen], chosen)
+
+
+def read_checkpoint(checkpoint: FinishedSteps, read: Callable[[Path], None]) -> None:
+    """Call `read` with the folder of a checkpoint. Raises CheckpointError: the run removed it meanwhile."""
+    try:
+        read(checkpoint.folder)
+    except (CheckpointError, OSError) as error:
+        if checkpoint.folder.exists():
+            raise
+        raise _replaced(checkpoint.folder) from error
+
+
+def _replaced(folder: Path) -> CheckpointError:
+    return CheckpointError(f"the run has meanwhile replaced {folder} by a newer checkpoint: try again")
