@@ -40,6 +40,10 @@ class StoppedError(AsyncrlError):
     """This process was asked to stop while it waited."""
 
 
+class RunOverError(AsyncrlError):
+    """The run is done: the replay has no more work, and the process ends with status 0."""
+
+
 class EngineError(AsyncrlError):
     """An engine could not generate, or was asked for something that it cannot do."""
 

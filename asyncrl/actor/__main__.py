@@ -1,4 +1,4 @@
-"""`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C."""
+"""`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C, or until the run is done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STOP_POLL_S = 0.1
 
 
 def run(config: TrainConfig) -> None:
-    """Run episodes until a signal. Raises ConfigError: the model or a tool cannot be loaded."""
+    """Run episodes until a signal. Raises ConfigError: the model or a tool cannot be loaded; RunOverError."""
     stop = process.stop_on_signals()
     process.limit_threads(config.cluster.actor_threads)
     asyncio.run(_run(config, stop))

@@ -14,7 +14,14 @@ from omegaconf import OmegaConf
 from asyncrl.config.commands import command_name, show_role_help
 from asyncrl.config.compose import composed, read
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError, TooManyFailuresError
+from asyncrl.errors import (
+    AsyncrlError,
+    ConfigError,
+    DataError,
+    RunOverError,
+    StoppedError,
+    TooManyFailuresError,
+)
 from asyncrl.machine.files import LossyText
 from asyncrl.text import cut
 
@@ -64,6 +71,8 @@ def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | No
             sys.stdout.write(OmegaConf.to_yaml(composed(given.words, given.config_dir)))
         else:
             role(read(given.words, given.config_dir))
+    except RunOverError as error:
+        logging.getLogger(command_name()).info("%s", error)
     except StoppedError:
         sys.exit(EXIT_STOPPED)
     except AsyncrlError as error:

@@ -49,6 +49,9 @@ class BatchSource(Protocol):
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
         return None
 
+    def finished(self) -> None:
+        return None
+
 
 class RecordedReplay(BatchSource):
     """The plans of the run whose replay folder is `source`, in order: the learner trains them again, without actors.

@@ -66,6 +66,8 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
             if not recorded:
                 publisher = stack.enter_context(closing(_push(config, ranks, context)))
         train(config, ranks, replay, publisher, metrics, evaluations, stop)
+        if ranks.rank == 0:
+            replay.finished()
 
 
 def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:

@@ -27,6 +27,11 @@ def worker_name(kind: str) -> str:
     return os.environ.get(WORKER_VARIABLE) or f"{kind}-{socket.gethostname()}-{os.getpid()}"
 
 
+def is_supervised() -> bool:
+    """Whether a supervisor started this process, which then ends it too."""
+    return WORKER_VARIABLE in os.environ
+
+
 def incarnation() -> str:
     """A new name for this start of the process."""
     return uuid.uuid4().hex

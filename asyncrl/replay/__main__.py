@@ -1,4 +1,7 @@
-"""`python -m asyncrl.replay`: serve one shard of the replay of a run until SIGTERM or Ctrl-C."""
+"""`python -m asyncrl.replay`: serve one shard of the replay of a run until SIGTERM or Ctrl-C.
+
+A replay that nobody supervises also ends soon after the learner has done the last step.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ log = logging.getLogger("asyncrl.replay")
 
 
 def run(config: TrainConfig) -> None:
-    """Serve until a signal. Raises UnavailableError: the port is taken; StoreError: the store cannot be opened."""
+    """Serve until a signal, or until the run is done.
+
+    Raises UnavailableError: the port is taken; StoreError: the store cannot be opened.
+    """
     stop = process.stop_on_signals()
     process.keep_freed_memory()
     gc.freeze()  # Collections need not look at what is loaded: it lives as long as the process.
@@ -46,9 +52,16 @@ def run(config: TrainConfig) -> None:
         with closing(listener), closing(open_metrics(quiet, locations.run_dir(config.run), name)) as metrics:
             run = locations.run_identity(config.run, make=True)
             service = ReplayService(
-                replay_settings(config), config.replay.lease_s, time.monotonic, lambda: listener.failed_handshakes, run
+                replay_settings(config),
+                config.replay.lease_s,
+                time.monotonic,
+                lambda: listener.failed_handshakes,
+                run,
+                ends=not process.is_supervised(),
             )
             ReplayServer(listener.socket, store, service, metrics=metrics).run(stop)
+            if not stop.is_set():
+                log.info("the run is done: the replay ends")
     finally:
         store.close()
 

@@ -17,7 +17,14 @@ import zmq
 from msgspec.msgpack import Decoder
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.errors import ConfigError, RefusedError, StoppedError, TooManyFailuresError, UnavailableError
+from asyncrl.errors import (
+    ConfigError,
+    RefusedError,
+    RunOverError,
+    StoppedError,
+    TooManyFailuresError,
+    UnavailableError,
+)
 from asyncrl.network.keys import CHECK_KEYS, ClientKeys
 from asyncrl.network.sockets import Watch, connect
 from asyncrl.replay import protocol
@@ -26,6 +33,7 @@ from asyncrl.replay.protocol import (
     ENDED,
     MAX_FETCH,
     OK,
+    OVER,
     REFUSED,
     Answer,
     ReplayRequest,
@@ -203,6 +211,11 @@ class ReplayClient:
         so."""
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)
 
+    def finished(self) -> None:
+        """The learner has done the last step of the run. Where nobody supervises the replay, it ends soon, and workers
+        get RunOverError from `tickets`, `lease` and `renew`."""
+        self._send(protocol.Finished())
+
     def status(self) -> dict[str, Any]:
         """Counters and depths."""
         return self._send(protocol.GetStatus()).read(protocol.VALUES)
@@ -238,7 +251,8 @@ class ReplayClient:
         it is answered.
 
         Raises RefusedError with the replay's first reason, once all are answered; WireError: one cannot be encoded, and
-        none was sent; TooManyFailuresError: the replay says that the run must end.
+        none was sent; TooManyFailuresError: the replay says that the run must end; RunOverError: this is a worker, and
+        the run is done.
         """
         first, self._sequence = self._sequence + 1, self._sequence + len(requests)
         messages = {
@@ -251,6 +265,8 @@ class ReplayClient:
             rest = {number: each for number, each in messages.items() if number not in answers}
             self._exchange(rest, credits, answers, started)
         for number, (request, _) in zip(messages, requests, strict=True):
+            if answers[number].kind == OVER:
+                raise RunOverError("the run is done: this process ends")
             if answers[number].kind == REFUSED:
                 raise RefusedError(f"the replay refused {request.kind}: {answers[number].reason}")
             if answers[number].kind == ENDED:

@@ -25,9 +25,9 @@ from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CH
 
 T = TypeVar("T")
 
-OK, NOTHING, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "busy", "refused", "ended")
-"""What became of a request: done; nothing to give yet; to be sent again later; refused; too much fails, so that the run
-must end. The body of the last three is the reason."""
+OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
+"""What became of a request: done; nothing to give yet; nothing to give any more, since the run is done; to be sent
+again later; refused; too much fails, so that the run must end. The body of the last three is the reason."""
 MAX_FRAMES = 8192
 MAX_FETCH = 16
 
@@ -160,6 +160,10 @@ class GetEvaluation(ReplayRequest, frozen=True):
 
     version: Version
     wait: bool
+
+
+class Finished(ReplayRequest, frozen=True):
+    """The learner has done the last step of the run."""
 
 
 class GetStatus(ReplayRequest, frozen=True):

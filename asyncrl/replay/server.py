@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import lmdb
 import zmq
 
-from asyncrl.errors import AsyncrlError, BusyError, StoreError, TooManyFailuresError, WireError
+from asyncrl.errors import AsyncrlError, BusyError, RunOverError, StoreError, TooManyFailuresError, WireError
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
 from asyncrl.replay.protocol import (
@@ -28,6 +28,7 @@ from asyncrl.replay.protocol import (
     ENDED,
     NOTHING,
     OK,
+    OVER,
     REFUSED,
     Call,
     Fetch,
@@ -99,12 +100,15 @@ class ReplayServer:
         self._undelivered = Throttled(log, "a requester has gone, or does not take its answers", logging.INFO)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop` is set. Raises StoreError: the store is damaged, so that nothing can be answered for."""
+        """Serve until `stop` is set, or until the run is over.
+
+        Raises StoreError: the store is damaged, so that nothing can be answered for.
+        """
         with self._store.transaction() as tx:
             self._service.start(tx)
         with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
             turn: Future[Turn] | None = None
-            while not stop.is_set():
+            while not (stop.is_set() or (turn is None and self._service.is_over())):
                 if turn is None:
                     self._socket.poll(int(TICK_S * 1000))
                 else:
@@ -227,6 +231,8 @@ class ReplayServer:
         except TooManyFailuresError as error:
             self._ends.say(error)
             return encode_reason(ENDED, call.sequence, str(error))
+        except RunOverError:
+            return encode_reply(OVER, call.sequence, Reply())
         except AsyncrlError as error:
             tx.add("refused")
             self._refusals.say(f"{call.kind:.50}: {error}")

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
-from asyncrl.errors import RefusedError, StoreError, WireError
+from asyncrl.errors import RefusedError, RunOverError, StoreError, WireError
 from asyncrl.replay import counters, evaluation, protocol
 from asyncrl.replay.backoff import EPISODES, SCORINGS, FailureBackoff
 from asyncrl.replay.changes import configure
 from asyncrl.replay.dead_letters import DeadLetters
+from asyncrl.replay.ending import RunEnd
 from asyncrl.replay.failure_limit import FailureLimit, check_all
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.labelling import Labelling
@@ -28,11 +29,17 @@ from asyncrl.replay.tickets import TicketQueue
 from asyncrl.types import RunIdentity
 from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 
+WORK = (protocol.GetTickets, protocol.LeaseTrajectories, protocol.RenewLease)
+"""The requests by which workers learn that the run is done."""
+TRAINING = (protocol.GetPlan, protocol.Published, protocol.Evaluate)
+"""The requests by which a learner goes on with a run that was done."""
+
 
 class ReplayService:
     """All of the replay but its sockets. `clock` gives monotonic seconds, `failed_handshakes` those of its socket.
 
-    With `run`, the store and all requests must be of that run; only questions may come without a run.
+    With `run`, the store and all requests must be of that run; only questions may come without a run. With `ends` the
+    replay is over, and its workers are told, once the learner has said that the run is done.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class ReplayService:
         clock: Callable[[], float],
         failed_handshakes: Callable[[], int] = lambda: 0,
         run: RunIdentity | None = None,
+        ends: bool = False,
     ) -> None:
         self._settings = settings
         self._failed_handshakes = failed_handshakes
@@ -60,6 +68,8 @@ class ReplayService:
         )
         self._planning = Planning(settings, self._groups, self._dead_letters)
         self._waits = LearnerWaits(clock)
+        self._end = RunEnd(clock)
+        self._ends = ends
         self.readers = Readers(clock)
 
     def start(self, tx: Transaction) -> None:
@@ -122,16 +132,23 @@ class ReplayService:
         """For people: what fails where tickets are few because everything does, and the newest failure; else empty."""
         return {"failing": self._backoff.text(), "newest_failure": self._backoff.newest}
 
+    def is_over(self) -> bool:
+        """Whether the run is done and nobody needs the replay any more."""
+        return self._end.is_over(self._actors.silence().keys() | self._scorers.silence().keys())
+
     def handle(self, tx: Transaction, call: Call) -> Reply | None:
         """The reply to a request; None where there is nothing to answer yet.
 
-        Raises AsyncrlError where the request is refused; nothing of it may take effect then.
+        Raises AsyncrlError where the request is refused; nothing of it may take effect then. Raises RunOverError: a
+        worker asks for work, and the run is done.
         """
         request = call.request
         if isinstance(request, WireError):
             raise request
         if self._run is not None and not (request.question and call.run is None):
             check_run(call.run, request.kind, self._run, "replay", "network.replay_port")
+        if isinstance(request, WORK) and self._end.tell(request.worker):
+            raise RunOverError("the run is done")
         match request:
             case protocol.GetTickets():
                 tickets = self._tickets.give(tx, request)
@@ -156,6 +173,8 @@ class ReplayService:
 
     def _handle_rare(self, tx: Transaction, request: protocol.ReplayRequest) -> Reply | None:
         """Requests of learner ranks and people."""
+        if isinstance(request, TRAINING):
+            self._end.revoke()
         match request:
             case protocol.Configure():
                 return Reply(configure(tx, request.values, request.time))
@@ -178,6 +197,9 @@ class ReplayService:
                 check_all(self._limits)
                 result = evaluation.result(tx, request.version)
                 return None if result is None and request.wait else Reply(result)
+            case protocol.Finished():
+                if self._ends:
+                    self._end.begin()
             case protocol.GetStatus():
                 return self._status(tx)
             case protocol.GetAudit():

@@ -69,6 +69,10 @@ class ShardedReplay:
         done = [part for part in parts if part is not None]
         return join_evaluations(done) if len(done) == len(self._clients) else None
 
+    def finished(self) -> None:
+        """The learner has done the last step of the run."""
+        self._all(ReplayClient.finished)
+
     def _all(self, ask: Callable[[ReplayClient], T]) -> list[T]:
         return list(self._threads.map(ask, self._clients))
 

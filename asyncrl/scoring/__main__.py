@@ -1,4 +1,4 @@
-"""`python -m asyncrl.scoring`: verify and score trajectories until SIGTERM or Ctrl-C."""
+"""`python -m asyncrl.scoring`: verify and score trajectories until SIGTERM or Ctrl-C, or until the run is done."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(config: TrainConfig) -> None:
-    """Score until a signal. Raises ConfigError: a rule or a model cannot be loaded."""
+    """Score until a signal. Raises ConfigError: a rule or a model cannot be loaded; RunOverError."""
     stop = process.stop_on_signals()
     process.limit_threads(config.cluster.scorer_threads)
     with ExitStack() as stack:

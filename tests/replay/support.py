@@ -67,7 +67,7 @@ class Core:
 
     def _open(self) -> None:
         self.store = Store(self._path, 1 << 28, durable=False)
-        self.service = ReplayService(self._settings, self._lease_s, lambda: self.now, run=self._run)
+        self.service = ReplayService(self._settings, self._lease_s, lambda: self.now, run=self._run, ends=True)
         with self.store.transaction() as tx:
             self.service.start(tx)
 
@@ -250,11 +250,15 @@ class ReplayThread:
         self.store = Store(self._path, self._max_bytes, durable=False)
         self._listener: Listener = until(self._listen)
         self.endpoint = self._listener.endpoint
-        service = ReplayService(self._settings, 10.0, self._clock, run=self._run)
+        service = ReplayService(self._settings, 10.0, self._clock, run=self._run, ends=True)
         server = ReplayServer(self._listener.socket, self.store, service, self._clock)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=server.run, args=(self._stop,), daemon=True)
         self._thread.start()
+
+    @property
+    def is_serving(self) -> bool:
+        return self._thread.is_alive()
 
     def _listen(self) -> Listener | None:
         """A port that was served a moment ago may not be free at once."""

@@ -42,6 +42,7 @@ VALID: list[ReplayRequest] = [
     protocol.Requeue("nobody"),
     protocol.Discard("nobody"),
     protocol.SkipPlan(0, "x"),
+    protocol.Finished(),
 ]
 FRAMES = {
     "PutTrajectory": encode(trajectory_message(make_trajectory())),

@@ -1,0 +1,45 @@
+"""The end of a run whose roles were started by hand: the learner says that the run is done, and every worker hears it.
+
+Nothing of it is stored. A learner that asks for anything after the end goes on with the run, such as one that was
+started again with more steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+SOONEST_S, LATEST_S = 1.0, 10.0
+"""After the end of the run the replay serves for at least the first time, in which its last replies leave, and at most
+the second, for workers that are busy."""
+
+
+class RunEnd:
+    """Whether the run is done, and which workers know. `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._told: set[str] = set()
+
+    def begin(self) -> None:
+        """The learner has done its last step. A second call changes nothing."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def revoke(self) -> None:
+        """A learner goes on with the run."""
+        self._since = None
+        self._told.clear()
+
+    def tell(self, worker: str) -> bool:
+        """Whether the run is done; the worker knows then."""
+        if self._since is not None:
+            self._told.add(worker)
+        return self._since is not None
+
+    def is_over(self, workers: Collection[str]) -> bool:
+        """Whether nobody needs the replay any more. `workers` are those that have asked lately."""
+        if self._since is None:
+            return False
+        waited = self._clock() - self._since
+        return waited >= LATEST_S or (waited >= SOONEST_S and self._told.issuperset(workers))
