@@ -6,6 +6,7 @@
 | group of the feed | `t000000012` | the feed's group number 12, counted over all shards |
 | group of a task that runs again | `r000000003` | the third task that was requeued or evicted |
 | group of an evaluation | `e7-000042` | held-out task 42, run for policy version 7 |
+| the same, a later attempt | `e7-a3-000042` | attempt 3 of several at that task; the first is attempt 0 |
 | ticket and its trajectory | `t000000012.3.0` | attempt 0 of member 3 of that group |
 
 Groups of one kind sort in the order in which they were opened. The last number of a group's id, modulo the number of
@@ -36,13 +37,18 @@ def again_group(number: int) -> str:
     return f"{AGAIN}{number:09d}"
 
 
-def evaluation_group(version: int, row: int) -> str:
-    return f"{evaluation_prefix(version)}{row:06d}"
+def evaluation_group(version: int, row: int, attempt: int = 0) -> str:
+    return f"{evaluation_prefix(version)}{f'a{attempt}-' if attempt else ''}{row:06d}"
 
 
 def evaluation_prefix(version: int) -> str:
     """How the ids of the evaluation of a version begin."""
     return f"{EVALUATION}{version}-"
+
+
+def held_out_row(group: str) -> int:
+    """The row of the held-out task that a group of an evaluation runs."""
+    return int(group.rpartition("-")[2])
 
 
 def ticket_id(group: str, member: int, attempt: int) -> str:

@@ -49,6 +49,7 @@ COMMANDS: Mapping[str, Command] = {
     "actor": Command("asyncrl.actor.__main__", "run episodes", True),
     "scoring": Command("asyncrl.scoring.__main__", "verify and score trajectories", True),
     "learner": Command("asyncrl.learner.__main__", "train the policy and publish its weights", True),
+    "evaluate": Command("asyncrl.evaluate.command", "measure pass@k of a run or a model on tasks, without training"),
     "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
     "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "data": Command("asyncrl.data.gsm8k", "make task files: `asyncrl data gsm8k --help`", False, ("gsm8k",)),

@@ -64,7 +64,7 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
             stack.callback(evaluations.close)
             stack.callback(metrics.close)
             if not recorded:
-                publisher = stack.enter_context(closing(_push(config, ranks, context)))
+                publisher = stack.enter_context(closing(open_publisher(config, ranks, context)))
         train(config, ranks, replay, publisher, metrics, evaluations, stop)
         if ranks.rank == 0:
             replay.finished()
@@ -80,7 +80,7 @@ def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
     )
 
 
-def _push(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Publisher:
+def open_publisher(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any]) -> Publisher:
     network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
     expected, device = model_shapes(config.model).tensors, ranks.device
     channel, reason = choose_channel(config, device)

@@ -1,4 +1,5 @@
-"""Evaluations: the held-out tasks, run once for a policy version. They take no part in admission and training."""
+"""Evaluations: the held-out tasks, run once or several times for a policy version. They take no part in admission and
+training."""
 
 from __future__ import annotations
 
@@ -20,13 +21,18 @@ def start(
     version: int,
     open_group: Callable[[Transaction, str, GroupRecord], None],
 ) -> None:
-    """Open one group of one member for each held-out task of this shard; a second call does nothing."""
+    """Open one group of one member for each attempt at each held-out task of this shard; a second call does nothing.
+
+    Attempts are groups of their own, since one that fails for good must not end the others.
+    """
     if EvaluationRecord.load(tx, version) is not None:
         return
     rows = range(settings.shard, len(settings.held_out), settings.shards)
-    EvaluationRecord(len(rows)).save(tx, version)
-    for row in rows:
-        open_group(tx, ids.evaluation_group(version, row), GroupRecord(row, Purpose.EVAL, version, [0], [False]))
+    EvaluationRecord(len(rows) * settings.eval_attempts).save(tx, version)
+    for attempt in range(settings.eval_attempts):
+        for row in rows:
+            group = GroupRecord(row, Purpose.EVAL, version, [0], [False])
+            open_group(tx, ids.evaluation_group(version, row, attempt), group)
 
 
 def count_episode(tx: Transaction, version: int, trajectory: Trajectory) -> None:
@@ -39,7 +45,8 @@ def count_episode(tx: Transaction, version: int, trajectory: Trajectory) -> None
 
 
 def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) -> None:
-    """Count one held-out task as done by a labelled episode, or as failed: it has no score and no weight then."""
+    """Count one attempt at a held-out task as done by a labelled episode, or as failed: it has no score and no weight
+    then."""
     evaluation = EvaluationRecord.of(tx, version)
     evaluation.done += 1
     if episode is None:

@@ -33,7 +33,10 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
     batch_size = len(range(shard, groups, replay.shards)) * learner.group_size
     return ReplaySettings(
         admission=Admission(
-            replay.max_lag, batch_size * learner.publish_every, replay.sampler.max_times_sampled, replay.oversample
+            replay.max_lag,
+            batch_size * learner.publish_every if learner.steps else 0,
+            replay.sampler.max_times_sampled,
+            replay.oversample,
         ),
         feed=Feed(
             TaskFile(data.train),
@@ -45,6 +48,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
             replay.shards,
         ),
         held_out=TaskFile(data.eval) if data.eval else (),
+        eval_attempts=learner.eval_attempts,
         group_size=learner.group_size,
         batch_size=batch_size,
         publish_every=learner.publish_every,

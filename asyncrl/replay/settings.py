@@ -24,6 +24,7 @@ class ReplaySettings:
 
     - A store of more than `high_water_bytes` stops new groups until some of it is released. Above `full_bytes` of
       trajectories none is taken, so that labels, plans and releases still find room.
+    - An evaluation makes `eval_attempts` at each held-out task: one is greedy, several are sampled.
     - With `greedy_sibling` the first member of every group is sampled greedily.
     - `needs` gives the kinds of scores that a task of a data source passes through.
     - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps all, trained or not.
@@ -42,6 +43,7 @@ class ReplaySettings:
     max_attempts: int
     temperature: float
     high_water_bytes: int
+    eval_attempts: int = 1
     greedy_sibling: bool = False
     needs: Callable[[str], tuple[str, ...]] = rules_only
     filters: Filters = field(default_factory=Filters)
@@ -68,7 +70,7 @@ class ReplaySettings:
         return self.feed.tasks[group.row] if group.training else self.held_out[group.row]
 
     def temperature_of(self, group: GroupRecord, member: int) -> float:
-        greedy = not group.training or (self.greedy_sibling and member == 0)
+        greedy = self.greedy_sibling and member == 0 if group.training else self.eval_attempts == 1
         return 0.0 if greedy else self.temperature
 
     def version_at(self, step: int) -> int:

@@ -12,7 +12,7 @@ from asyncrl.config.option import REQUIRED, option
 class LearnerConfig:
     """Training."""
 
-    steps: int = option(100, "learner steps of the whole run", "[1, inf)")
+    steps: int = option(100, "learner steps of the whole run; 0: no training", "[0, inf)")
     batch_size: int = option(
         64,
         "trajectories a step; a multiple of group_size",
@@ -38,6 +38,9 @@ class LearnerConfig:
     keep_checkpoints: int = option(2, "checkpoints that are kept", "[1, inf)")
     eval_every: int = option(
         0, "steps between two evaluations on data.eval, the first before step 1; 0: none", "[0, inf)"
+    )
+    eval_attempts: int = option(
+        1, "attempts at each held-out task: one is greedy, several are sampled at actor.temperature", "[1, inf)"
     )
     export: bool = option(True, "write the policy as a Hugging Face folder at the end")
 

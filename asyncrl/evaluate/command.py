@@ -1,0 +1,187 @@
+"""`asyncrl evaluate RUN|MODEL --data FILE [--n 8] [--step K] [KEY=VALUE ...]`: pass@k, without training.
+
+The episodes are played by the real engine, tools and verifiers. For a RUN (its folder, or its name) the configuration
+is the run's own, and the policy that of a checkpoint. For a MODEL (a Hugging Face folder or a hub name) KEY=VALUE words
+and experiment=NAME give the configuration, as for `asyncrl train`.
+
+With --n 1 the only attempt at a task is greedy; with more, attempts are sampled at actor.temperature. An attempt is
+right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes. Of a task with n scored
+attempts, c of them right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is tried again as in training, then
+counted as failed, and is in no mean and no pass@k.
+
+The same command goes on with an interrupted evaluation, and shows a finished one again. All episodes stay in the
+evaluation's folder: `asyncrl inspect show e0-000000.0.0 --run FOLDER`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import sys
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from asyncrl.config import locations
+from asyncrl.config.commands import command_name
+from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, log_to_stderr
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.reading import TaskFile
+from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
+from asyncrl.evaluate.configure import EvaluationRequest, without_training, write_experiment
+from asyncrl.evaluate.export import write_policy
+from asyncrl.evaluate.progress import EvaluationProgress
+from asyncrl.evaluate.results import EvaluationResult, read_result, result_table
+from asyncrl.evaluate.runs import checkpoint_of, config_of, find_run
+from asyncrl.launch.local import ROLE_ENVIRONMENT, claim, exclusively, port_overrides, role_commands
+from asyncrl.launch.preflight import preflight
+from asyncrl.launch.supervisor import RoleCommand, Supervisor
+from asyncrl.machine import process
+from asyncrl.machine.files import write_whole
+from asyncrl.replay.stored import StoredRun
+
+log = logging.getLogger("asyncrl.evaluate")
+
+RESULT_FILE = "evaluation.json"
+EVALUATOR = "evaluator"
+
+
+def main() -> None:
+    """The entry of the command line. A configuration or a data file that is refused ends it with status 2, another
+    failure with 1, a signal with 130."""
+    given = _parser().parse_intermixed_args()
+    log_to_stderr()
+    try:
+        folder, result = evaluate(_request(given), given.step, given.threshold)
+    except StoppedError as error:
+        log.info("%s", error)
+        sys.exit(EXIT_STOPPED)
+    except (AsyncrlError, OSError) as error:
+        sys.stderr.write("".join(f"asyncrl: {line}\n" for line in str(error).splitlines()))
+        sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE)
+    if given.json:
+        sys.stdout.write((folder / RESULT_FILE).read_text())
+    else:
+        Console().print(result_table(result))
+    log.info("%s has the result, and `asyncrl inspect show ID --run %s` an episode", folder / RESULT_FILE, folder)
+    if not result.total.scored:
+        sys.exit(EXIT_FAILURE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", metavar="RUN|MODEL", help="folder or name of a run, or folder or hub name of a model")
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
+    parser.add_argument("--data", required=True, type=Path, metavar="FILE", help="Parquet file of tasks")
+    parser.add_argument("--n", type=int, default=8, metavar="N", help="attempts at each task (8)")
+    parser.add_argument("--step", type=int, metavar="K", help="of a run: the checkpoint after K steps (the newest)")
+    parser.add_argument("--threshold", type=float, default=1.0, metavar="T", help="smallest outcome that is right (1)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="find files of groups in DIR too")
+    return parser
+
+
+def _request(given: argparse.Namespace) -> EvaluationRequest:
+    """Raises ConfigError: the arguments do not go together."""
+    run = find_run(given.target)
+    if given.n < 1:
+        raise ConfigError(f"--n={given.n}: there must be at least one attempt")
+    if not given.data.is_file():
+        raise ConfigError(f"--data={given.data}: there is no such file; see docs/quick_start.md for data")
+    if run is None and given.step is not None:
+        raise ConfigError(f"--step={given.step}: {given.target} is no run, which would have a config.yaml")
+    return EvaluationRequest(run, given.target, given.data, given.n, given.words, given.config_dir)
+
+
+def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) -> tuple[Path, EvaluationResult]:
+    """Run an evaluation to its end, or read one that has ended; its folder and its result.
+
+    Raises ConfigError and DataError: it cannot run; CheckpointError: the run has no such checkpoint; StoppedError: a
+    signal came; AsyncrlError: it cannot go on.
+    """
+    config = request.read()
+    if request.run is not None and steps is None:
+        steps = checkpoint_of(request.run, config, None).steps
+    folder = _folder(config, request, steps)
+    config = without_training(config, request, folder)
+    if not folder.exists():
+        preflight(config)
+    with exclusively(folder):
+        if request.run is not None:
+            config = _exported(config, request.run, steps, folder / "model")
+        if (folder / RESULT_FILE).exists():
+            claim(config, folder)
+            log.info("this evaluation has ended, so its result is read; remove %s to evaluate again", folder)
+        else:
+            _run(config, folder)
+        result = _read(config, folder, threshold)
+        write_whole(folder / RESULT_FILE, f"{json.dumps(_described(config, request, steps, result))}\n")
+        for weights in (folder / "model").glob("*.safetensors"):
+            weights.unlink()
+    return folder, result
+
+
+def _folder(config: TrainConfig, request: EvaluationRequest, steps: int | None) -> Path:
+    """The folder of an evaluation: another one for another step, file or number of attempts, if run.name is not set."""
+    evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
+    name = f"{evaluated}-{request.data.stem}-n{request.attempts}"
+    if any(word.lstrip("+").startswith("run.name=") for word in request.words):
+        name = config.run.name
+    return (request.run or Path(config.run.dir)) / "evaluations" / name
+
+
+def _exported(config: TrainConfig, run: Path, steps: int | None, model: Path) -> TrainConfig:
+    """The configuration with the policy of a checkpoint, which is exported unless an earlier start has done so."""
+    if not model.exists():
+        write_policy(config.model, checkpoint_of(run, config_of(run), steps), model)
+    return replace(config, model=replace(config.model, path=str(model)))
+
+
+def _run(config: TrainConfig, folder: Path) -> None:
+    """Start the roles, with the evaluator in the learner's place, and wait for its end. Raises StoppedError."""
+    stop = process.stop_on_signals()
+    words = write_experiment(folder / "config", asdict(config))
+    words += port_overrides(config)
+    resumed = claim(config, folder)
+    locations.run_identity(config.run, make=True)
+    log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")
+    roles = [role for role in role_commands(config, words) if role.name != "learner"]
+    evaluator = RoleCommand(EVALUATOR, [sys.executable, "-m", "asyncrl.evaluate.evaluator", *words])
+    cluster = config.cluster
+    supervisor = Supervisor(
+        [*roles, evaluator], folder, ROLE_ENVIRONMENT, cluster.max_restarts, EVALUATOR, cluster.restart_pause_s
+    )
+    with closing(EvaluationProgress(folder)) as progress:
+        done = supervisor.run(stop.is_set, progress.update)
+    if not done:
+        raise StoppedError("stopped; run the same command, with the same --step, to go on")
+
+
+def _read(config: TrainConfig, folder: Path, threshold: float) -> EvaluationResult:
+    assert config.data.eval is not None
+    sources = [task.data_source for task in TaskFile(config.data.eval)]
+    with closing(StoredRun(folder / "replay")) as stored:
+        return read_result(stored, sources, config.learner.eval_attempts, threshold)
+
+
+def _described(
+    config: TrainConfig, request: EvaluationRequest, steps: int | None, result: EvaluationResult
+) -> dict[str, Any]:
+    """The result with what was evaluated, and how. Values that are not finite are left out of JSON as null."""
+    greedy = request.attempts == 1
+    what = {"run": str(request.run), "step": steps} if request.run is not None else {"model": request.model}
+    how = {"data": str(request.data), "temperature": 0.0 if greedy else config.actor.temperature}
+    return {**what, **how, **_finite(result.as_json())}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,94 @@
+"""The configuration of an evaluation: that of a run, or of a model and KEY=VALUE words, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import yaml
+
+from asyncrl.config.compose import read
+from asyncrl.config.files import GROUPS
+from asyncrl.config.schema import DataConfig, TrainConfig, WeightsConfig
+from asyncrl.errors import ConfigError
+from asyncrl.evaluate.runs import config_of
+
+EXPERIMENT = "evaluation"
+"""The experiment file that all roles of an evaluation read, in the folder `config` of its own folder."""
+ANY_PORT = {"network.replay_port": 0, "network.weights_port": 0}
+SET_HERE = {
+    "model.path": "the first argument names it",
+    "data.train": "--data names the tasks",
+    "data.eval": "--data names the tasks",
+    "learner.eval_attempts": "--n sets it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """What a command line asks for: a run (its folder) or else a model, the tasks, the attempts at each, and words."""
+
+    run: Path | None
+    model: str
+    data: Path
+    attempts: int
+    words: Sequence[str]
+    config_dir: Path | None = None
+
+    def read(self) -> TrainConfig:
+        """The configuration that the run or the words give, as for training. Raises ConfigError."""
+        keys = [word.lstrip("+").partition("=")[0] for word in self.words]
+        if wrong := [f"{key}: {SET_HERE[key]}" for key in keys if key in SET_HERE]:
+            raise ConfigError("\n".join(wrong))
+        if self.run is None:
+            named = {"model.path": self.model, "data.train": self.data, **ANY_PORT}
+            return read([*(f"{key}={_word(value)}" for key, value in named.items()), *self.words], self.config_dir)
+        if "experiment" in keys:
+            raise ConfigError(f"experiment: the configuration is that of {self.run}; set single keys, or choose groups")
+        # A group that is chosen anew replaces what the run has in its section.
+        sections = asdict(_on_this_machine(config_of(self.run)))
+        values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
+        with TemporaryDirectory() as folder:
+            write_experiment(Path(folder), values)
+            return read([f"experiment={EXPERIMENT}", *self.words], Path(folder))
+
+
+def without_training(config: TrainConfig, request: EvaluationRequest, folder: Path) -> TrainConfig:
+    """The same episodes and scores, on the tasks of the request, in the run folder `folder` and without training."""
+    return replace(
+        config,
+        run=replace(config.run, name=folder.name, dir=str(folder.parent)),
+        data=DataConfig(train=str(request.data), eval=str(request.data)),
+        weights=replace(config.weights, dir=None, channel=_channel(config)),
+        replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
+        learner=replace(config.learner, steps=0, eval_attempts=request.attempts),
+    )
+
+
+def write_experiment(folder: Path, values: dict[str, object]) -> list[str]:
+    """Write nested values as an experiment into `folder`. Returns the words by which a role reads it."""
+    path = folder / "experiment" / f"{EXPERIMENT}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"# @package _global_\n{yaml.safe_dump(values, sort_keys=False)}")
+    return ["--config-dir", str(folder), f"experiment={EXPERIMENT}"]
+
+
+def _on_this_machine(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run, which may still use its ports, with all roles on this machine."""
+    network = replace(config.network, host="127.0.0.1", replay_port=0, weights_port=0, keys=None, insecure=False)
+    return replace(config, network=network, observe=replace(config.observe, wandb=False))
+
+
+def _channel(config: TrainConfig) -> str:
+    """The channel from a publisher without a GPU."""
+    if config.weights.channel == "disk":
+        return "disk"
+    return "zmq" if config.engine.kind == "embedded" else WeightsConfig().channel
+
+
+def _word(value: object) -> str:
+    """A value as a word has it, whatever its characters."""
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return str(value) if isinstance(value, int) else f"'{escaped}'"
