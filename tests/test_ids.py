@@ -14,7 +14,9 @@ NUMBERS = st.integers(0, 10**9 - 1)
 
 @given(number=NUMBERS, member=st.integers(0, 99), attempt=st.integers(0, 9), shards=st.integers(1, 16))
 def test_a_ticket_says_its_shard_and_its_attempt(number: int, member: int, attempt: int, shards: int) -> None:
-    for group in (ids.feed_group(number), ids.again_group(number), ids.evaluation_group(member, number)):
+    evaluation = ids.evaluation_group(member, number, attempt)
+    assert ids.held_out_row(evaluation) == number
+    for group in (ids.feed_group(number), ids.again_group(number), evaluation):
         ticket = ids.ticket_id(group, member, attempt)
         assert ids.attempt_of(ticket) == attempt
         assert ids.shard_of(ticket, shards) == ids.shard_of(group, shards) == number % shards

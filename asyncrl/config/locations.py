@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
-from asyncrl.config.schema import NetworkConfig, RunConfig
+import yaml
+
+from asyncrl.config.schema import NetworkConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.machine.files import write_whole
 from asyncrl.types import RunIdentity
 
+CONFIG_FILE = "config.yaml"
+"""The file in a run's folder that holds its configuration."""
 IDENTITY_FILE = "identity"
 """The file in a run's folder that holds its id."""
 
@@ -18,6 +23,13 @@ IDENTITY_FILE = "identity"
 def run_dir(config: RunConfig) -> Path:
     """The folder of the run: its store, checkpoints, logs and metrics."""
     return Path(config.dir) / config.name
+
+
+def record_config(config: TrainConfig) -> None:
+    """Write the configuration into the run's folder, for commands that read it there, unless there is one already."""
+    path = run_dir(config.run) / CONFIG_FILE
+    if not path.exists():
+        write_whole(path, yaml.safe_dump(asdict(config), sort_keys=False))
 
 
 def replay_endpoints(config: NetworkConfig, shards: int) -> list[str]:

@@ -7,7 +7,7 @@ and experiment=NAME give the configuration, as for `asyncrl train`.
 With --n 1 the only attempt at a task is greedy; with more, attempts are sampled at actor.temperature. An attempt is
 right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes. Of a task with n scored
 attempts, c of them right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is tried again as in training, then
-counted as failed, and is in no mean and no pass@k.
+counted as failed, and is in no mean and no pass@k. docs/evaluate.md has more.
 
 The same command goes on with an interrupted evaluation, and shows a finished one again. All episodes stay in the
 evaluation's folder: `asyncrl inspect show e0-000000.0.0 --run FOLDER`.
@@ -96,7 +96,9 @@ def _request(given: argparse.Namespace) -> EvaluationRequest:
     if not given.data.is_file():
         raise ConfigError(f"--data={given.data}: there is no such file; see docs/quick_start.md for data")
     if run is None and given.step is not None:
-        raise ConfigError(f"--step={given.step}: {given.target} is no run, which would have a config.yaml")
+        raise ConfigError(f"--step={given.step}: {given.target} is no run, which would have a {locations.CONFIG_FILE}")
+    if run is None:
+        log.info("%s is no run, which would have a %s, so it is read as a model", given.target, locations.CONFIG_FILE)
     return EvaluationRequest(run, given.target, given.data, given.n, given.words, given.config_dir)
 
 

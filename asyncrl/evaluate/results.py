@@ -118,10 +118,10 @@ def _reasons(stored: StoredRun, failed: int) -> dict[str, int]:
 
 def result_table(result: EvaluationResult) -> Table:
     """The result for people: a row for each data source, and one for all."""
-    table = Table(caption=_caption(result), caption_justify="left")
-    columns = ["data source", "tasks", "scored", "failed", "mean outcome", "mean reward"]
-    for number, column in enumerate([*columns, *(f"pass@{k}" for k in ks(result.attempts))]):
-        table.add_column(column, justify="right" if number else "left")
+    table = Table(box=None, padding=(0, 1), caption=_caption(result), caption_justify="left")
+    table.add_column("data source", overflow="fold")
+    for column in ("tasks", "scored", "failed", "outcome", "reward", *(f"pass@{k}" for k in ks(result.attempts))):
+        table.add_column(column, justify="right", no_wrap=True)
     rows = [*result.sources.items(), *([("all", result.total)] if len(result.sources) > 1 else [])]
     for name, source in rows:
         counts = map(str, (source.tasks, source.scored, source.failed))
@@ -131,7 +131,7 @@ def result_table(result: EvaluationResult) -> Table:
 
 
 def _caption(result: EvaluationResult) -> str:
-    lines = [f"right: an outcome of at least {result.threshold:g}"]
+    lines = [f"outcome and reward are means over scored attempts; right is an outcome of {result.threshold:g} or more"]
     if result.failures:
         lines.append("failed attempts are in no mean and no pass@k:")
         reasons = list(result.failures.items())

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.inspect.run import CONFIG_FILE, RUNS, read_config
+from asyncrl.inspect.run import RUNS, read_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import NetworkConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
 from asyncrl.machine import process
@@ -26,7 +27,6 @@ T = TypeVar("T")
 Decode = Callable[[list[int]], str]
 
 RUNS = Path("runs")
-CONFIG_FILE = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         metrics: Metrics = Fanout([])
         evaluations: Metrics = Fanout([])
         if ranks.rank == 0:
+            locations.record_config(config)
             metrics, evaluations = open_learner_metrics(config.observe, locations.run_dir(config.run))
             stack.callback(evaluations.close)
             stack.callback(metrics.close)

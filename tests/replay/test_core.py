@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,23 @@ def test_a_failed_evaluation_task_counts_as_failed_not_as_wrong(core: Core) -> N
     core.label_all(1.0)
     result = core.evaluation(0)
     assert (result["accuracy"], result["count"], result["failed"]) == (1.0, 2, 1)
+
+
+def test_several_attempts_at_a_held_out_task_are_sampled_and_end_one_by_one(tmp_path: Path) -> None:
+    core = Core(
+        tmp_path, make_settings(eval_attempts=3, admission=Admission(1, 0), max_attempts=1, keep_steps=math.inf)
+    )
+    core.evaluate(0)
+    tickets = core.tickets(20)
+    assert [ticket.task.id for ticket in tickets] == ["task-100", "task-101", "task-102"] * 3, "and nothing to train"
+    assert {ticket.temperature for ticket in tickets} == {1.0}
+    core.fail(tickets[0].id)
+    for ticket in tickets[1:]:
+        core.put(make_trajectory(ticket))
+    core.label_all(0.5)
+    result = core.evaluation(0)
+    assert (result["accuracy"], result["count"], result["failed"]) == (0.5, 8, 1)
+    assert len(core.fetch([ticket.id for ticket in tickets[1:]])) == 8, "retention=all keeps them"
 
 
 def waited(core: Core) -> tuple[float, float]:

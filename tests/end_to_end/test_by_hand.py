@@ -1,0 +1,72 @@
+"""Roles that a person starts end with the run; what it learnt is exported and evaluated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.data.writing import write_tasks
+from asyncrl.machine.ports import free_ports
+from asyncrl.machine.process import WORKER_VARIABLE
+from tests.chaos.world import World
+from tests.end_to_end.support import ROOT
+from tests.helpers import GENEROUS_S, make_task
+from tests.learner.test_ranks import contents
+
+pytestmark = pytest.mark.slow
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != WORKER_VARIABLE}
+
+
+def asyncrl(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "asyncrl", *map(str, words)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def output(process: subprocess.Popen[str], status: int = 0) -> str:
+    out, error = process.communicate(timeout=GENEROUS_S)
+    assert process.returncode == status, out + error
+    return out + error if status else out
+
+
+def test_roles_started_by_hand_end_when_the_run_is_done_and_a_checkpoint_is_exported_and_evaluated(
+    tmp_path: Path,
+) -> None:
+    world, port = World.make(tmp_path), free_ports(2)
+    ports = (f"network.replay_port={port}", f"network.weights_port={port + 1}")
+    words = [
+        *world.overrides(1),
+        "cluster.learner_ranks=1",
+        "learner.checkpoint_every=1",
+        f"run.dir={tmp_path}",
+        *ports,
+    ]
+    for steps in (1, 2):
+        roles = [asyncrl(role, *words, f"learner.steps={steps}") for role in ("replay", "scoring", "actor", "learner")]
+        for role in roles:
+            output(role)
+    run = tmp_path / "train"
+    exported = Path(output(asyncrl("export", run)).strip())
+    assert contents(exported) == contents(run / "model")
+
+    tasks = tmp_path / "held_out.parquet"
+    write_tasks(tasks, (make_task(index, data_source=f"source-{index % 2}") for index in range(4)))
+    evaluate = ("evaluate", run, "--data", tasks, "--step", 1, "--n", 2, "--json")
+    assert "guess" in output(asyncrl(*evaluate, "scoring.rule=guess"), status=2)
+    result = json.loads(output(asyncrl(*evaluate)))
+    assert (result["step"], result["total"]["tasks"], result["temperature"]) == (1, 4, 1.0)
+    assert result["total"]["scored"] + result["total"]["failed"] == 8
+    assert set(result["total"]["pass_at"]) == {"1", "2"}
+    assert set(result["sources"]) == {"source-0", "source-1"}
+    assert json.loads(output(asyncrl(*evaluate))) == result, "the result of a finished evaluation is read"
+    shown = output(
+        asyncrl("inspect", "show", "e0-000000.0.0", "--run", run / "evaluations" / "step-000001-held_out-n2")
+    )
+    assert "e0-000000.0.0" in shown
