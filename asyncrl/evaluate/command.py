@@ -36,8 +36,8 @@ from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
 from asyncrl.evaluate.configure import EvaluationRequest, without_training, write_experiment
 from asyncrl.evaluate.export import write_policy
 from asyncrl.evaluate.progress import EvaluationProgress
-from asyncrl.evaluate.results import EvaluationResult, read_result, result_table
-from asyncrl.evaluate.runs import checkpoint_of, config_of, find_run
+from asyncrl.evaluate.results import EvaluationResult, read_result, shown_result
+from asyncrl.evaluate.runs import checkpoint_of, find_run
 from asyncrl.launch.local import ROLE_ENVIRONMENT, claim, exclusively, port_overrides, role_commands
 from asyncrl.launch.preflight import preflight
 from asyncrl.launch.supervisor import RoleCommand, Supervisor
@@ -67,7 +67,7 @@ def main() -> None:
     if given.json:
         sys.stdout.write((folder / RESULT_FILE).read_text())
     else:
-        Console().print(result_table(result))
+        Console().print(shown_result(result))
     log.info("%s has the result, and `asyncrl inspect show ID --run %s` an episode", folder / RESULT_FILE, folder)
     if not result.total.scored:
         sys.exit(EXIT_FAILURE)
@@ -108,24 +108,30 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
     Raises ConfigError and DataError: it cannot run; CheckpointError: the run has no such checkpoint; StoppedError: a
     signal came; AsyncrlError: it cannot go on.
     """
-    config = request.read()
+    config, checkpoint = request.read(), None
     if request.run is not None and steps is None:
-        steps = checkpoint_of(request.run, config, None).steps
+        checkpoint = checkpoint_of(request.run, config, None)
+        steps = checkpoint.steps
     folder = _folder(config, request, steps)
     config = without_training(config, request, folder)
-    if not folder.exists():
+    model, has_ended = folder / "model", (folder / RESULT_FILE).exists()
+    if request.run is not None and not model.exists():
+        checkpoint = checkpoint or checkpoint_of(request.run, config, steps)
+    if not has_ended:
         preflight(config)
     with exclusively(folder):
+        if checkpoint is not None and not model.exists():
+            write_policy(config.model, checkpoint, model)
         if request.run is not None:
-            config = _exported(config, request.run, steps, folder / "model")
-        if (folder / RESULT_FILE).exists():
+            config = replace(config, model=replace(config.model, path=str(model)))
+        if has_ended:
             claim(config, folder)
             log.info("this evaluation has ended, so its result is read; remove %s to evaluate again", folder)
         else:
             _run(config, folder)
         result = _read(config, folder, threshold)
         write_whole(folder / RESULT_FILE, f"{json.dumps(_described(config, request, steps, result))}\n")
-        for weights in (folder / "model").glob("*.safetensors"):
+        for weights in model.glob("*.safetensors"):
             weights.unlink()
     return folder, result
 
@@ -137,13 +143,6 @@ def _folder(config: TrainConfig, request: EvaluationRequest, steps: int | None) 
     if any(word.lstrip("+").startswith("run.name=") for word in request.words):
         name = config.run.name
     return (request.run or Path(config.run.dir)) / "evaluations" / name
-
-
-def _exported(config: TrainConfig, run: Path, steps: int | None, model: Path) -> TrainConfig:
-    """The configuration with the policy of a checkpoint, which is exported unless an earlier start has done so."""
-    if not model.exists():
-        write_policy(config.model, checkpoint_of(run, config_of(run), steps), model)
-    return replace(config, model=replace(config.model, path=str(model)))
 
 
 def _run(config: TrainConfig, folder: Path) -> None:

@@ -14,7 +14,9 @@ from math import comb
 from statistics import fmean
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from asyncrl.ids import held_out_row, is_evaluation
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
@@ -116,10 +118,10 @@ def _reasons(stored: StoredRun, failed: int) -> dict[str, int]:
     return dict(reasons.most_common())
 
 
-def result_table(result: EvaluationResult) -> Table:
-    """The result for people: a row for each data source, and one for all."""
-    table = Table(box=None, padding=(0, 1), caption=_caption(result), caption_justify="left")
-    table.add_column("data source", overflow="fold")
+def shown_result(result: EvaluationResult) -> Group:
+    """The result for people: a row for each data source and one for all, and what the numbers rest on."""
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("source", overflow="fold")
     for column in ("tasks", "scored", "failed", "outcome", "reward", *(f"pass@{k}" for k in ks(result.attempts))):
         table.add_column(column, justify="right", no_wrap=True)
     rows = [*result.sources.items(), *([("all", result.total)] if len(result.sources) > 1 else [])]
@@ -127,15 +129,19 @@ def result_table(result: EvaluationResult) -> Table:
         counts = map(str, (source.tasks, source.scored, source.failed))
         values = (source.mean_outcome, source.mean_reward, *source.pass_at.values())
         table.add_row(name, *counts, *("-" if value is None else f"{value:.3f}" for value in values))
-    return table
+    return Group(table, Text("\n".join(_notes(result))))
 
 
-def _caption(result: EvaluationResult) -> str:
+def _notes(result: EvaluationResult) -> list[str]:
     lines = [f"outcome and reward are means over scored attempts; right is an outcome of {result.threshold:g} or more"]
+    total = result.total
+    few = [f"pass@{k} on {count}" for k, count in total.pass_tasks.items() if count < total.tasks]
+    if few:
+        lines.append(f"too few attempts were scored: {', '.join(few)} of {total.tasks} tasks")
     if result.failures:
         lines.append("failed attempts are in no mean and no pass@k:")
         reasons = list(result.failures.items())
         lines += [f"  {count} x {reason}" for reason, count in reasons[:SHOWN_REASONS]]
         if others := sum(count for _, count in reasons[SHOWN_REASONS:]):
             lines.append(f"  {others} x other reasons")
-    return "\n".join(lines)
+    return lines

@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from asyncrl.evaluate.progress import progress_line
-from asyncrl.evaluate.results import EvaluationResult, ks, pass_at, read_result, result_table
+from asyncrl.evaluate.results import EvaluationResult, ks, pass_at, read_result, shown_result
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.protocol import FailEpisode
 from asyncrl.replay.stored import StoredRun
@@ -81,8 +81,9 @@ def test_a_lower_threshold_makes_graded_outcomes_right(stored: StoredRun) -> Non
 
 
 def test_the_table_and_the_progress_name_failures(folder: Path, stored: StoredRun) -> None:
-    shown = printed(result_table(measured(stored, 1.0)))
+    shown = printed(shown_result(measured(stored, 1.0)))
     assert "5 x the tool is away" in shown
+    assert "pass@1 on 2, pass@2 on 2, pass@4 on 1 of 3 tasks" in shown
     assert ["hard", "1", "3", "1", "0.083", "0.083", "0.000", "0.000", "-"] in [
         row.split() for row in shown.splitlines()
     ]
