@@ -45,6 +45,6 @@ def test_cfg_shows_what_would_run() -> None:
 
 
 def test_the_demo_refuses_a_wrong_word_before_it_prepares_anything(tmp_path: Path) -> None:
-    result = run("asyncrl", "demo", "learner.steps=0", folder=tmp_path)
-    message = "asyncrl: learner.steps=0: it must be a whole number in [1, inf)\n"
+    result = run("asyncrl", "demo", "learner.steps=-1", folder=tmp_path)
+    message = "asyncrl: learner.steps=-1: it must be a whole number in [0, inf)\n"
     assert (result.returncode, result.stderr, [*tmp_path.iterdir()]) == (2, message, [])
