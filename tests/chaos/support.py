@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any, Self
 
 from asyncrl.data.writing import write_tasks
 from asyncrl.machine.ports import free_ports
+from asyncrl.machine.process import WORKER_VARIABLE
 from asyncrl.replay.client import ReplayClient
 from asyncrl.types import RunIdentity
 from tests.end_to_end.support import ROOT
@@ -41,8 +43,12 @@ class Target:
 
     def start(self) -> None:
         pipe = subprocess.PIPE
+        # As under a supervisor: a client that says that the run is done does not end it.
+        environment = {**os.environ, WORKER_VARIABLE: "target"}
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=log, cwd=ROOT, text=True)
+            self.process = subprocess.Popen(
+                self._command, stdin=pipe, stdout=pipe, stderr=log, cwd=ROOT, text=True, env=environment
+            )
 
     def kill(self) -> None:
         self.process.kill()
