@@ -59,7 +59,7 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
 
 
 def result(tx: Transaction, version: int) -> dict[str, Any] | None:
-    """The result of a complete evaluation; None before. `outcome` and `reward` are means over the tasks that were
+    """The result of a complete evaluation; None before. `outcome` and `reward` are means over the attempts that were
     scored, and `accuracy` is the share of these whose outcome is 1 or more."""
     evaluation = EvaluationRecord.load(tx, version)
     if evaluation is None or evaluation.done < evaluation.total:

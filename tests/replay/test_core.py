@@ -202,7 +202,7 @@ def test_several_attempts_at_a_held_out_task_are_sampled_and_end_one_by_one(tmp_
         core.put(make_trajectory(ticket))
     core.label_all(0.5)
     result = core.evaluation(0)
-    assert (result["accuracy"], result["count"], result["failed"]) == (0.5, 8, 1)
+    assert (result["outcome"], result["count"], result["failed"]) == (0.5, 8, 1)
     assert len(core.fetch([ticket.id for ticket in tickets[1:]])) == 8, "retention=all keeps them"
 
 
