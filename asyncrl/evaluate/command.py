@@ -21,7 +21,7 @@ import logging
 import math
 import sys
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,14 @@ from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, log_to_s
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
-from asyncrl.evaluate.configure import EvaluationRequest, without_training, write_experiment
+from asyncrl.evaluate.configure import EvaluationRequest, without_training
 from asyncrl.evaluate.export import write_policy
 from asyncrl.evaluate.progress import EvaluationProgress
 from asyncrl.evaluate.results import EvaluationResult, read_result, shown_result
 from asyncrl.evaluate.runs import checkpoint_of, find_run
-from asyncrl.launch.local import ROLE_ENVIRONMENT, claim, exclusively, port_overrides, role_commands
+from asyncrl.launch.local import ROLE_ENVIRONMENT, choose_ports, claim, exclusively, role_command, role_commands
 from asyncrl.launch.preflight import preflight
-from asyncrl.launch.supervisor import RoleCommand, Supervisor
+from asyncrl.launch.supervisor import Supervisor
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.stored import StoredRun
@@ -148,13 +148,13 @@ def _folder(config: TrainConfig, request: EvaluationRequest, steps: int | None) 
 def _run(config: TrainConfig, folder: Path) -> None:
     """Start the roles, with the evaluator in the learner's place, and wait for its end. Raises StoppedError."""
     stop = process.stop_on_signals()
-    words = write_experiment(folder / "config", asdict(config))
-    words += port_overrides(config)
+    choose_ports(config)
     resumed = claim(config, folder)
     locations.run_identity(config.run, make=True)
     log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")
-    roles = [role for role in role_commands(config, words) if role.name != "learner"]
-    evaluator = RoleCommand(EVALUATOR, [sys.executable, "-m", "asyncrl.evaluate.evaluator", *words])
+    path = folder / locations.CONFIG_FILE
+    roles = [role for role in role_commands(config, path) if role.name != "learner"]
+    evaluator = role_command(EVALUATOR, "evaluate.evaluator", path)
     cluster = config.cluster
     supervisor = Supervisor(
         [*roles, evaluator], folder, ROLE_ENVIRONMENT, cluster.max_restarts, EVALUATOR, cluster.restart_pause_s

@@ -15,8 +15,6 @@ from asyncrl.config.schema import DataConfig, TrainConfig, WeightsConfig
 from asyncrl.errors import ConfigError
 from asyncrl.evaluate.runs import config_of
 
-EXPERIMENT = "evaluation"
-"""The experiment file that all roles of an evaluation read, in the folder `config` of its own folder."""
 ANY_PORT = {"network.replay_port": 0, "network.weights_port": 0}
 SET_HERE = {
     "model.path": "the first argument names it",
@@ -51,8 +49,9 @@ class EvaluationRequest:
         sections = asdict(_on_this_machine(config_of(self.run)))
         values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
         with TemporaryDirectory() as folder:
-            write_experiment(Path(folder), values)
-            return read([f"experiment={EXPERIMENT}", *self.words], Path(folder))
+            path = Path(folder) / "run.yaml"
+            path.write_text(yaml.safe_dump(values))
+            return read([f"experiment={_word(path)}", *self.words])
 
 
 def without_training(config: TrainConfig, request: EvaluationRequest, folder: Path) -> TrainConfig:
@@ -65,14 +64,6 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
         replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
         learner=replace(config.learner, steps=0, eval_attempts=request.attempts),
     )
-
-
-def write_experiment(folder: Path, values: dict[str, object]) -> list[str]:
-    """Write nested values as an experiment into `folder`. Returns the words by which a role reads it."""
-    path = folder / "experiment" / f"{EXPERIMENT}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# @package _global_\n{yaml.safe_dump(values, sort_keys=False)}")
-    return ["--config-dir", str(folder), f"experiment={EXPERIMENT}"]
 
 
 def _on_this_machine(config: TrainConfig) -> TrainConfig:

@@ -17,11 +17,12 @@ import yaml
 from asyncrl.config import locations
 from asyncrl.config.changes import by_key, changed_keys
 from asyncrl.config.load import role_main
+from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight import preflight
-from asyncrl.launch.run_folder import CONFIG_FILE, clear, is_begun
+from asyncrl.launch.run_folder import clear, is_begun
 from asyncrl.launch.summary import report
 from asyncrl.launch.supervisor import RoleCommand, RunFailedError, Supervisor
 from asyncrl.machine import process
@@ -38,11 +39,9 @@ def role_commands(config: TrainConfig, path: Path) -> list[RoleCommand]:
     """Every process of a run on one machine, in the order of starting (any order works). All read the configuration
     that the run's folder has at `path`: files that a user changes during the run change nothing in it."""
     cluster, shards = config.cluster, config.replay.shards
-    quoted = str(path.absolute()).replace("'", "\\'")
-    experiment = f"experiment='{quoted}'"
 
     def command(name: str, module: str, *more: str) -> RoleCommand:
-        return RoleCommand(name, [sys.executable, "-m", f"asyncrl.{module}", experiment, *more])
+        return role_command(name, module, path, *more)
 
     return [
         *([command("replay", "replay")] if shards == 1 else []),
@@ -51,6 +50,12 @@ def role_commands(config: TrainConfig, path: Path) -> list[RoleCommand]:
         *(command(f"actor-{index}", "actor") for index in range(cluster.actors)),
         command("learner", "learner"),
     ]
+
+
+def role_command(name: str, module: str, path: Path, *more: str) -> RoleCommand:
+    """A process that reads the configuration at `path`."""
+    quoted = str(path.absolute()).replace("'", "\\'")
+    return RoleCommand(name, [sys.executable, "-m", f"asyncrl.{module}", f"experiment='{quoted}'", *more])
 
 
 def choose_ports(config: TrainConfig) -> None:

@@ -6,11 +6,10 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.config.locations import IDENTITY_FILE
+from asyncrl.config.locations import CONFIG_FILE, IDENTITY_FILE
 from asyncrl.replay.store import Transaction, in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
 
-CONFIG_FILE = "config.yaml"
 _STORE, _CHECKPOINTS, _METRICS = "replay", "checkpoints", "metrics"
 
 

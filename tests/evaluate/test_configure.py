@@ -11,7 +11,7 @@ import yaml
 from asyncrl.config.compose import read
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError
-from asyncrl.evaluate.configure import EvaluationRequest, without_training, write_experiment
+from asyncrl.evaluate.configure import EvaluationRequest, without_training
 from tests.helpers import make_task
 
 
@@ -38,8 +38,9 @@ def request(run: Path, *words: str) -> EvaluationRequest:
 def test_every_role_reads_the_configuration_of_the_run_without_its_training(run: Path, tmp_path: Path) -> None:
     asked = request(run)
     config = without_training(asked.read(), asked, run / "evaluations" / "one")
-    words = write_experiment(tmp_path / "config", asdict(config))
-    assert read(words[2:], Path(words[1])) == config
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(asdict(config)))
+    assert read([f"experiment='{path}'"]) == config
     assert (config.learner.steps, config.learner.eval_attempts, config.replay.shards) == (0, 8, 1)
     assert (config.data.eval, config.data.weights) == (str(asked.data), {})
     assert (config.network.replay_port, config.weights.channel, config.observe.wandb) == (0, "auto", False)
