@@ -33,7 +33,7 @@ from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, log_to_s
 from asyncrl.config.schema import TrainConfig
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
-from asyncrl.evaluate.configure import EvaluationRequest, without_training
+from asyncrl.evaluate.configure import EvaluationRequest, require_same, without_training
 from asyncrl.evaluate.export import write_policy
 from asyncrl.evaluate.progress import EvaluationProgress
 from asyncrl.evaluate.results import EvaluationResult, read_result, shown_result
@@ -124,8 +124,8 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
             write_policy(config.model, checkpoint, model)
         if request.run is not None:
             config = replace(config, model=replace(config.model, path=str(model)))
+        require_same(config, folder)
         if has_ended:
-            claim(config, folder)
             log.info("this evaluation has ended, so its result is read; remove %s to evaluate again", folder)
         else:
             _run(config, folder)

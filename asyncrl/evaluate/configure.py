@@ -9,12 +9,17 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
+from asyncrl.config.changes import KEYS, by_key, values_of
 from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import DataConfig, TrainConfig, WeightsConfig
 from asyncrl.errors import ConfigError
 from asyncrl.evaluate.runs import config_of
 
+MEASURED = ("model.", "data.", "actor.", "scoring.", "learner.eval_attempts")
+"""The keys on which the result of an evaluation rests."""
 ANY_PORT = {"network.replay_port": 0, "network.weights_port": 0}
 SET_HERE = {
     "model.path": "the first argument names it",
@@ -64,6 +69,20 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
         replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
         learner=replace(config.learner, steps=0, eval_attempts=request.attempts),
     )
+
+
+def require_same(config: TrainConfig, folder: Path) -> None:
+    """Raises ConfigError: an earlier start of the evaluation in `folder` measured something else."""
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        return
+    before, now = by_key(yaml.safe_load(path.read_text())), values_of(config)
+    changed = [key for key in KEYS if key.startswith(MEASURED) and before[key] != now[key]]
+    if changed:
+        lines = (f"{key}={as_yaml(now[key])}: it was {as_yaml(before[key])}" for key in changed)
+        raise ConfigError(
+            "\n".join((f"{folder} holds another evaluation: set these back, or choose another run.name", *lines))
+        )
 
 
 def _on_this_machine(config: TrainConfig) -> TrainConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import yaml
 from asyncrl.config.compose import read
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError
-from asyncrl.evaluate.configure import EvaluationRequest, without_training
+from asyncrl.evaluate.configure import EvaluationRequest, require_same, without_training
 from tests.helpers import make_task
 
 
@@ -65,3 +65,12 @@ def test_words_that_evaluate_sets_itself_are_refused(run: Path) -> None:
         request(run, "data.eval=x", "learner.eval_attempts=2").read()
     with pytest.raises(ConfigError, match="experiment: the configuration is that of"):
         request(run, "experiment=demo").read()
+
+
+def test_an_evaluation_goes_on_with_what_it_measures_only(run: Path, tmp_path: Path) -> None:
+    config = request(run).read()
+    require_same(config, tmp_path)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
+    require_same(replace(config, engine=replace(config.engine, slots=3)), tmp_path)
+    with pytest.raises(ConfigError, match=r"actor.temperature=0.9: it was 0.7"):
+        require_same(replace(config, actor=replace(config.actor, temperature=0.9)), tmp_path)
