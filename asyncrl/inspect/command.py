@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -111,10 +111,10 @@ def parser() -> ArgumentParser:
     which.add_argument("--evaluation", type=int, metavar="VERSION", help="only held-out ones of this policy version")
     command.add_argument("--sort", choices=SORT_KEYS, help="the largest first; without it the newest ids first")
     command.add_argument("--reverse", action="store_true", help="the smallest, or the oldest ids, first")
-    command.add_argument("--limit", type=int, default=20, metavar="N", help="at most so many (20); 0: all")
+    command.add_argument("--limit", type=_count, default=20, metavar="N", help="at most so many (20); 0: all")
     command = add("step", step, "a learner step: its best and its worst episodes, and how they end", plain, tokenizer)
     command.add_argument("step", type=int, metavar="STEP", help="its number")
-    command.add_argument("--best", type=int, default=3, metavar="N", help="so many of the best and of the worst (3)")
+    command.add_argument("--best", type=_count, default=3, metavar="N", help="so many of the best and of the worst (3)")
     command = add("show", show, "one episode, turn by turn", plain, tokenizer)
     command.add_argument("id", metavar="ID", help="its id, such as t000000012.3.0")
     add("changes", config_changes, "keys of the configuration that changed when the run resumed, and when", plain)
@@ -136,6 +136,12 @@ def parser() -> ArgumentParser:
     command.add_argument("step", type=int, metavar="STEP", help="the step, as the learner's error names it")
     command.add_argument("--reason", required=True, metavar="TEXT", help="why; recorded with the plan")
     return top
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError("it must be 0 or more")
+    return int(text)
 
 
 @contextmanager

@@ -169,6 +169,7 @@ def test_the_subcommands_of_inspect_are_those_of_replay_too(call: Call) -> None:
         code, out, _ = call("status", "--run", "mine", "--once", command=command)
         assert code == 0
         assert "oldest ticket" in out
+        assert call("list", "mine", "--limit", "1", command=command)[0] == 0
         code, _, err = call("statsu", command=command)
         assert code == 2
         assert "invalid choice: 'statsu'" in err
