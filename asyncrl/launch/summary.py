@@ -172,8 +172,9 @@ def _totals(lines: Lines, names: Sequence[str]) -> dict[str, float]:
 
 
 def _next(run_dir: Path, done: bool, failures: bool, resume: str) -> list[str]:
-    looks = [f"list {run_dir} --sort reward", *([f"dead-letters {run_dir}"] if failures else [])]
-    return [*([] if done else [resume]), *(f"asyncrl inspect {look}" for look in looks)]
+    look = [f"list {run_dir} --sort reward", *([f"dead-letters {run_dir}"] if failures else [])]
+    use = [f"asyncrl evaluate {run_dir} --data FILE", f"asyncrl export {run_dir}"]
+    return [*([] if done else [resume]), *(f"asyncrl inspect {command}" for command in look), *(use if done else [])]
 
 
 def as_text(summary: RunSummary) -> str:

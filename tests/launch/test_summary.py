@@ -47,6 +47,7 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
         "speed              32 s, 10 tokens/s, largest lag 1, learner idle 25%, rollout idle 25%",
         f"episodes           {tmp_path / 'replay'}",
         f"asyncrl inspect dead-letters {tmp_path}",
+        f"asyncrl export {tmp_path}",
     ):
         assert line in text
     assert "warning" not in text
