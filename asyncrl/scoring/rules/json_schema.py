@@ -39,7 +39,7 @@ def _validator(truth: str) -> Any:
         schema = json.loads(truth)
         family = validator_for(schema)
         family.check_schema(schema)
-    except (ValueError, SchemaError) as error:
+    except (ValueError, TypeError, SchemaError) as error:
         raise ScoringError(f"the ground truth is no JSON schema: {error}") from error
     return family(schema, registry=Registry())
 
