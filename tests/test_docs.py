@@ -123,3 +123,17 @@ def printed(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
     with suppress(SystemExit):
         main()
     return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    for target, _, heading in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not heading or heading in headings(file), f"{target}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
