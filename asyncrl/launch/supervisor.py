@@ -49,10 +49,12 @@ class RoleCommand:
 
 @dataclass(slots=True)
 class _Process:
-    """A role's process now. `failures` are those since it last ran well; `due` is when it is started again."""
+    """A role's process now. Its log had `log_start` bytes when it was started. `failures` are those since it last ran
+    well; `due` is when it is started again."""
 
     role: RoleCommand
     process: subprocess.Popen[bytes]
+    log_start: int
     started: float
     starts: int = 1
     failures: int = 0
@@ -94,7 +96,7 @@ class Supervisor:
         self._clock = clock
         self._processes = run_dir / "processes.json"
         self._unwritten = False
-        self._children = {role.name: _Process(role, self._start(role), clock()) for role in roles}
+        self._children = {role.name: _Process(role, *self._start(role), clock()) for role in roles}
         self._write_processes()
 
     @property
@@ -107,9 +109,14 @@ class Supervisor:
         """The process ids of the roles that run."""
         return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
-    def _start(self, role: RoleCommand) -> subprocess.Popen[bytes]:
-        environment = {**self._environment, WORKER_VARIABLE: role.name}
-        return start_child(role.command, self._logs / f"{role.name}.log", environment)
+    def _start(self, role: RoleCommand) -> tuple[subprocess.Popen[bytes], int]:
+        """The process, and the bytes that its log had before."""
+        log_file, environment = self._log_of(role), {**self._environment, WORKER_VARIABLE: role.name}
+        before = log_file.stat().st_size if log_file.exists() else 0
+        return start_child(role.command, log_file, environment), before
+
+    def _log_of(self, role: RoleCommand) -> Path:
+        return self._logs / f"{role.name}.log"
 
     def run(self, stopped: Callable[[], bool], progress: Callable[[], None], interval_s: float = 0.2) -> bool:
         """Supervise until the run is done (True) or `stopped()` (False); `progress` is called at every poll.
@@ -139,7 +146,7 @@ class Supervisor:
         elif child.due is None:
             self._fail(child, status, now)
         elif child.due <= now:
-            child.process = self._start(child.role)
+            child.process, child.log_start = self._start(child.role)
             child.started, child.due = now, None
             child.starts += 1
             self._write_processes()
@@ -147,8 +154,8 @@ class Supervisor:
     def _fail(self, child: _Process, status: int, now: float) -> None:
         """Plan the next start of a role that ended. Raises RunFailedError: it cannot go on."""
         name = child.role.name
-        log_file = self._logs / f"{name}.log"
-        last = last_lines(log_file)
+        log_file = self._log_of(child.role)
+        last = last_lines(log_file, start=child.log_start)
         if status == EXIT_USAGE:
             raise RunFailedError(f"{name} cannot run:\n{last}")
         if status == EXIT_HOPELESS:
@@ -158,7 +165,7 @@ class Supervisor:
             raise RunFailedError(f"{name} ended {child.failures} times, at last with status {status}:\n{last}")
         pause = pause_s(child.failures, self._longest_pause_s)
         child.due = now + pause
-        shown = last_lines(log_file, SHOWN_LINES)
+        shown = last_lines(log_file, SHOWN_LINES, child.log_start)
         log.warning(
             "%s ended with status %d; starting it again in %.2g s; its log ends:\n%s", name, status, pause, shown
         )

@@ -67,11 +67,13 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def last_lines(log: Path, count: int = 15) -> str:
-    """The end of a log, or nothing where there is none."""
+def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
+    """The end of a log behind its first `start` bytes, or nothing where there is none."""
     if not log.exists():
         return ""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+    with log.open(errors="replace") as file:
+        file.seek(start)
+        return "\n".join(file.read().splitlines()[-count:])
 
 
 def ending_with_parent(number: signal.Signals) -> Callable[[], None] | None:
