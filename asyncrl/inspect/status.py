@@ -39,6 +39,7 @@ FLOW = (
     "filtered",
     "dropped",
     "failures",
+    "scoring_failures",
     "refused",
     "tokens_thrown_away",
 )

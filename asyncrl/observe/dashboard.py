@@ -137,7 +137,8 @@ class Dashboard:
     def _failing(self, replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         """How fast episodes and scorings fail, if they do, and the newest failure of each replay."""
         now = self._clock()
-        self._failures.append((now, sum(int(values.get("failures", 0)) for values in replays)))
+        counted = ("failures", "scoring_failures")
+        self._failures.append((now, sum(int(values.get(name, 0)) for values in replays for name in counted)))
         while len(self._failures) > 2 and self._failures[1][0] <= now - RATE_S:
             self._failures.popleft()
         (since, before), (_, count) = self._failures[0], self._failures[-1]

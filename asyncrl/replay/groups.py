@@ -104,7 +104,8 @@ class OpenGroups:
         self._backoff.failed(kind, ticket, reason)
         self._limits[kind].failed(ticket, name, reason)
         self._dead_letters.add(tx, ticket, DeadLetter(reason, name, member, attempt, row, scoring))
-        tx.add("failures")
+        if not scoring:
+            tx.add("failures")
         group.attempts[member] += 1
         group.save(tx, name)
         if group.attempts[member] >= self._settings.max_attempts:

@@ -91,7 +91,8 @@ def test_failures_dead_letters_and_evictions_are_counted_by_reason(tmp_path: Pat
     seen = summary(core)
     assert seen.counts["dead_letters"] == {"skipped plan": 4, "episode": 1, "scoring": 1}
     assert len(core.dead_letters()) == 6
-    assert (seen.counters["failures"], seen.counts["evicted"]) == (2, {"too old": seen.counts["states"]["evicted"]})
+    assert (seen.counters["failures"], seen.counters["scoring_failures"]) == (1, 1)
+    assert seen.counts["evicted"] == {"too old": seen.counts["states"]["evicted"]}
     assert seen.counts["evicted"]["too old"] >= 4
 
 

@@ -70,9 +70,9 @@ def test_failures_a_second_and_the_newest_failure_are_shown_while_some_fail(tmp_
         return {name: text for name, text in dashboard.rows() if name in ("failed/s", "newest failure", "failing")}
 
     assert shown() == {}
-    replay.log(0, {"failures": 950, "newest_failure": "t2.0.0: KeyError"})
+    replay.log(0, {"failures": 920, "scoring_failures": 30, "newest_failure": "t2.0.0: KeyError"})
     assert shown() == {"failed/s": "5", "newest failure": "t2.0.0: KeyError"}
-    replay.log(0, {"failures": 951, "failing": "the last 40 episodes failed"})
+    replay.log(0, {"failures": 921, "scoring_failures": 30, "failing": "the last 40 episodes failed"})
     assert shown() == {"failed/s": "2.55", "failing": "the last 40 episodes failed"}
     shown(), shown()
     assert shown() == {"failing": "the last 40 episodes failed"}
