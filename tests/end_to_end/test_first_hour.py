@@ -27,8 +27,9 @@ SHORT = {
     "learner.steps=15": "learner.steps=3",
     "checkpoint_every: 5": "checkpoint_every: 1",
     "eval_every: 5": "eval_every: 2",
+    "  retention: all": "  retention: all\nnetwork:\n  replay_port: 0\n  weights_port: 0",
 }
-"""What makes the page's run a matter of seconds, for a policy that learns nothing."""
+"""What makes the page's run a matter of seconds, for a policy that learns nothing, beside other runs."""
 
 
 def follow(page: str, folder: Path, environment: Mapping[str, str]) -> str:
