@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch, schedule
-from asyncrl.learner.policy import Policy, shard
+from asyncrl.learner.policy import Policy, compiles, shard
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.trainer import Minibatch, Trainable, Trainer
 from asyncrl.modelling.attention import PACKED
@@ -42,6 +43,7 @@ from benchmarks.shapes import SHAPES, Shape, make_model
 MICRO_TOKENS = 16384
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "model.recompute=true": {"model.recompute": True},
+    "model.compile=false": {"model.compile": False},
     "algorithm.proximal=recompute": {"algorithm.proximal": "recompute"},
 }
 """What each ablation changes, by its name in the table."""
@@ -94,12 +96,13 @@ class Timed(Trainable[Policy]):
         return norm
 
 
-def lengths_of(case: str) -> list[int]:
-    """`8x2048`: eight of 2,048 tokens. `heavy`: 131,072 tokens of a log-normal distribution, at most 16,384 each."""
+def lengths_of(case: str, step: int = 0) -> list[int]:
+    """`8x2048`: eight of 2,048 tokens. `heavy`: 131,072 tokens of a log-normal distribution, at most 16,384 each, and
+    other ones in every step."""
     if case != "heavy":
         count, length = case.split("x")
         return [int(length)] * int(count)
-    drawn = np.random.default_rng(0).lognormal(7.0, 1.1, 1000).clip(64, MICRO_TOKENS).astype(int)
+    drawn = np.random.default_rng(step).lognormal(7.0, 1.1, 1000).clip(64, MICRO_TOKENS).astype(int)
     chosen = drawn[drawn.cumsum() < 131_072].tolist()
     return [*chosen, 131_072 - sum(chosen)]
 
@@ -168,7 +171,7 @@ def make_trainer(shape: str, options: Mapping[str, Any], ranks: Ranks) -> Traine
     config = ModelConfig(path="random", dtype=dtype, **sections["model"])
     model = make_model(shape, torch.float32, ranks.device.type).eval()
     model.set_attn_implementation(PACKED)
-    policy = Policy(model, 1.0)
+    policy = Policy(model, 1.0, compiles(config, ranks.device))
     shard(policy, policy.model, config, ranks)
     learner = LearnerConfig(**sections["learner"])
     algorithm = Algorithm.from_config(AlgorithmConfig(**sections["algorithm"]))
@@ -179,17 +182,17 @@ def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], i
     """Median seconds by phase, passes, peak memory in GB, and the seconds of the first step, which compiles."""
     ranks, policy = trainer.ranks, trainer.policy
     assert isinstance(policy, Timed)
-    lengths = lengths_of(case)
-    plan, episodes, batch = make_batch(lengths, policy.module.vocabulary, ranks.device)
-    (passes,) = schedule(lengths, 1, 1, max(MICRO_TOKENS, max(lengths)))
-    minibatches = [Minibatch(passes[0], Totals(sum(plan.sampled), len(lengths)))]
     steps = []
-    for _ in range(runs + 2):
+    for step in range(runs + 2):
+        lengths = lengths_of(case, step)
+        plan, episodes, batch = make_batch(lengths, policy.module.vocabulary, ranks.device)
+        (passes,) = schedule(lengths, 1, 1, max(MICRO_TOKENS, max(lengths)))
+        minibatches = [Minibatch(passes[0], Totals(sum(plan.sampled), len(lengths)))]
         if ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         watch = policy.watch = Stopwatch(ranks.device)
-        prepared = watch("proximal", lambda: trainer.prepare(batch, episodes, minibatches))
-        watch("train", lambda prepared=prepared: trainer.learn(0, prepared, episodes, minibatches))
+        prepared = watch("proximal", partial(trainer.prepare, batch, episodes, minibatches))
+        watch("train", partial(trainer.learn, 0, prepared, episodes, minibatches))
         watch.seconds["forward_backward"] = watch.seconds.pop("train") - watch.seconds["update"]
         steps.append(watch.seconds)
     medians = {name: statistics.median(step[name] for step in steps[2:]) for name in steps[0]}

@@ -26,7 +26,7 @@ class Critic(nn.Module):
 
     def forward(self, packed: PackedSequences) -> Tensor:
         """Values float32[N]: at each needed token that of the state in which it was sampled, 0 elsewhere."""
-        rows = packed.needed.nonzero()[:, 0]
+        rows = packed.needed
         states = hidden_states(self.decoder, packed)[rows - 1]
         values = F.linear(states.float(), self.head.weight.float(), self.head.bias.float())[:, 0]
         return values.new_zeros(len(packed.ids)).index_put((rows,), values)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.modelling.attention import PackedLayout, send
 from asyncrl.types import BatchPlan, Labels, Trajectory
 
 Passes = list[list[int]]
@@ -72,38 +73,51 @@ def _longest_first(lengths: Sequence[int], members: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequences:
-    """Sequences of `lengths` tokens one after the other: ids int64[N], positions int64[N] that restart with each
-    sequence, and needed bool[N], true on the tokens whose log-prob or value is needed (never the first of a
+    """Sequences one after the other, as `layout` says: ids int64[N], positions int64[N] that restart with each
+    sequence, and needed int64[M], the tokens whose log-prob or value is needed, ascending (never the first of a
     sequence)."""
 
     ids: Tensor
     positions: Tensor
     needed: Tensor
-    lengths: list[int]
+    layout: PackedLayout
 
     @staticmethod
     def of(sequences: Sequence[Tensor]) -> PackedSequences:
         """Sequences int64[T]; every token that has one before it is needed."""
-        positions = torch.cat([torch.arange(len(each), device=each.device) for each in sequences])
-        return PackedSequences(torch.cat(list(sequences)), positions, positions > 0, [len(each) for each in sequences])
+        positions = torch.cat([torch.arange(len(each)) for each in sequences])
+        needed = positions.nonzero()[:, 0]
+        return PackedSequences(
+            torch.cat(list(sequences)), positions, needed, PackedLayout.of([len(x) for x in sequences])
+        )
+
+    def to(self, device: torch.device) -> PackedSequences:
+        """The same on `device`; the host does not wait for it."""
+        ids, positions, needed = (send(each, device) for each in (self.ids, self.positions, self.needed))
+        return PackedSequences(ids, positions, needed, self.layout.to(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatch:
     """The episodes of the plan that this rank trains, packed in the order of the plan.
 
-    ids int64[N] are the token ids of `tokens`. A forward pass takes every branch of an episode as a sequence: positions
-    int64[N] restart with each branch, and `lengths` has the tokens of each branch by the episode's index in the plan.
+    `tokens` are on the rank's device. What passes are built from stays on the host, which never waits for the device to
+    build one: ids int64[N] are the token ids of `tokens`, and mask bool[N] is theirs. A forward pass takes every branch
+    of an episode as a sequence: positions int64[N] restart with each branch, and `lengths` has the tokens of each
+    branch by the episode's index in the plan, ascending.
     """
 
     ids: Tensor
     tokens: Tokens
+    mask: Tensor
     positions: Tensor
     lengths: dict[int, list[int]]
 
     def rows(self, members: Sequence[int]) -> Tensor:
-        """Where among the N tokens those of the episodes `members` are, int64."""
-        return torch.isin(self.tokens.sequence, torch.tensor(members, device=self.ids.device)).nonzero()[:, 0]
+        """Where among the N tokens those of the episodes `members` are, int64, on the host."""
+        sizes = [sum(each) for each in self.lengths.values()]
+        spans = dict(zip(self.lengths, pairwise([0, *accumulate(sizes)]), strict=True))
+        return torch.cat([torch.arange(0), *(torch.arange(*spans[each]) for each in members)])
 
     def packed(self, members: Sequence[int], rows: Tensor) -> PackedSequences:
         """The tokens of `members` (ascending) at `rows`, for one forward pass; a dummy of two tokens without
@@ -111,7 +125,8 @@ class LocalBatch:
         if not members:
             return PackedSequences.of([self.ids.new_zeros(2)])
         lengths = [length for each in members for length in self.lengths[each]]
-        return PackedSequences(self.ids[rows], self.positions[rows], self.tokens.mask[rows], lengths)
+        needed = self.mask[rows].nonzero()[:, 0]
+        return PackedSequences(self.ids[rows], self.positions[rows], needed, PackedLayout.of(lengths))
 
 
 def build_local_batch(members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device) -> LocalBatch:
@@ -124,10 +139,12 @@ def build_local_batch(members: Sequence[int], trajectories: Sequence[Trajectory]
         behaviour=_joined([each.logprobs for each in trajectories], torch.float32, device),
         versions=_joined([each.versions for each in trajectories], torch.int64, device),
     )
-    ids = _joined([each.tokens for each in trajectories], torch.int64, device)
+    host = torch.device("cpu")
+    ids = _joined([each.tokens for each in trajectories], torch.int64, host)
+    mask = _joined([each.loss_mask for each in trajectories], torch.bool, host)
     lengths = [[end - start for start, end in each.branches] for each in trajectories]
-    positions = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, device)
-    return LocalBatch(ids, tokens, positions, dict(zip(members, lengths, strict=True)))
+    positions = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, host)
+    return LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)))
 
 
 def build_episodes(

@@ -4,11 +4,13 @@ sharded with FSDP2; the critic is loaded in the same way."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from asyncrl.config.schema import ModelConfig
@@ -31,11 +33,12 @@ class Policy(nn.Module):
     Raises ConfigError: see `WeightFormat`.
     """
 
-    def __init__(self, model: Any, temperature: float) -> None:
+    def __init__(self, model: Any, temperature: float, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
         self.weight_format = WeightFormat(model)
         self._temperature = temperature
+        self._compiled = compiled
 
     @property
     def vocabulary(self) -> int:
@@ -46,14 +49,9 @@ class Policy(nn.Module):
         """Log-probs float32[N], each of a token given those before it in its sequence, and entropies float32[N] of
         the distributions they were drawn from, or None. Both are 0 on tokens that are not needed."""
         states = hidden_states(self.model.get_decoder(), packed)
-        rows = packed.needed.nonzero()[:, 0]
+        rows, head = packed.needed, self.model.get_output_embeddings()
         logprobs, entropy = token_logprobs(
-            states[rows - 1],
-            packed.ids[rows],
-            self.model.get_output_embeddings(),
-            self.vocabulary,
-            self._temperature,
-            with_entropy,
+            states[rows - 1], packed.ids[rows], head, self._temperature, with_entropy, self._compiled
         )
         zeros = logprobs.new_zeros(len(packed.ids))
         return zeros.index_put((rows,), logprobs), None if entropy is None else zeros.index_put((rows,), entropy)
@@ -64,14 +62,14 @@ def load_policy(config: ModelConfig, temperature: float, ranks: Ranks, length: i
 
     Raises ConfigError: see `load_model`.
     """
-    policy = Policy(load_model(config.path, config, ranks, length), temperature)
+    policy = Policy(load_model(config.path, config, ranks, length), temperature, compiles(config, ranks.device))
     shard(policy, policy.model, config, ranks)
     return policy
 
 
 def hidden_states(decoder: Any, packed: PackedSequences) -> Tensor:
     """The last hidden states [N, D]; those of a sequence depend on nothing but that sequence."""
-    kwargs = {"lengths": packed.lengths} if decoder.config._attn_implementation == PACKED else {}
+    kwargs = {"layout": packed.layout} if decoder.config._attn_implementation == PACKED else {}
     output = decoder(input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, **kwargs)
     states: Tensor = output.last_hidden_state[0]
     return states
@@ -141,17 +139,24 @@ def _check_packed(model: Any, sequences: Sequence[Tensor], alone: Tensor) -> Non
     check_same_logits(alone, packed, model.dtype, "it caps or scales its logits, or mixes sequences")
 
 
+def compiles(config: ModelConfig, device: torch.device) -> bool:
+    """Whether layers, and what follows the logits, are compiled."""
+    return device.type == "cuda" if config.compile is None else config.compile
+
+
 def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks) -> None:
     """Shard `root`, which holds the Hugging Face `model`, in place: each decoder layer by itself, then the rest.
 
-    Master weights are float32, computation and the weights gathered for it are in `config.dtype`.
+    Master weights are float32, computation and the weights gathered for it are in `config.dtype`. A layer is compiled
+    and recomputed without the hooks of FSDP, which stay outside.
     """
-    if config.recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     layers = set(model._no_split_modules or ())
     for layer in [module for module in model.modules() if type(module).__name__ in layers]:
-        # A layer recomputes only while it is in training mode. Its modules stay in evaluation mode, without dropout.
-        layer.training = config.recompute
+        if compiled:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+        if config.recompute:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         fully_shard(layer.float(), mesh=ranks.mesh, mp_policy=precision)
     fully_shard(root.float(), mesh=ranks.mesh, mp_policy=precision, reshard_after_forward=True)

@@ -25,6 +25,7 @@ from asyncrl.learner.critic import Critic, critic_summary
 from asyncrl.learner.packing import LocalBatch, PackedSequences, Passes
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.modelling.attention import send
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class Trainer:
         for members in minibatch.passes:
             self.ranks.leave_if(self.stop.is_set())
             rows = batch.rows(members)
-            yield batch.packed(members, rows), rows
+            yield batch.packed(members, rows).to(self.ranks.device), send(rows, self.ranks.device)
 
     def learn(self, step: int, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> StepResult:
         """One update for each minibatch."""

@@ -1,48 +1,160 @@
-"""Log-probs and entropies of tokens from hidden states, without keeping logits [N, V]."""
+"""Log-probs and entropies of tokens from hidden states, without keeping logits [N, V].
+
+Logits exist for one chunk of tokens at a time. The forward pass keeps each token's normaliser, from which the backward
+pass gets the probabilities again. With d_v = [v is the target] the gradients by a logit z_v are
+
+    d log p / d z_v = d_v - p_v        d entropy / d z_v = -p_v (log p_v + entropy)
+
+each divided by the temperature. The gradient by the target's own logit is worked out from its log-prob, since 1 - p of
+a likely token would lose its digits in bfloat16.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 CHUNK_LOGITS = 1 << 26
-"""Logits that exist at once: 256 MiB in float32."""
-
-Head = Callable[[Tensor], Tensor]
+"""Logits of one chunk: 256 MiB in float32."""
+FUSED_LOGITS = 1 << 28
+"""The same where compiled functions read and overwrite them in bfloat16: about 1,800 tokens of 152k logits."""
 
 
 def token_logprobs(
     hidden: Tensor,
     targets: Tensor,
-    head: Head,
-    vocabulary: int,
+    head: nn.Linear,
     temperature: float,
     with_entropy: bool,
-    chunk_logits: int = CHUNK_LOGITS,
+    compiled: bool = False,
+    chunk_logits: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs float32[M] of targets int64[M] under head(hidden [M, D]) / temperature; entropies float32[M] or None.
+    """Log-probs float[M] of targets int64[M] under head(hidden [M, D]) / temperature; entropies float[M] or None.
 
-    Logits are computed in the dtype of `hidden`, and normalised in float32, in chunks of at most `chunk_logits`. Only
-    one chunk exists at a time, and the backward pass computes it again.
+    Logits are computed in the dtype of `hidden`, and normalised in float32 or better, in chunks of at most
+    `chunk_logits`. The gradient of the head is summed in float32 or better. `compiled` fuses what follows the logits.
     """
-    rows = max(1, chunk_logits // vocabulary)
-    parts = [
-        checkpoint(_chunk, states, ids, head, temperature, with_entropy, use_reentrant=False, preserve_rng_state=False)
-        for states, ids in zip(hidden.split(rows), targets.split(rows), strict=True)
-    ]
-    entropy = torch.cat([part[1] for part in parts]) if with_entropy else None
-    return torch.cat([part[0] for part in parts]), entropy
+    limit = chunk_logits or (FUSED_LOGITS if compiled else CHUNK_LOGITS)
+    rows = max(1, limit // head.out_features)
+    logprobs, entropy = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, targets, temperature, with_entropy, rows, compiled
+    )
+    return logprobs, entropy if with_entropy else None
 
 
-def _chunk(
-    hidden: Tensor, targets: Tensor, head: Head, temperature: float, with_entropy: bool
-) -> tuple[Tensor, Tensor | None]:
-    logits = head(hidden).float() / temperature
-    normaliser = logits.logsumexp(-1)
-    logprobs = logits.gather(-1, targets[:, None])[:, 0] - normaliser
-    if not with_entropy:
-        return logprobs, None
-    return logprobs, normaliser - (logits.softmax(-1) * logits).sum(-1)
+class _HeadLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        rows: int,
+        compiled: bool,
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs, normalisers = (hidden.new_empty(len(hidden), dtype=wide) for _ in range(2))
+        entropies = hidden.new_zeros(len(hidden), dtype=wide)
+        statistics = _compiled_statistics if compiled else _statistics
+        for chunk in _chunks(len(hidden), rows):
+            logits = F.linear(hidden[chunk], weight, bias)
+            logprobs[chunk], normalisers[chunk], entropy = statistics(logits, targets[chunk], temperature, with_entropy)
+            if entropy is not None:
+                entropies[chunk] = entropy
+        ctx.save_for_backward(hidden, weight, bias, targets, logprobs, normalisers, entropies)
+        ctx.settings = temperature, with_entropy, rows, compiled
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, logprobs, normalisers, entropies = ctx.saved_tensors
+        temperature, with_entropy, rows, compiled = ctx.settings
+        differentiate = _compiled_gradient if compiled else _gradient
+        of_hidden = torch.empty_like(hidden)
+        of_weight = torch.zeros_like(weight, dtype=logprobs.dtype)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=logprobs.dtype)
+        for chunk in _chunks(len(hidden), rows):
+            logits = F.linear(hidden[chunk], weight, bias)
+            differentiate(
+                logits,
+                targets[chunk],
+                logprobs[chunk],
+                normalisers[chunk],
+                entropies[chunk],
+                of_logprobs[chunk],
+                of_entropies[chunk],
+                temperature,
+                with_entropy,
+            )
+            torch.mm(logits, weight, out=of_hidden[chunk])
+            _add_product(of_weight, logits, hidden[chunk])
+            if of_bias is not None:
+                of_bias += logits.sum(0, dtype=of_bias.dtype)
+        of_bias = None if of_bias is None else of_bias.to(weight.dtype)
+        return of_hidden, of_weight.to(weight.dtype), of_bias, None, None, None, None, None
+
+
+def _chunks(count: int, rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
+
+
+def _statistics(
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probs of the targets, normalisers, and entropies where they are wanted; all [M]."""
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    normalisers = scaled.logsumexp(-1)
+    logprobs = scaled.gather(-1, targets[:, None])[:, 0] - normalisers
+    entropy = None
+    if with_entropy:
+        entropy = normalisers - ((scaled - normalisers[:, None]).exp() * scaled).sum(-1)
+    return logprobs, normalisers, entropy
+
+
+def _gradient(
+    logits: Tensor,
+    targets: Tensor,
+    logprobs: Tensor,
+    normalisers: Tensor,
+    entropies: Tensor,
+    of_logprobs: Tensor,
+    of_entropies: Tensor,
+    temperature: float,
+    with_entropy: bool,
+) -> None:
+    """Overwrite logits [M, V] with the gradient by them."""
+
+    def minus_expected(logs: Tensor, by: Callable[[Tensor], Tensor]) -> Tensor:
+        slope = by(of_logprobs)
+        if with_entropy:
+            slope = slope + by(of_entropies) * (logs + by(entropies))
+        return -logs.exp() * slope / temperature
+
+    logs = logits.to(normalisers.dtype) / temperature - normalisers[:, None]
+    others = minus_expected(logs, lambda values: values[:, None])
+    target = of_logprobs / temperature + minus_expected(logprobs, lambda values: values)
+    logits.copy_(others)
+    logits.scatter_(1, targets[:, None], target.to(logits.dtype)[:, None])
+
+
+_compiled_statistics = torch.compile(_statistics, dynamic=True)
+_compiled_gradient = torch.compile(_gradient, dynamic=True)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left.T @ right, summed in the dtype of `total`."""
+    if left.dtype == total.dtype:
+        total.addmm_(left.t(), right)
+    elif left.is_cuda:
+        torch.addmm(total, left.t(), right, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(left.t().to(total.dtype), right.to(total.dtype))

@@ -2,23 +2,65 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from asyncrl.modelling.logprobs import token_logprobs
 
+TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 19, 5, 11, 0.7
 
-@pytest.mark.parametrize("chunk_logits", [1, 7 * 11, 1 << 26])
-def test_chunks_give_the_log_probs_entropies_and_gradients_of_all_logits_at_once(chunk_logits: int):
+
+def made(dtype: torch.dtype, bias: bool = True) -> tuple[Tensor, torch.nn.Linear, Tensor]:
     torch.manual_seed(0)
-    hidden, head = torch.randn(19, 5, dtype=torch.float64), torch.nn.Linear(5, 11, dtype=torch.float64)
-    targets = torch.randint(0, 11, (19,))
+    head = torch.nn.Linear(WIDTH, VOCABULARY, dtype=dtype, bias=bias)
+    return torch.randn(TOKENS, WIDTH, dtype=dtype, requires_grad=True), head, torch.arange(TOKENS) % VOCABULARY
 
-    def gradients(logprobs: torch.Tensor, entropy: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad((logprobs * torch.arange(19) + entropy).sum(), (hidden, *head.parameters()))
 
-    hidden.requires_grad_()
-    rows = (head(hidden).float() / 0.7).log_softmax(-1)
-    expected = rows.gather(1, targets[:, None])[:, 0], -(rows.exp() * rows).sum(-1)
-    got = token_logprobs(hidden, targets, head, 11, 0.7, with_entropy=True, chunk_logits=chunk_logits)
+def plain(hidden: Tensor, head: torch.nn.Linear, targets: Tensor) -> tuple[Tensor, Tensor]:
+    rows = (head(hidden) / TEMPERATURE).log_softmax(-1)
+    return rows.gather(1, targets[:, None])[:, 0], -(rows.exp() * rows).sum(-1)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chunk_logits", [1, 7 * VOCABULARY, None])
+def test_chunks_give_the_log_probs_entropies_and_gradients_of_all_logits_at_once(
+    chunk_logits: int | None, compiled: bool
+):
+    hidden, head, targets = made(torch.float32)
+
+    def gradients(logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, ...]:
+        loss = (logprobs * torch.arange(TOKENS) + 0.3 * entropy).sum()
+        return torch.autograd.grad(loss, (hidden, *head.parameters()))
+
+    expected = plain(hidden, head, targets)
+    got = token_logprobs(hidden, targets, head, TEMPERATURE, True, compiled, chunk_logits)
     assert got[1] is not None
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(gradients(*got), gradients(*expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradients(*got), gradients(*expected), atol=1e-5, rtol=1e-5)
+    alone, nothing = token_logprobs(hidden, targets, head, TEMPERATURE, False, compiled, chunk_logits)
+    assert nothing is None
+    torch.testing.assert_close(
+        torch.autograd.grad(alone.sum(), hidden), torch.autograd.grad(plain(hidden, head, targets)[0].sum(), hidden)
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_its_gradients_are_those_of_finite_differences(bias: bool):
+    hidden, head, targets = made(torch.float64, bias)
+
+    def function(states: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        return tuple(token_logprobs(states, targets, head, TEMPERATURE, True, chunk_logits=4 * VOCABULARY))
+
+    assert torch.autograd.gradcheck(function, (hidden, *head.parameters()))
+
+
+def test_the_gradient_of_a_half_precision_head_is_summed_in_float32():
+    torch.manual_seed(0)
+    head = torch.nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=torch.bfloat16)
+    hidden, targets = torch.ones(4096, WIDTH, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.int64)
+    token_logprobs(hidden, targets, head, 1.0, False, chunk_logits=8 * VOCABULARY)[0].sum().backward()
+    exact = torch.nn.Linear(WIDTH, VOCABULARY, bias=False)
+    exact.load_state_dict(head.state_dict())
+    plain_sum = torch.log_softmax(exact(hidden.float()), -1)[:, 0].sum()
+    (expected,) = torch.autograd.grad(plain_sum, exact.weight)
+    # Summed in bfloat16, 512 chunks of the same size would stick at a fraction of it.
+    torch.testing.assert_close(head.weight.grad.float(), expected, rtol=2e-2, atol=1.0)

@@ -42,6 +42,7 @@ class ModelConfig:
         fixed="recorded steps would be rounded differently",
     )
     recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
+    compile: bool | None = option(None, "compile the learner's layers, which takes a minute at first; null: on GPUs")
     trust_remote_code: bool = option(False, "run code that comes with the model")
 
 

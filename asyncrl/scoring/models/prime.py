@@ -49,9 +49,8 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
 
 def _log_prob_reader(model: Any, micro_tokens: int) -> CausalReader:
     head = model.get_output_embeddings()
-    vocabulary = int(head.weight.shape[0])
 
     def read(hidden: Tensor, following: Tensor) -> Tensor:
-        return token_logprobs(hidden, following, head, vocabulary, temperature=1.0, with_entropy=False)[0]
+        return token_logprobs(hidden, following, head, temperature=1.0, with_entropy=False)[0]
 
     return CausalReader(model.base_model, read, micro_tokens)
