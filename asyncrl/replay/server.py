@@ -136,8 +136,8 @@ class ReplayServer:
         return requests
 
     def _receive(self) -> None:
-        """Take what has arrived, and answer at once where that needs no commit."""
-        while len(self._requests) < BATCH:
+        """Take what has arrived, up to BATCH, and answer at once where that needs no commit."""
+        for _ in range(BATCH - len(self._requests)):
             try:
                 client, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:

@@ -23,6 +23,7 @@ from asyncrl.replay.protocol import (
     Answer,
     Call,
     Discard,
+    Fetch,
     GetStatus,
     GetTickets,
     LeaseTrajectories,
@@ -159,6 +160,13 @@ def test_a_thousand_who_wait_for_tickets_cost_one_attempt_a_turn(tmp_path: Path)
     turns.ask(("p", STATUS))
     assert turns.service.asked == {"GetStatus": 1}
     turns.store.close()
+
+
+def test_fetches_without_end_hold_up_no_other_request(turns: Turns) -> None:
+    fetch = encode_request(Fetch("data", []), 1)
+    order = list(turns.ask(("a", STATUS), *((f"f{i}", fetch) for i in range(1000))))
+    assert len(order) == 1001
+    assert order.index("a") < 500
 
 
 def test_scorers_of_different_kinds_do_not_wait_for_each_other(turns: Turns) -> None:
