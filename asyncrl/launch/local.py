@@ -22,7 +22,7 @@ from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight import preflight
-from asyncrl.launch.run_folder import clear, is_begun
+from asyncrl.launch.run_folder import is_begun, set_aside
 from asyncrl.launch.summary import report
 from asyncrl.launch.supervisor import RoleCommand, RunFailedError, Supervisor
 from asyncrl.machine import process
@@ -113,8 +113,8 @@ def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
     except ConfigError:
         if is_begun(run_dir):
             raise
-        log.info("%s holds a run that never began a step; it begins anew with the new configuration", run_dir)
-        clear(run_dir)
+        aside = set_aside(run_dir)
+        log.info("%s held a run that never began a step; it begins anew, and what it had is in %s", run_dir, aside)
         return claim(config, run_dir)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 from asyncrl.config.locations import CONFIG_FILE, IDENTITY_FILE
+from asyncrl.errors import ConfigError
 from asyncrl.replay.store import Transaction, in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
 
@@ -27,9 +29,20 @@ def is_begun(run_dir: Path) -> bool:
         return any(map(in_use, shard_paths(store))) or any(stored.each(Transaction.count, "plans"))
 
 
-def clear(run_dir: Path) -> None:
-    """Delete what a run has that has not begun. Its logs stay, and so do files that no role made."""
-    for name in (_STORE, _METRICS):
-        shutil.rmtree(run_dir / name, ignore_errors=True)
-    for name in (CONFIG_FILE, IDENTITY_FILE):
-        (run_dir / name).unlink(missing_ok=True)
+def set_aside(run_dir: Path) -> Path:
+    """Move what a run has that has not begun into a new folder within the run's, and return that. Nothing is deleted:
+    it may have episodes that took hours. Its logs stay, and so do files that no role made.
+
+    Raises ConfigError: something cannot be moved.
+    """
+    folders = (run_dir / f"earlier-{number}" for number in count(1))
+    aside = next(folder for folder in folders if not folder.exists())
+    try:
+        aside.mkdir()
+        for name in (_STORE, _METRICS, CONFIG_FILE, IDENTITY_FILE):
+            # A link moves as a link. The configuration comes after the store: until then the run is not begun anew.
+            if os.path.lexists(run_dir / name):
+                (run_dir / name).rename(aside / name)
+    except OSError as error:
+        raise ConfigError(f"{run_dir} cannot begin anew: {error}; choose another run.name") from error
+    return aside

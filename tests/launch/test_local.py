@@ -83,17 +83,24 @@ def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_wo
 
 
 def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tmp_path: Path) -> None:
-    config, store = make_config(), tmp_path / "replay"
-    claim(config, tmp_path)
-    store.mkdir()
-    with closing(Store(store, 1 << 20, durable=False)):
-        pass
-    config.learner.group_size = 4
-    assert not claim_or_begin_anew(config, tmp_path)
-    assert not store.exists()
-    store.mkdir()
+    run_dir, elsewhere = tmp_path / "run", tmp_path / "fast_disk"
+    config, store = make_config(), run_dir / "replay"
+    elsewhere.mkdir()
+    run_dir.mkdir()
+    claim(config, run_dir)
+    store.symlink_to(elsewhere)
+    for number, size in enumerate((4, 3), 1):
+        with closing(Store(store, 1 << 20, durable=False)):
+            pass
+        config.learner.group_size = size
+        assert not claim_or_begin_anew(config, run_dir)
+        assert not store.exists()
+        aside = run_dir / f"earlier-{number}"
+        assert {path.name for path in aside.iterdir()} == {"replay", "config.yaml"}
+        assert (aside / "replay" / "data.mdb").exists()
+        store.mkdir()
     with closing(Store(store, 1 << 20, durable=False)) as opened, opened.transaction() as tx:
         tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
     config.learner.group_size = 2
-    with pytest.raises(ConfigError, match=r"another configuration(.|\n)*learner\.group_size=2: it was 4"):
-        claim_or_begin_anew(config, tmp_path)
+    with pytest.raises(ConfigError, match=r"another configuration(.|\n)*learner\.group_size=2: it was 3"):
+        claim_or_begin_anew(config, run_dir)
