@@ -110,3 +110,13 @@ def test_recompute_runs_the_layers_again_in_the_backward_pass(model: Path, ranks
         policy(PackedSequences.of(random_sequences(6)))[0].sum().backward()
         calls[recompute] = len(seen)
     assert calls == {False: 1, True: 2}
+
+
+def test_other_packings_compile_nothing_again(model: Path, ranks: Ranks):
+    policy = load_policy(ModelConfig(str(model), compile=True), TEMPERATURE, ranks, 64)
+    generator = torch.Generator().manual_seed(2)
+    for attempt in range(50):
+        lengths = torch.randint(2, 60, (int(torch.randint(1, 9, (), generator=generator)) + 1,), generator=generator)
+        # The first two passes compile what there is for few and many tokens.
+        with torch.compiler.set_stance("fail_on_recompile" if attempt > 1 else "default"):
+            policy(PackedSequences.of(random_sequences(*lengths.tolist())))[0].sum().backward()
