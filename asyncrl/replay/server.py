@@ -184,6 +184,8 @@ class ReplayServer:
             raise
         except Exception as error:  # Nothing of this tick took effect: the next one tries again.
             with self._store.transaction() as tx:
+                # Memory may lack leases that the tick ended, and that the store still has.
+                self._service.start(tx)
                 if self._is_new_bug(tx, "tick", error):
                     log.exception("internal error in a tick")
 

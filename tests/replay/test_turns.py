@@ -42,13 +42,15 @@ from asyncrl.wire import Buffer, encode, trajectory_message
 from tests.helpers import make_trajectory
 from tests.replay.support import make_settings
 
+LEASE_S = 10.0
+
 
 class CountingService(ReplayService):
     """Counts the requests that it handles, by kind. Requests to discard fail after a write with `fails`,
     and the tick numbered `failing_tick` fails."""
 
     def __init__(self, settings: ReplaySettings, clock: Callable[[], float]) -> None:
-        super().__init__(settings, 10.0, clock)
+        super().__init__(settings, LEASE_S, clock)
         self.asked: Counter[str] = Counter()
         self.fails: Exception = lmdb.MapFullError("full")
         self.failing_tick = 0
@@ -62,6 +64,7 @@ class CountingService(ReplayService):
 
     def tick(self, tx: Transaction) -> None:
         tx.add("ticks")
+        super().tick(tx)
         if tx.counter("ticks") == self.failing_tick:
             raise KeyError("bug")
 
@@ -136,13 +139,15 @@ def test_what_fails_after_a_write_is_undone_alone(
 def test_a_tick_that_fails_is_undone_and_counted_and_the_next_one_is_made(
     turns: Turns, caplog: pytest.LogCaptureFixture
 ) -> None:
+    (lost,) = turns.ask(("gone", tickets("gone")))["gone"].read(TICKETS)
     turns.service.failing_tick = 2
     for _ in range(3):
-        turns.now += TICK_S
+        turns.now += LEASE_S + TICK_S
         assert turns.ask(("a", STATUS))["a"].kind == OK
         turns.service.failing_tick *= turns.counter("internal_errors") == 0
-    assert (turns.counter("ticks"), turns.counter("internal_errors")) == (2, 1)
+    assert (turns.counter("ticks"), turns.counter("internal_errors")) == (3, 1)
     assert "Traceback" in caplog.text
+    assert turns.ask(("b", tickets("b")))["b"].read(TICKETS) == [lost], "the lease that the failed tick ended"
 
 
 def test_a_thousand_who_wait_for_tickets_cost_one_attempt_a_turn(tmp_path: Path) -> None:
