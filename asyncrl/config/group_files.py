@@ -113,7 +113,7 @@ class GroupFiles:
     def _entry(self, group: str, entry: Any, base: Path) -> Any:
         """An entry of a file's `defaults` with the names that Hydra knows. Raises ConfigError."""
         if isinstance(entry, dict):
-            return {key: self.choose(key.split()[-1].strip("/"), name, base) for key, name in entry.items()}
+            return {key: self.choose(str(key).rpartition(" ")[2].strip("/"), name, base) for key, name in entry.items()}
         return entry if entry == OWN_KEYS else self.choose(group, entry, base)
 
 

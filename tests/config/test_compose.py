@@ -169,6 +169,8 @@ def test_a_file_that_cannot_be_used_is_refused_by_its_name(
         ("[override /algorithm: grop]", "defaults: algorithm=grop: there is no such file; did you mean grpo?"),
         ("[override /algorithm: ./none.yaml]", "defaults: algorithm=./none.yaml: there is no file "),
         ("[override /algorithms: grpo]", "defaults: algorithms: there is no such group; did you mean algorithm?"),
+        ("[1: grpo]", "defaults: 1: there is no such group"),
+        ("['': grpo]", "defaults: : there is no such group"),
         ("[mine]", "includes itself"),
         ("nothing", "defaults must be a list"),
     ],
