@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,12 +17,15 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, ScoringError, ToolError, UnavailableError
 from asyncrl.launch.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.models import check_existence, check_length, policy_size
+from asyncrl.text import reason_of
 from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Ticket, Trajectory, Turn
 
 if TYPE_CHECKING:
     from asyncrl.data.reading import TaskFile
 
+log = logging.getLogger("asyncrl.train")
 
+CREATION_NOTICE_S = 10.0
 RULE_S = 120.0
 """For a rule that is tried: the first use of one may load libraries on a cold disk."""
 
@@ -151,13 +156,21 @@ def _check_creation(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
 
     for path, file in files.items():
         for row, task in file.by_roles().items():
+            # A `create` that blocks cannot be interrupted; one that makes much for the first time may take minutes.
+            waits = f"`create` of actor.tools with row {row} of {path} has not ended yet; Ctrl-C twice ends the start"
+            notice = threading.Timer(CREATION_NOTICE_S, log.warning, (waits,))
+            notice.daemon = True
+            notice.start()
             try:
                 asyncio.run(create(Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0)))
-            except ToolError as error:
+            except Exception as error:
+                reason = error if isinstance(error, ToolError) else reason_of(error)
                 raise ConfigError(
-                    f"actor.tools: with row {row} of {path}, {error}; `create` gets the row's "
+                    f"actor.tools: with row {row} of {path}, {reason}; `create` gets the row's "
                     "extra_info.tools_kwargs[NAME] as keywords (docs/writing_a_tool.md)"
                 ) from error
+            finally:
+                notice.cancel()
 
 
 def _check_truths(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.actor.tools.base import Tool
+from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.config.schema import (
     ActorConfig,
     DataConfig,
@@ -174,7 +174,26 @@ class Forecast(Weather):
     schema: ClassVar[Mapping[str, Any]] = {**Weather.schema, "name": "forecast"}
 
 
+class Closed(Weather):
+    def __init__(self, episode_id: str) -> None:
+        raise ValueError("no database")
+
+
+class Refusing(Weather):
+    async def create(self, city: str = "") -> None:
+        raise ToolRefusal("no account")
+
+
+@pytest.mark.parametrize(("tool", "reason"), [(Closed, "no database"), (Refusing, "no account")])
+def test_a_tool_whose_constructor_fails_or_whose_create_refuses_is_a_problem_of_its_own(
+    tmp_path: Path, tool: type[Tool], reason: str
+):
+    with pytest.raises(ConfigError, match=rf"actor\.tools: with row 0 of .*{reason}"):
+        preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.{tool.__name__}"]))
+
+
 def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(tmp_path: Path):
+    Weather.released = 0
     preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
     assert Weather.released == 1
     with pytest.raises(ConfigError, match=r"with row 0 of .*tasks\.parquet, tool forecast failed to create .*'city'"):
