@@ -58,8 +58,8 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 
 
 def _run(config: TrainConfig) -> Iterator[str]:
-    if Path(config.run.name).name != config.run.name:
-        yield "run.name: it is the name of a folder within run.dir; use a name without slashes"
+    if Path(config.run.name).name != config.run.name or config.run.name == "..":
+        yield "run.name: it is the name of a folder within run.dir; use a name without slashes, other than . and .."
 
 
 def _data(config: TrainConfig) -> Iterator[str]:

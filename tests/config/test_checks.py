@@ -116,6 +116,7 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"learner.betas": [0.9]}, "AdamW takes two"),
         ({"replay.shards": 9}, "use at most 8 shards"),
         ({"run.name": "../mine"}, "a name without slashes"),
+        ({"run.name": ".."}, "a name without slashes"),
         ({"replay.filter.min_reward": 1.0, "replay.filter.max_reward": 0.5}, "every group would be refused"),
         ({"network.weights_port": 5755}, "the replay listens there"),
         ({"network.replay_port": 65535, "replay.shards": 2}, "up to 65535"),
