@@ -281,7 +281,8 @@ class ReplayClient:
         self._watch.broke()
         deadline = time.monotonic() + self._retry_s
         while unsent or away:
-            while unsent and _credit(away, credits):
+            # ZeroMQ gives up a connection whose handshake was refused: to send there would block for ever.
+            while unsent and _credit(away, credits) and self._socket.poll(0, zmq.POLLOUT):
                 number, frames = unsent.popleft()
                 self._socket.send_multipart(frames, copy=False)
                 away[number] = sum(map(len, frames))
