@@ -192,7 +192,7 @@ def check_same_logits(expected: Tensor, got: Tensor, dtype: torch.dtype, reason:
 @dataclass(slots=True, eq=False)
 class _Run:
     """Consecutive sequences that one kernel takes: `ends` int32[count + 1] are their bounds within the run. Where there
-    is a `width`, cuDNN takes them, each padded to so many tokens."""
+    is a `width`, cuDNN takes them one by one, each padded to so many tokens."""
 
     lengths: list[int]
     width: int | None
@@ -221,10 +221,10 @@ class PackedLayout:
 
 def _width(length: int) -> int | None:
     """To how many tokens a sequence for cuDNN is padded; None where cuDNN does not take it. cuDNN prepares itself for
-    every width anew, which takes longer than a pass, so there are few: sixteen between a number and its double."""
+    every width anew, which takes longer than a pass, so there are few: four between a number and its double."""
     if length < LONG:
         return None
-    step = 1 << (length.bit_length() - 5)
+    step = 1 << (length.bit_length() - 3)
     return -(-length // step) * step
 
 
@@ -275,29 +275,21 @@ def _one_run(query: Tensor, key: Tensor, value: Tensor, run: _Run, scaling: floa
     """Attention [n, heads, D] of query [heads, n, D] over key and value [kv heads, n, D], the n tokens of one run."""
     if run.width is None or (window is not None and max(run.lengths) > window):
         return _flash(query, key, value, run, scaling, window)
-    return _cudnn(query, key, value, run.lengths, run.width, scaling)
+    sequences = zip(*(each.split(run.lengths, 1) for each in (query, key, value)), strict=True)
+    return torch.cat([padded_attention(q, k, v, run.width, scaling) for q, k, v in sequences])
 
 
-def _cudnn(query: Tensor, key: Tensor, value: Tensor, lengths: list[int], width: int, scaling: float | None) -> Tensor:
+def padded_attention(query: Tensor, key: Tensor, value: Tensor, width: int, scaling: float | None) -> Tensor:
+    """Causal attention [n, heads, D] of query [heads, n, D] over key and value [kv heads, n, D], computed over `width`
+    >= n tokens by cuDNN, or by the flash kernel where cuDNN is missing or refuses these heads."""
+    length = query.shape[1]
     # A causal kernel shows no padding to the tokens before it.
-    rows = [_padded(each, lengths, width) for each in (query, key, value)]
-    # PyTorch takes the flash kernel where cuDNN is missing or refuses these heads.
+    rows = [F.pad(each, (0, 0, 0, width - length))[None] for each in (query, key, value)]
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
         output: Tensor = F.scaled_dot_product_attention(
             rows[0], rows[1], rows[2], is_causal=True, scale=scaling, enable_gqa=True
-        ).transpose(1, 2)
-    if sum(lengths) == len(lengths) * width:
-        return output.flatten(0, 1)
-    return torch.cat([row[:length] for row, length in zip(output, lengths, strict=True)])
-
-
-def _padded(values: Tensor, lengths: list[int], width: int) -> Tensor:
-    """values [heads, n, D] as [count, heads, width, D]."""
-    if sum(lengths) == len(lengths) * width:
-        rows: Tensor = values.transpose(0, 1).unflatten(0, (len(lengths), width))
-        return rows.transpose(1, 2)
-    parts = [F.pad(each.transpose(0, 1), (0, 0, 0, 0, 0, width - each.shape[1])) for each in values.split(lengths, 1)]
-    return torch.stack(parts).transpose(1, 2)
+        )
+    return output[0, :, :length].transpose(0, 1)
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, run: _Run, scaling: float | None, window: int | None) -> Tensor:
