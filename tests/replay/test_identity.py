@@ -83,7 +83,7 @@ def test_a_learner_of_another_run_ends_with_both_names_and_releases_nothing(
     config.run.name = "mine"
     config.network.replay_port = int(replay.endpoint.rpartition(":")[2])
     config.network.weights_port = 0
-    with pytest.raises(RefusedError, match=r"replay of run 'run' \(id \w{32}\), not of 'mine' \(id \w{32}\)"):
+    with pytest.raises(ConfigError, match=r"replay of run 'run' \(id \w{32}\), not of 'mine' \(id \w{32}\)"):
         learn(config, threading.Event())
 
 

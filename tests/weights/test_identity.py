@@ -21,6 +21,7 @@ from asyncrl.weights.channels.opening import open_channels
 from asyncrl.weights.channels.requests import Requests
 from tests.helpers import OWN_RUN, async_until
 from tests.learner.support import make_config, write_model
+from tests.replay.support import ReplayThread
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
 EXPECTED = shapes(some_tensors())
@@ -111,7 +112,11 @@ def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_p
         finally:
             stop.set()
 
-    with ThreadPoolExecutor(1) as threads:
+    endpoint = f"tcp://127.0.0.1:{config.network.replay_port}"
+    with (
+        ReplayThread(tmp_path / "store", run=locations.run_identity(config.run), endpoint=endpoint),
+        ThreadPoolExecutor(1) as threads,
+    ):
         asked = threads.submit(actor)
         with pytest.raises(StoppedError):
             learn(config, stop)
