@@ -26,10 +26,8 @@ def run_dir(config: RunConfig) -> Path:
 
 
 def record_config(config: TrainConfig) -> None:
-    """Write the configuration into the run's folder, for commands that read it there, unless there is one already."""
-    path = run_dir(config.run) / CONFIG_FILE
-    if not path.exists():
-        write_whole(path, yaml.safe_dump(asdict(config), sort_keys=False))
+    """Write the configuration with which the run goes on into its folder, for commands that read it there."""
+    write_whole(run_dir(config.run) / CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
 
 
 def replay_endpoints(config: NetworkConfig, shards: int) -> list[str]:

@@ -60,7 +60,6 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         metrics: Metrics = Fanout([])
         evaluations: Metrics = Fanout([])
         if ranks.rank == 0:
-            locations.record_config(config)
             metrics, evaluations = open_learner_metrics(config.observe, locations.run_dir(config.run))
             stack.callback(evaluations.close)
             stack.callback(metrics.close)
@@ -120,6 +119,8 @@ def train(
     """Load, train, and export. Raises StoppedError; ConfigError and CheckpointError: the run cannot resume with this
     configuration, or the models or the checkpoints cannot be used."""
     changes = ranks.together(lambda: replay.configure(values_of(config), int(time.time())))
+    if ranks.rank == 0:
+        locations.record_config(config)
     history = ConfigHistory(config, changes)
     algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
     temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner

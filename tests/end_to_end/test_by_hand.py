@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.data.writing import write_tasks
+from asyncrl.inspect.run import read_config
 from asyncrl.machine.ports import free_ports
 from asyncrl.machine.process import WORKER_VARIABLE
 from tests.chaos.world import World
@@ -53,6 +54,7 @@ def test_roles_started_by_hand_end_when_the_run_is_done_and_a_checkpoint_is_expo
         for role in roles:
             output(role)
     run = tmp_path / "train"
+    assert read_config(run / "config.yaml").learner.steps == 2, "it is the configuration of the last start"
     exported = Path(output(asyncrl("export", run)).strip())
     assert contents(exported) == contents(run / "model")
 
