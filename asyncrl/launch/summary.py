@@ -19,7 +19,7 @@ from typing import Any
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.sinks import metrics_file, read_lines
-from asyncrl.observe.warnings import learning_warnings
+from asyncrl.observe.warnings import failure_warning, learning_warnings
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.replay.stored import StoredRun
 
@@ -54,7 +54,8 @@ class RunSummary:
 
     - `result` is done, stopped or failed, and `reason` says why it failed.
     - `reward` and `outcome` are means over the first and over the last `averaged` steps; None without any step.
-    - `held_out` has the first and the last evaluation: outcome, accuracy and reward; empty without one.
+    - `held_out` has the first and the last evaluation: outcome, accuracy and reward, and if any episode failed, how
+      many these means leave out; empty without one.
     - `trajectories` counts those of training by their end; `unused` have none. `failures` counts failed attempts at
       episodes and at their scoring, and `reasons` those that are kept as dead letters, the most frequent first.
     - `speed`: seconds for which actors ran, sampled tokens a second, largest lag, the shares of the steps' time for
@@ -100,6 +101,9 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
         trajectories = _by_end(counts)
         failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
         reasons = _frequent(letter.reason for letter in letters)
+        newest = _first_line(max(letters, key=lambda letter: letter.order).reason) if letters else ""
+        if failing := failure_warning(counts, newest, str(run_dir)):
+            warnings.append(failing)
     return RunSummary(
         run=str(run_dir),
         result=result,
@@ -126,8 +130,11 @@ def _by_end(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _frequent(reasons: Iterable[str]) -> dict[str, int]:
-    first_lines = (reason.partition("\n")[0][:LONGEST_REASON] for reason in reasons)
-    return dict(Counter(first_lines).most_common(MOST_REASONS))
+    return dict(Counter(map(_first_line, reasons)).most_common(MOST_REASONS))
+
+
+def _first_line(reason: str) -> str:
+    return reason.partition("\n")[0][:LONGEST_REASON]
 
 
 def _change(rows: Lines, name: str, averaged: int) -> Change | None:
@@ -137,7 +144,9 @@ def _change(rows: Lines, name: str, averaged: int) -> Change | None:
 
 def _held_out(run_dir: Path) -> dict[str, Change]:
     rows = sorted(read_lines(metrics_file(run_dir, "evaluation")), key=lambda row: row["step"])
-    names = ("outcome", "accuracy", "reward") if rows else ()
+    names = ["outcome", "accuracy", "reward"] if rows else []
+    if any(row["eval/failed"] for row in rows):
+        names.append("failed")
     return {name: Change(rows[0][f"eval/{name}"], rows[-1][f"eval/{name}"]) for name in names}
 
 
@@ -184,7 +193,9 @@ def as_text(summary: RunSummary) -> str:
     if summary.reward and summary.outcome:
         span = "first and last step" if summary.averaged == 1 else f"first and last {summary.averaged} steps"
         rows += [("reward", f"{summary.reward} ({span})"), ("outcome", str(summary.outcome))]
-    rows += [(f"held-out {name}", f"{change} (first and last)") for name, change in summary.held_out.items()]
+    for name, change in summary.held_out.items():
+        missing = "; the means leave these out" if name == "failed" else ""
+        rows.append((f"held-out {name}", f"{change} (first and last{missing})"))
     if summary.trajectories:
         rows.append(("trajectories", ", ".join(f"{count} {end}" for end, count in summary.trajectories.items())))
     if any(summary.failures.values()):

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.observe.warnings import WINDOW, learning_warnings
+from asyncrl.observe.warnings import WINDOW, failure_warning, learning_warnings
 
 STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less by replay.retention"
 REFRESH_S = 0.5
@@ -108,9 +108,20 @@ class Dashboard:
         """Print each warning when it begins to hold, above the table or between the lines."""
         recent = self._learner.recent
         warnings = learning_warnings(recent, str(self._run_dir)) if len(recent) == WINDOW else {}
+        if failing := self._failure_warning():
+            warnings["failing"] = failing
         for kind in warnings.keys() - self._warned:
             self._console.print(f"warning: {warnings[kind]}", style="yellow", soft_wrap=True, markup=False)
-        self._warned = set(warnings)
+        # The share of all episodes may come and go around its bound, so that one is told once.
+        self._warned = set(warnings) | (self._warned & {"failing"})
+
+    def _failure_warning(self) -> str:
+        replays = [tail.values for tail in self._replays]
+        counts = {
+            name: sum(int(values.get(name, 0)) for values in replays) for name in ("accepted", "dead", "failures")
+        }
+        newest = next((str(values["newest_failure"]) for values in replays if values.get("newest_failure")), "")
+        return failure_warning(counts, newest, str(self._run_dir))
 
     def rows(self) -> list[tuple[str, str]]:
         """What is shown: names and formatted values."""
@@ -119,7 +130,7 @@ class Dashboard:
         restarts = sum(self._restarts().values())
         rows = [
             ("elapsed", f"{self._clock() - self._started:.0f}s"),
-            ("step", f"{learner.get('step', 0)}/{self._steps}"),
+            ("step", f"{learner['step'] + 1 if learner else 0}/{self._steps}"),
             ("reward", _number(learner.get("reward/mean"))),
             *((f"held-out {name}", _number(measured[f"eval/{name}"])) for name in ("outcome", "accuracy") if measured),
             ("lag", _number(learner.get("lag/max"))),
@@ -127,6 +138,8 @@ class Dashboard:
             ("rollout tok/s", _number(sum(actor.get("tokens_per_s", 0.0) for actor in actors))),
             ("rollout idle", _share(sum(actor.get("idle", 0.0) for actor in actors) / max(1, len(actors)))),
         ]
+        if failed := measured.get("eval/failed"):
+            rows.append(("held-out failed", f"{_number(failed)} of {_number(failed + measured['eval/count'])}"))
         if restarts:
             rows.append(("restarts", str(restarts)))
         replays = [tail.read() for tail in self._replays]

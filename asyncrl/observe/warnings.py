@@ -1,4 +1,4 @@
-"""Signs in the learner's metrics that a run learns nothing, with what to look at."""
+"""Signs in the metrics that a run learns nothing, or from a biased sample, with what to look at."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 WINDOW = 3
 """So many steps in a row, before a run that goes on is warned of."""
+FEWEST_EPISODES = 30
+MAX_FAILED_SHARE = 0.1
 
 
 def learning_warnings(rows: Sequence[Mapping[str, Any]], run: str) -> dict[str, str]:
@@ -38,3 +40,17 @@ def learning_warnings(rows: Sequence[Mapping[str, Any]], run: str) -> dict[str, 
             "Try a smaller learner.lr, or model.dtype=float32"
         )
     return found
+
+
+def failure_warning(counts: Mapping[str, int], newest: str, run: str) -> str:
+    """A warning if so many episodes or their scorings were given up that the trained ones may be a biased sample; else
+    empty. `counts` has the replay's counters, `newest` says why the newest one failed, and `run` is the run's folder.
+    """
+    episodes, failed = counts["accepted"] + counts["failures"], counts["dead"] + counts["failures"]
+    if episodes < FEWEST_EPISODES or failed <= MAX_FAILED_SHARE * episodes:
+        return ""
+    return (
+        f"{failed / episodes:.0%} of the episodes ({failed} of {episodes}) failed or could not be scored. The run "
+        f"trains only on the others, a biased sample{f'; newest failure: {newest}' if newest else ''}. "
+        f"`asyncrl inspect dead-letters {run}` lists the failures; actor.max_failure_share ends such runs"
+    )

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from asyncrl.launch.summary import SUMMARY_FILE, report
 from asyncrl.observe.sinks import JsonLines, metrics_file
+from asyncrl.replay.admission import Admission
 from tests.replay.support import Core, make_settings
 
 RESUME = "asyncrl train run.name=run"
 
 
-def write_metrics(run_dir: Path, rewards: list[float]) -> None:
+def write_metrics(run_dir: Path, rewards: list[float], failed: int = 0) -> None:
     learner, evaluation, actor = (
         JsonLines(metrics_file(run_dir, name)) for name in ("learner", "evaluation", "actor-0")
     )
@@ -23,7 +24,8 @@ def write_metrics(run_dir: Path, rewards: list[float]) -> None:
             step, {"reward/mean": reward, "outcome/mean": 0.5, "lag/max": 1, "updates_skipped": 0, **spread, **seconds}
         )
     for step, accuracy in ((0, 0.5), (len(rewards), 0.75)):
-        evaluation.log(step, {"eval/outcome": accuracy, "eval/accuracy": accuracy, "eval/reward": 0.0})
+        means = {"eval/outcome": accuracy, "eval/accuracy": accuracy, "eval/reward": 0.0}
+        evaluation.log(step, {**means, "eval/count": 50 - failed, "eval/failed": failed})
     # An actor that was restarted counts from 0 again.
     for tokens in (100, 300, 20):
         actor.log(0, {"tokens": tokens, "seconds": tokens / 10, "idle_seconds": tokens / 40})
@@ -55,6 +57,25 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
     written = json.loads((tmp_path / SUMMARY_FILE).read_text())
     assert written["reward"] == {"first": 0.2, "last": 0.8}
     assert sum(written["trajectories"].values()) == 4
+
+
+def test_it_warns_of_a_biased_sample_and_of_held_out_tasks_that_the_means_leave_out(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5], failed=13)
+    core = Core(tmp_path / "replay", make_settings(admission=Admission(1, 40), max_attempts=1))
+    core.deliver(core.tickets(30))
+    first_members = [trajectory.id for trajectory in core.lease() if trajectory.id.endswith(".0.0")]
+    for trajectory in first_members[:4]:
+        core.scoring_failed(trajectory)
+    core.store.close()
+    text = report(tmp_path, 1, "done", "", RESUME)
+    for part in (
+        "held-out failed    13 -> 13 (first and last; the means leave these out)",
+        "13% of the episodes (4 of 30) failed or could not be scored",
+        "a biased sample; newest failure: scoring: nonsense",
+        f"asyncrl inspect dead-letters {tmp_path}",
+        "actor.max_failure_share",
+    ):
+        assert part in text
 
 
 def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_path: Path) -> None:

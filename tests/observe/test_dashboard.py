@@ -20,10 +20,11 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     learner.log(8, {"reward/mean": 0.5, "lag/max": 2.0})
     learner.log(9, {"reward/mean": 0.25, "idle": 0.5, "lag/max": 1.0})
     actor.log(1, {"tokens_per_s": 1234.0, "idle": 0.1})
-    evaluation.log(6, {"eval/accuracy": 0.9, "eval/outcome": 0.95})
+    evaluation.log(6, {"eval/accuracy": 0.9, "eval/outcome": 0.95, "eval/count": 37, "eval/failed": 13})
     rows = dict(dashboard.rows())
-    assert (rows["step"], rows["reward"], rows["learner idle"]) == ("9/100", "0.25", "50%")
+    assert (rows["step"], rows["reward"], rows["learner idle"]) == ("10/100", "0.25", "50%")
     assert (rows["held-out outcome"], rows["held-out accuracy"]) == ("0.95", "0.9")
+    assert rows["held-out failed"] == "13 of 50"
     assert (rows["lag"], rows["restarts"]) == ("1", "1")
     assert (rows["rollout tok/s"], rows["rollout idle"]) == ("1234", "10%")
     explained = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text()
@@ -38,7 +39,7 @@ def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_p
         for step in steps:
             learner.log(step, {"reward/mean": reward})
         rows = dict(dashboard.rows())
-        assert (rows["step"], rows["reward"]) == (f"{steps[-1]}/100", str(reward))
+        assert (rows["step"], rows["reward"]) == (f"{steps[-1] + 1}/100", str(reward))
     assert [line["reward/mean"] for line in read_lines(path)] == [0.25, 0.25, 0.5, 0.5, 0.5]
 
 
@@ -93,3 +94,25 @@ def test_a_run_that_learns_nothing_warns_once_for_each_time_that_this_begins(
         if "warning: every reward" in capsys.readouterr().err:
             warned.append(step)
     assert warned == [2, 7]
+
+
+def test_a_run_that_trains_on_a_biased_sample_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now, config = [0.0], TrainConfig()
+    config.replay.shards = 2
+    dashboard = Dashboard(config, tmp_path, dict, lambda: now[0])
+    replays = [JsonLines(metrics_file(tmp_path, f"replay-{shard}")) for shard in range(2)]
+    warned = []
+    for accepted, dead in ((10, 5), (15, 1), (20, 3), (40, 3), (50, 40)):
+        for replay in replays:
+            replay.log(0, {"accepted": accepted, "dead": dead, "failures": 0, "newest_failure": "t1.0.0: KeyError"})
+        now[0] += LINE_S
+        dashboard.update()
+        if "warning: " in (text := capsys.readouterr().err):
+            warned.append(accepted)
+            for part in (
+                "15% of the episodes (6 of 40)",
+                "biased sample; newest failure: t1.0.0: KeyError",
+                "dead-letters",
+            ):
+                assert part in text
+    assert warned == [20]
