@@ -74,8 +74,12 @@ def _is_part(value: Any, kind: str) -> bool:
 def _imported(kind: str, path: str) -> type[Part]:
     value = imported(path, f"algorithm.{kind}={path}", "module.Class")
     if not _is_part(value, kind):
+        is_kind = isinstance(value, type) and issubclass(value, Part) and getattr(value, "kind", None) == kind
+        missing = "give it a class attribute `name`; " if is_kind else ""
         raise ConfigError(
-            f"algorithm.{kind}={path} is no part of kind {kind}: see docs/algorithms.md, 'A part of yours'"
+            f"algorithm.{kind}={path} is no part of kind {kind}: {missing}see docs/algorithms.md, 'A part of yours'"
         )
     part: type[Part] = value
+    if unwritten := ", ".join(sorted(getattr(part, "__abstractmethods__", ()))):
+        raise ConfigError(f"algorithm.{kind}={path} lacks {unwritten}: see docs/algorithms.md, 'A part of yours'")
     return part

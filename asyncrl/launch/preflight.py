@@ -122,12 +122,14 @@ def _check_scoring(config: TrainConfig) -> None:
 
 def _check_algorithm(config: TrainConfig) -> None:
     from asyncrl.algorithms.composition import check
+    from asyncrl.algorithms.trial import try_parts
 
     check(
         config.algorithm,
         step_scores=(config.scoring.prm.is_configured and not config.scoring.shadow) or config.implicit.train,
         group_size=config.learner.group_size,
     )
+    try_parts(config.algorithm, config.learner.group_size)
 
 
 def _check_template(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:

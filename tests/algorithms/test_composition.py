@@ -38,7 +38,11 @@ def test_a_part_of_the_users_own_is_named_by_its_path():
         ({"advantage": "xyz"}, r"algorithm.advantage=xyz: use one of .*grpo.*, or the dotted path"),
         ({"loss": "no.such.Loss"}, r"algorithm.loss=no.such.Loss cannot be imported \(ModuleNotFoundError"),
         ({"loss": "tests.algorithms.support.alone"}, r"is no part of kind loss: see docs/algorithms.md"),
-        ({"kl": "tests.algorithms.my_parts.Squared"}, r"is no part of kind kl"),
+        ({"kl": "tests.algorithms.my_parts.Squared"}, r"is no part of kind kl: see"),
+        (
+            {"advantage": "tests.algorithms.bad_parts.Nameless"},
+            r"kind advantage: give it a class attribute `name`; see",
+        ),
         ({"loss": ("ppo", {"clip": 1})}, r"algorithm.loss ppo has no parameter 'clip'; it takes clip_low, clip_high"),
         ({"loss": ("gpg", {"cap": 1})}, r"gpg has no parameter 'cap'; it takes none"),
         ({"loss": ("ppo", {"clip_low": 1.5})}, r"algorithm.loss ppo: clip_low=1.5: it must be a number in \[0, 1\]"),

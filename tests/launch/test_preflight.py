@@ -150,6 +150,13 @@ def test_all_that_cannot_be_used_is_named_at_once(tmp_path: Path):
     ]
 
 
+def test_a_mistake_in_an_own_part_does_not_start(tmp_path: Path):
+    config = config_of(tmp_path, "gemma2", ["user"], [])
+    config.algorithm.advantage.name = "tests.algorithms.bad_parts.Scalar"
+    (line,) = refusals(config)
+    assert line.startswith("algorithm.advantage=tests.algorithms.bad_parts.Scalar does not work")
+
+
 class Weather(Tool):
     """Its `create` gets the city from the data; `released` counts the ends of its episodes."""
 

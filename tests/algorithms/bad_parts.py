@@ -1,0 +1,51 @@
+"""A user's own parts with mistakes."""
+
+from asyncrl.algorithms.advantages.base import SequenceAdvantage
+from asyncrl.algorithms.corrections.base import Correction
+from asyncrl.algorithms.losses.base import Loss, TokenLosses
+
+
+class Nameless(SequenceAdvantage):
+    def scores(self, episodes):
+        return episodes.reward
+
+
+class Unwritten(SequenceAdvantage):
+    name = "unwritten"
+
+
+class Scalar(SequenceAdvantage):
+    name = "scalar"
+
+    def scores(self, episodes):
+        return episodes.reward.mean()
+
+
+class Misspelt(SequenceAdvantage):
+    name = "misspelt"
+
+    def scores(self, episodes):
+        return episodes.rewrad
+
+
+class Summed(Loss):
+    name = "summed"
+
+    def __call__(self, updates):
+        return TokenLosses(-(updates.advantages * updates.logprobs).sum())
+
+
+class Floats(Correction):
+    name = "floats"
+
+    def keep(self, ages):
+        return ages.log_w
+
+
+class Asks(SequenceAdvantage):
+    """It is right, and reads a score that only the rules of a run give."""
+
+    name = "asks"
+
+    def scores(self, episodes):
+        return episodes.extra["style"] - episodes.reward
