@@ -22,7 +22,7 @@ from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight import preflight
-from asyncrl.launch.run_folder import is_begun, set_aside
+from asyncrl.launch.run_folder import is_begun, set_aside, steps_in_newest_checkpoint
 from asyncrl.launch.summary import report
 from asyncrl.launch.supervisor import RoleCommand, RunFailedError, Supervisor
 from asyncrl.machine import process
@@ -118,10 +118,23 @@ def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
         return claim(config, run_dir)
 
 
+def is_past_its_steps(config: TrainConfig, run_dir: Path) -> bool:
+    """Whether the run has done more steps than `config` asks for; says so."""
+    done, wanted = steps_in_newest_checkpoint(run_dir), config.learner.steps
+    if past := done > wanted:
+        log.warning(
+            "%s has done %d steps, so learner.steps=%d leaves nothing to do; to train on, set a greater learner.steps "
+            "than %d",
+            *(run_dir, done, wanted, done),
+        )
+    return past
+
+
 def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
     """Run everything until the learner is done (True) or a signal comes (False).
 
-    `overrides` is the command line, for the command that resumes. Raises AsyncrlError: the run cannot start or go on.
+    A run that has done more steps than `config` asks for starts nothing. `overrides` is the command line, for the
+    command that resumes. Raises AsyncrlError: the run cannot start or go on.
     """
     run_dir = locations.run_dir(config.run)
     stop = process.stop_on_signals()
@@ -130,6 +143,8 @@ def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
         # The ports come first, so that the configuration in the run's folder has those of its replay.
         choose_ports(config)
         resumed = claim_or_begin_anew(config, run_dir)
+        if is_past_its_steps(config, run_dir):
+            return True
         locations.run_identity(config.run, make=True)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         supervisor = Supervisor(

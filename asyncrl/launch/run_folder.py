@@ -29,6 +29,12 @@ def is_begun(run_dir: Path) -> bool:
         return any(map(in_use, shard_paths(store))) or any(stored.each(Transaction.count, "plans"))
 
 
+def steps_in_newest_checkpoint(run_dir: Path) -> int:
+    """How many steps the newest complete checkpoint of a run covers; 0 where it has none."""
+    marks = (run_dir / _CHECKPOINTS).glob("step-*/complete")
+    return max((int(mark.parent.name.removeprefix("step-")) for mark in marks), default=0)
+
+
 def set_aside(run_dir: Path) -> Path:
     """Move what a run has that has not begun into a new folder within the run's, and return that. Nothing is deleted:
     it may have episodes that took hours. Its logs stay, and so do files that no role made.

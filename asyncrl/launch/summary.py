@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from asyncrl.errors import StoreError
+from asyncrl.launch.run_folder import steps_in_newest_checkpoint
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.sinks import metrics_file, read_lines
 from asyncrl.observe.warnings import failure_warning, learning_warnings
@@ -53,6 +54,7 @@ class RunSummary:
     """What came of a run.
 
     - `result` is done, stopped or failed, and `reason` says why it failed.
+    - `steps` were trained. A run that resumes repeats those after the `steps_kept` that the newest checkpoint covers.
     - `reward` and `outcome` are means over the first and over the last `averaged` steps; None without any step.
     - `held_out` has the first and the last evaluation: outcome, accuracy and reward, and if any episode failed, how
       many these means leave out; empty without one.
@@ -67,6 +69,7 @@ class RunSummary:
     result: str
     reason: str
     steps: int
+    steps_kept: int
     planned_steps: int
     averaged: int
     reward: Change | None
@@ -109,6 +112,7 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
         result=result,
         reason=reason,
         steps=rows[-1]["step"] + 1 if rows else 0,
+        steps_kept=steps_in_newest_checkpoint(run_dir),
         planned_steps=planned_steps,
         averaged=averaged,
         reward=_change(steps, "reward/mean", averaged),
@@ -119,7 +123,7 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
         reasons=reasons,
         warnings=warnings,
         speed=_speed(run_dir, steps) if steps else {},
-        files={name: str(run_dir / name) for name in _FOLDERS if (run_dir / name).exists()},
+        files=_files(run_dir, result == "done"),
         next=_next(run_dir, result == "done", bool(reasons), resume),
     )
 
@@ -180,6 +184,12 @@ def _totals(lines: Lines, names: Sequence[str]) -> dict[str, float]:
     return totals
 
 
+def _files(run_dir: Path, done: bool) -> dict[str, str]:
+    # Before its last step, a run has no model but that of an earlier end, if it had fewer learner.steps then.
+    names = _FOLDERS if done else [name for name in _FOLDERS if name != "model"]
+    return {name: str(run_dir / name) for name in names if (run_dir / name).exists()}
+
+
 def _next(run_dir: Path, done: bool, failures: bool, resume: str) -> list[str]:
     look = [f"list {run_dir} --sort reward", *([f"dead-letters {run_dir}"] if failures else [])]
     use = [f"asyncrl evaluate {run_dir} --data FILE", f"asyncrl export {run_dir}"]
@@ -188,8 +198,12 @@ def _next(run_dir: Path, done: bool, failures: bool, resume: str) -> list[str]:
 
 def as_text(summary: RunSummary) -> str:
     """The summary for people, one fact a line."""
-    resumes = "" if summary.result == "done" else "; the same command resumes it"
-    rows = [("result", f"{summary.result} after {summary.steps} of {summary.planned_steps} steps{resumes}")]
+    steps = f"{summary.steps} of {summary.planned_steps} steps"
+    if summary.result != "done":
+        if summary.steps_kept < summary.steps:
+            steps += f", {summary.steps_kept} of them in the newest checkpoint"
+        steps += "; the same command resumes it"
+    rows = [("result", f"{summary.result} after {steps}")]
     if summary.reward and summary.outcome:
         span = "first and last step" if summary.averaged == 1 else f"first and last {summary.averaged} steps"
         rows += [("reward", f"{summary.reward} ({span})"), ("outcome", str(summary.outcome))]

@@ -10,7 +10,7 @@ import pytest
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ClusterConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.launch.local import choose_ports, claim, claim_or_begin_anew, exclusively, role_commands
+from asyncrl.launch.local import choose_ports, claim, claim_or_begin_anew, exclusively, is_past_its_steps, role_commands
 from asyncrl.replay.store import Store
 from asyncrl.types import BatchPlan
 
@@ -104,3 +104,17 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
     config.learner.group_size = 2
     with pytest.raises(ConfigError, match=r"another configuration(.|\n)*learner\.group_size=2: it was 3"):
         claim_or_begin_anew(config, run_dir)
+
+
+def test_fewer_steps_than_the_run_has_done_leave_nothing_to_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, mark = make_config(), tmp_path / "checkpoints" / "step-000014" / "complete"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    for steps, past in ((5, True), (14, False), (30, False)):
+        config.learner.steps = steps
+        assert is_past_its_steps(config, tmp_path) is past
+    (message,) = caplog.messages
+    assert "has done 14 steps, so learner.steps=5" in message
+    assert "set a greater learner.steps than 14" in message

@@ -78,6 +78,18 @@ def test_it_warns_of_a_biased_sample_and_of_held_out_tasks_that_the_means_leave_
         assert part in text
 
 
+def test_a_stopped_run_tells_what_its_checkpoint_has_and_shows_no_model_of_an_earlier_end(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5] * 11)
+    for name in ("model", "checkpoints/step-000004", "checkpoints/step-000008", "checkpoints/step-000011"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("step-000004", "step-000008"):
+        (tmp_path / "checkpoints" / name / "complete").touch()
+    text = report(tmp_path, 30, "stopped", "", RESUME)
+    assert "stopped after 11 of 30 steps, 8 of them in the newest checkpoint; the same command resumes it" in text
+    assert str(tmp_path / "model") not in text
+    assert f"model              {tmp_path / 'model'}" in report(tmp_path, 11, "done", "", RESUME)
+
+
 def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_path: Path) -> None:
     text = report(tmp_path, 8, "failed", "learner cannot run", RESUME)
     for part in (
