@@ -35,17 +35,26 @@ class Composition:
     @classmethod
     def of(cls, config: AlgorithmConfig, updates: int = 1) -> Composition:
         """The parts that the config names, for a learner with so many updates a step. Raises ConfigError."""
+        wrong: list[str] = []
+
+        def build(kind: str, choice: PartConfig) -> Any:
+            try:
+                return registry.build(kind, choice.name, choice.params)
+            except ConfigError as error:
+                wrong.append(str(error))
+
         parts = cls(
-            rewards=tuple(_build("reward", choice) for choice in config.reward),
-            advantage=_build("advantage", config.advantage),
-            loss=_build("loss", config.loss),
-            corrections=tuple(_build("correction", choice) for choice in config.correction),
+            rewards=tuple(build("reward", choice) for choice in config.reward),
+            advantage=build("advantage", config.advantage),
+            loss=build("loss", config.loss),
+            corrections=tuple(build("correction", choice) for choice in config.correction),
             proximal=config.proximal,
-            kl=_build("kl", config.kl),
-            aggregation=_build("aggregation", config.aggregation),
-            value=_build("value", config.value),
+            kl=build("kl", config.kl),
+            aggregation=build("aggregation", config.aggregation),
+            value=build("value", config.value),
             entropy_weight=config.entropy_weight,
         )
+        _refuse(wrong)
         conflicts = (_weight_conflicts(parts), _proximal_conflicts(parts), _other_conflicts(parts, config))
         _refuse(text for found in conflicts for text in found)
         if parts.proximal == "auto":
@@ -130,10 +139,6 @@ def _missing(advantage: Advantage, step_scores: bool, group_size: int) -> Iterat
         yield f"{setting} needs step scores: set scoring.prm.path to a process reward model{implicit}"
     if group_size == 1 and advantage.needs_group:
         yield f"{setting} compares the members of a group: set learner.group_size above 1"
-
-
-def _build(kind: str, choice: PartConfig) -> Any:
-    return registry.build(kind, choice.name, choice.params)
 
 
 def _refuse(conflicts: Iterable[str]) -> None:

@@ -48,6 +48,16 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
     return lines
 
 
+def missing_data(config: TrainConfig) -> dict[str, str]:
+    """For the key of each data file that does not exist, the line that refuses it."""
+    files = {"data.train": config.data.train, "data.eval": config.data.eval}
+    return {
+        key: f"{key}={path}: there is no such file; see docs/quick_start.md for data"
+        for key, path in files.items()
+        if path is not None and not Path(path).is_file()
+    }
+
+
 def conflicts(config: TrainConfig) -> Iterator[str]:
     """Every combination that cannot work, as `KEY [KEY ...]: FIX`, where the first key is the one to change.
 
@@ -66,9 +76,6 @@ def _data(config: TrainConfig) -> Iterator[str]:
     data = config.data
     if len(data.band) not in (0, 2) or sorted(data.band) != list(data.band):
         yield "data.band: give the lowest and the highest success rate, such as [0.1,0.9]"
-    for key, path in (("data.train", data.train), ("data.eval", data.eval)):
-        if path is not None and not Path(path).is_file():
-            yield f"{key}: there is no such file; see docs/quick_start.md for data"
 
 
 def _actor(config: TrainConfig) -> Iterator[str]:

@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
-from asyncrl.config.checks import refusals
+from asyncrl.config.checks import missing_data, refusals
 from asyncrl.config.files import GROUPS, config_dir
 from asyncrl.config.group_files import FAILURES, GroupFiles, reason
 from asyncrl.config.keys import OPTIONS
@@ -45,7 +45,9 @@ def read(words: Sequence[str], folder: Path | None = None) -> TrainConfig:
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, TrainConfig)
     if lines := [*wrong.values(), *refusals(typed, wrong)]:
-        raise ConfigError("\n".join(lines))
+        # Where nothing else is wrong, the preflight refuses missing files, together with what else is not there.
+        missing = (line for key, line in missing_data(typed).items() if key not in wrong)
+        raise ConfigError("\n".join([*lines, *missing]))
     return typed
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -86,22 +87,41 @@ def exclusively(run_dir: Path) -> Iterator[None]:
                 shutil.rmtree(run_dir)
 
 
+def check_resume(config: TrainConfig, run_dir: Path) -> None:
+    """Raises ConfigError: the folder holds a run that has begun, and it cannot resume with this configuration."""
+    try:
+        _changes(config, run_dir)
+    except ConfigError:
+        if is_begun(run_dir):
+            raise
+
+
+def _changes(config: TrainConfig, run_dir: Path) -> list[str]:
+    """A line for each key that the run in the folder had with another value; none if there is no run.
+
+    Raises ConfigError: the run cannot resume with this configuration.
+    """
+    path = run_dir / CONFIG_FILE
+    if not path.exists():
+        return []
+    before, after = by_key(yaml.safe_load(path.read_text())), by_key(asdict(config))
+    try:
+        changed = changed_keys(before, after)
+    except ConfigError as error:
+        raise ConfigError(f"{run_dir} holds a run: {error}") from error
+    return [f"{key}={as_yaml(after[key])} from now on, before {as_yaml(before[key])}" for key in changed]
+
+
 def claim(config: TrainConfig, run_dir: Path) -> bool:
     """Write the run's configuration into its folder; True if the folder holds an earlier part of the same run.
 
     Raises ConfigError: the run cannot resume with this configuration.
     """
-    path, now = run_dir / CONFIG_FILE, asdict(config)
+    path = run_dir / CONFIG_FILE
     resumed = path.exists()
-    if resumed:
-        before, after = by_key(yaml.safe_load(path.read_text())), by_key(now)
-        try:
-            changed = changed_keys(before, after)
-        except ConfigError as error:
-            raise ConfigError(f"{run_dir} holds a run: {error}") from error
-        for key in changed:
-            log.info("%s=%s from now on, before %s", key, as_yaml(after[key]), as_yaml(before[key]))
-    write_whole(path, yaml.safe_dump(now, sort_keys=False))
+    for line in _changes(config, run_dir):
+        log.info("%s", line)
+    write_whole(path, yaml.safe_dump(asdict(config), sort_keys=False))
     return resumed
 
 
@@ -139,7 +159,7 @@ def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
     run_dir = locations.run_dir(config.run)
     stop = process.stop_on_signals()
     with exclusively(run_dir):
-        preflight(config)
+        preflight(config, partial(check_resume, run_dir=run_dir))
         # The ports come first, so that the configuration in the run's folder has those of its replay.
         choose_ports(config)
         resumed = claim_or_begin_anew(config, run_dir)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asyncrl.config import locations
+from asyncrl.config.checks import missing_data
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, ScoringError, ToolError, UnavailableError
 from asyncrl.launch.machine import check_devices, check_disk, check_ports, free_bytes
@@ -44,9 +46,9 @@ _EPISODE = Trajectory(
 """An episode whose answer is empty."""
 
 
-def preflight(config: TrainConfig) -> None:
+def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None]) -> None:
     """Try all that the roles will load or need: keys, ports, devices, data, models, tools, chat template, rules and the
-    algorithm's parts.
+    algorithm's parts; and `more` checks. A check that needs what another one refused is left out.
 
     Raises ConfigError, DataError or UnavailableError with one line for each problem.
     """
@@ -54,20 +56,25 @@ def preflight(config: TrainConfig) -> None:
 
     problems: list[AsyncrlError] = []
     files: dict[str, TaskFile] = {}
+    problems.extend(map(DataError, missing_data(config).values()))
     for path in (config.data.train, config.data.eval):
         with _collected(problems):
-            if path is not None:
+            if path is not None and Path(path).is_file():
                 files[path] = TaskFile(path)
-    for check in (_check_keys, check_ports, _check_devices, _check_scoring, _check_algorithm, _check_tools):
+    for check in (*more, _check_keys, check_ports, _check_devices, _check_scoring, _check_algorithm):
         with _collected(problems):
             check(config)
+    with _collected(problems):
+        _check_tools(config)
+        if config.actor.agent is None:
+            _check_creation(config, files)
     with _collected(problems):
         check_existence(config)
         with _collected(problems):
             _check_policy(config)
-        for with_data in (_check_template, _check_creation) if config.actor.agent is None else ():
+        if config.actor.agent is None:
             with _collected(problems):
-                with_data(config, files)
+                _check_template(config, files)
         with _collected(problems):
             _check_truths(config, files)
     if problems:
@@ -167,9 +174,11 @@ def _check_creation(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
                 asyncio.run(create(Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0)))
             except Exception as error:
                 reason = error if isinstance(error, ToolError) else reason_of(error)
+                given = ", ".join(name for name, kwargs in task.tools_kwargs.items() if kwargs) or "none"
                 raise ConfigError(
                     f"actor.tools: with row {row} of {path}, {reason}; `create` gets the row's "
-                    "extra_info.tools_kwargs[NAME] as keywords (docs/writing_a_tool.md)"
+                    "extra_info.tools_kwargs[NAME] as keywords, where NAME is the name in the tool's `schema` "
+                    f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/writing_a_tool.md)"
                 ) from error
             finally:
                 notice.cancel()

@@ -82,7 +82,6 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"actor.max_tokens": 9000}, "engine.max_length"),
         ({"learner.eval_every": 5}, "data.eval"),
         ({"scoring.shaping.process_weight": 0.5}, "scoring.prm.path"),
-        ({"data.train": "nowhere.parquet"}, "no such file"),
         ({**AWAY, "weights.into_servers": "gloo"}, r"engine\.urls=.*10\.0\.0\.2.*gloo and NCCL have no keys"),
         ({**KEYS, "weights.channel": "distributed"}, r"network\.host=.*gloo and NCCL have no keys"),
         ({"engine.kind": "sglang"}, "set exactly one of engine.urls"),

@@ -10,7 +10,15 @@ import pytest
 from asyncrl.config.compose import read
 from asyncrl.config.schema import ClusterConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.launch.local import choose_ports, claim, claim_or_begin_anew, exclusively, is_past_its_steps, role_commands
+from asyncrl.launch.local import (
+    check_resume,
+    choose_ports,
+    claim,
+    claim_or_begin_anew,
+    exclusively,
+    is_past_its_steps,
+    role_commands,
+)
 from asyncrl.replay.store import Store
 from asyncrl.types import BatchPlan
 
@@ -93,6 +101,7 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
         with closing(Store(store, 1 << 20, durable=False)):
             pass
         config.learner.group_size = size
+        check_resume(config, run_dir)
         assert not claim_or_begin_anew(config, run_dir)
         assert not store.exists()
         aside = run_dir / f"earlier-{number}"
@@ -102,8 +111,9 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
     with closing(Store(store, 1 << 20, durable=False)) as opened, opened.transaction() as tx:
         tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
     config.learner.group_size = 2
-    with pytest.raises(ConfigError, match=r"another configuration(.|\n)*learner\.group_size=2: it was 3"):
-        claim_or_begin_anew(config, run_dir)
+    for claims in (check_resume, claim_or_begin_anew):
+        with pytest.raises(ConfigError, match=r"another configuration(.|\n)*learner\.group_size=2: it was 3"):
+            claims(config, run_dir)
 
 
 def test_fewer_steps_than_the_run_has_done_leave_nothing_to_start(

@@ -138,15 +138,28 @@ def test_every_taken_port_is_named():
             check_ports(config)
     lines = str(refused.value).splitlines()
     assert [line.split("=")[0] for line in lines] == ["network.replay_port", "network.weights_port"]
+    assert all("set network.replay_port=0 network.weights_port=0 (both)" in line for line in lines)
 
 
 def test_all_that_cannot_be_used_is_named_at_once(tmp_path: Path):
     config = config_of(tmp_path, "gemma2", ["user"], ["abacus"])
     config.scoring.rule, config.algorithm.loss.name = "guess", "pppo"
-    config.data.eval = str(tmp_path / "model" / "config.json")
-    assert [line.split(":")[0] for line in refusals(config)] == [
+    config.algorithm.advantage.params = {"lamb": 3}
+    config.data.train, config.data.eval = "missing.parquet", str(tmp_path / "model" / "config.json")
+    config.model.path = "./modle"
+
+    def cannot_resume(config: TrainConfig) -> None:
+        raise ConfigError("the run began otherwise")
+
+    with pytest.raises(DataError) as refused:
+        preflight(config, cannot_resume)
+    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
+        "data.train=missing.parquet",
         f"{config.data.eval} cannot be read as Parquet",
-        *("scoring.rule=guess", "algorithm.loss=pppo", "actor.tools"),
+        "the run began otherwise",
+        "scoring.rule=guess",
+        "algorithm.advantage grpo has no parameter 'lamb'; it takes normalise_std",
+        *("algorithm.loss=pppo", "actor.tools", "model.path=./modle"),
     ]
 
 
@@ -203,6 +216,7 @@ def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(t
     Weather.released = 0
     preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
     assert Weather.released == 1
-    with pytest.raises(ConfigError, match=r"with row 0 of .*tasks\.parquet, tool forecast failed to create .*'city'"):
+    names = r"'city'.*the tool's `schema` \(on offer: weather, forecast; the row has: weather;"
+    with pytest.raises(ConfigError, match=rf"with row 0 of .*tasks\.parquet, tool forecast failed to create .*{names}"):
         preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather", f"{__name__}.Forecast"]))
     assert Weather.released == 3
