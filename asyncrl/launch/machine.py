@@ -30,7 +30,7 @@ def check_ports(config: TrainConfig) -> None:
             try:
                 try_port(config.network.host, port)
             except OSError as error:
-                fix = "name another, or 0 to choose one"
+                fix = "if another run uses it, set network.replay_port=0 network.weights_port=0 (both)"
                 taken.append(f"network.{key}={first}: port {port} cannot be used ({error}); {fix}")
     if taken:
         raise UnavailableError("\n".join(taken))
