@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+
+log = logging.getLogger("asyncrl.train")
 
 WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -72,11 +75,13 @@ def _missing(path: str) -> str | None:
 
     if isinstance(try_to_load_from_cache(path, "config.json"), str):
         return None
+    log.info("there is no folder %s here; looking for it on the Hugging Face hub", path)
     try:
         hf_hub_download(path, "config.json")
     except (OSError, ValueError) as error:
         first = next(iter(str(error).splitlines()), "")
         return (
-            f"there is no such folder, and the Hugging Face hub gives no such model ({type(error).__name__}: {first})"
+            f"there is no such folder, and the Hugging Face hub gives no such model ({type(error).__name__}: {first}); "
+            f"name a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 asks no hub at all"
         )
     return None
