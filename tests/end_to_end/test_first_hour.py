@@ -67,6 +67,7 @@ def test_the_page_of_the_first_run_works_from_top_to_bottom(tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2400)  # It makes the page's model as a user does, which takes minutes.
 def test_the_page_of_the_first_run_works_as_it_stands_with_the_installed_wheel(tmp_path: Path) -> None:
     command = install(build(tmp_path), tmp_path / "environment", full=False)
     folder = tmp_path / "empty"
