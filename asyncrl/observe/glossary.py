@@ -209,7 +209,7 @@ FILES: Mapping[str, MetricsFile] = {
 HEAD = """# Metrics
 
 Each role writes its metrics into `runs/NAME/metrics/` as JSON lines, a row a line. The columns are numbers, and a few
-texts. With pandas:
+texts. With pandas, which asyncrl does not install (`pip install pandas`):
 
 <!-- not run here: it needs pandas and a run -->
 ```python

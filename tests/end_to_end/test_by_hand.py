@@ -19,7 +19,7 @@ from tests.end_to_end.support import ROOT
 from tests.helpers import GENEROUS_S, make_task
 from tests.learner.test_ranks import contents
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != WORKER_VARIABLE}
 

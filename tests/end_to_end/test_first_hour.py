@@ -14,7 +14,7 @@ import pytest
 from tests.end_to_end.support import ROOT
 from tests.packaging.check_wheel import build, install
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 PAGE = (ROOT / "docs" / "first_run.md").read_text()
 BLOCK = re.compile(r"(?:`(\S+)`:\n)?(?:<!--.*?-->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -66,7 +66,6 @@ def test_the_page_of_the_first_run_works_from_top_to_bottom(tmp_path: Path) -> N
     assert (tmp_path / "runs/first/model/model.safetensors").exists()
 
 
-@pytest.mark.long
 @pytest.mark.timeout(2400)  # It makes the page's model as a user does, which takes minutes.
 def test_the_page_of_the_first_run_works_as_it_stands_with_the_installed_wheel(tmp_path: Path) -> None:
     command = install(build(tmp_path), tmp_path / "environment", full=False)
