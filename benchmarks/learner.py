@@ -1,8 +1,9 @@
 """How fast does the learner train, and how far is that from what the GPU can do?
 
-Qwen3 shapes with random weights, batches of given lengths, one rank, one update a step. Every token but the first of a
-sequence is the policy's. Times are medians of `--runs` steps after two others; the device is idle before and after each
-phase. Peak memory is the allocator's.
+Qwen3 shapes with random weights, batches of given lengths, one update a step. The policy sampled all tokens of a
+sequence but the first. Times are medians of `--runs` steps after two others; the device is idle before and after each
+phase. Peak memory is the allocator's. With `--ranks 2` a step has twice the sequences; rates and MFU are those of one
+rank.
 
 MFU counts three forward passes: 2 FLOPs a token for each weight of the layers' matrices and of the head, and causal
 attention, of which one half is masked. It is divided by the rate of a large bf16 product that is measured in the same
@@ -18,9 +19,11 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +34,7 @@ import torch
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
+from asyncrl.learner.launcher import Membership, run_ranks
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch, schedule
 from asyncrl.learner.policy import Policy, compiles, shard
 from asyncrl.learner.ranks import Ranks, joined
@@ -127,8 +131,11 @@ def peak_flops(device: torch.device) -> float:
     return 2 * size**3 / statistics.median(times[3:])
 
 
-def make_batch(lengths: Sequence[int], vocabulary: int, device: torch.device) -> tuple[BatchPlan, Episodes, LocalBatch]:
-    """One trajectory of random tokens for each length, in groups of two where their number is even."""
+def make_batch(
+    lengths: Sequence[int], own: Sequence[int], vocabulary: int, device: torch.device
+) -> tuple[BatchPlan, Episodes, LocalBatch]:
+    """One trajectory of random tokens for each length, in groups of two where their number is even. The local batch has
+    those whose indices are in `own`, ascending."""
     rng = np.random.default_rng(1)
     group = 2 - len(lengths) % 2
     made = [_trajectory(f"{index}", index // group, length, vocabulary, rng) for index, length in enumerate(lengths)]
@@ -142,7 +149,7 @@ def make_batch(lengths: Sequence[int], vocabulary: int, device: torch.device) ->
         weights=[1.0] * len(lengths),
     )
     labels = [Labels(each.id, reward=float(rng.random()), outcome=0.0, scorer="random") for each in made]
-    return plan, build_episodes(plan, labels, device), build_local_batch(range(len(made)), made, device)
+    return plan, build_episodes(plan, labels, device), build_local_batch(own, [made[index] for index in own], device)
 
 
 def _trajectory(name: str, group: int, length: int, vocabulary: int, rng: np.random.Generator) -> Trajectory:
@@ -184,10 +191,12 @@ def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], i
     assert isinstance(policy, Timed)
     steps = []
     for step in range(runs + 2):
-        lengths = lengths_of(case, step)
-        plan, episodes, batch = make_batch(lengths, policy.module.vocabulary, ranks.device)
-        (passes,) = schedule(lengths, 1, 1, max(MICRO_TOKENS, max(lengths)))
-        minibatches = [Minibatch(passes[0], Totals(sum(plan.sampled), len(lengths)))]
+        lengths = [length for rank in range(ranks.size) for length in lengths_of(case, step * ranks.size + rank)]
+        (minibatch,) = schedule(lengths, ranks.size, 1, max(MICRO_TOKENS, *lengths))
+        passes = minibatch[ranks.rank]
+        own = sorted(member for members in passes for member in members)
+        plan, episodes, batch = make_batch(lengths, own, policy.module.vocabulary, ranks.device)
+        minibatches = [Minibatch(passes, Totals(sum(plan.sampled), len(lengths)))]
         if ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         watch = policy.watch = Stopwatch(ranks.device)
@@ -197,7 +206,7 @@ def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], i
         steps.append(watch.seconds)
     medians = {name: statistics.median(step[name] for step in steps[2:]) for name in steps[0]}
     peak = torch.cuda.max_memory_allocated() / 1e9 if ranks.device.type == "cuda" else 0.0
-    return medians, len(passes[0]), peak, sum(steps[0].values())
+    return medians, len(passes), peak, sum(steps[0].values())
 
 
 def rows(options: argparse.Namespace, ranks: Ranks, peak: float) -> Iterator[Row]:
@@ -245,28 +254,42 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["0.6B"], choices=list(SHAPES))
     parser.add_argument("--cases", nargs="+", default=["8x2048", "1x16384", "heavy"], help="COUNTxLENGTH, or heavy")
     parser.add_argument("--runs", type=int, default=5, help="measured steps")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks, each with a GPU of its own")
     parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="OPTION=VALUE")
     parser.add_argument("--ablate", action="store_true", help="measure each of the ablations, too")
     parser.add_argument("--name", default="", help="end of the result's file name")
     options = parser.parse_args()
     options.set = dict(options.set)
+    if options.ranks > 1 and Membership.of_this_process() is None:
+        command = [sys.executable, "-m", "benchmarks.learner", *sys.argv[1:]]
+        run_ranks(command, options.ranks, threading.Event())
+        return
     with joined() as ranks:
-        device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else machine()
         peak = peak_flops(ranks.device)
-        print(f"{device}, products at {peak / 1e12:.4g} TFLOP/s, torch {torch.__version__}")
-        print(f"{'':36}{'tok/s':>8}{'MFU':>7}{'+prox':>7}{'prox s':>8}{'f+b s':>8}{'upd s':>7}{'GB':>7}{'first s':>8}")
-        found = []
-        for row in rows(options, ranks, peak):
-            times = [row.seconds[name] for name in ("proximal", "forward_backward", "update")]
-            print(
-                f"{f'{row.shape} {row.case} {row.changed}':36}{row.tokens_per_s:8.0f}{row.mfu:7.1%}"
-                f"{row.mfu_with_proximal:7.1%}{times[0]:8.3f}{times[1]:8.3f}{times[2]:7.3f}{row.peak_gb:7.1f}"
-                f"{row.first_step_s:8.1f}",
-                flush=True,
-            )
-            found.append(asdict(row))
+        found = rows(options, ranks, peak)
+        if ranks.rank == 0:
+            _report(options, found, ranks.device, peak)
+        else:
+            deque(found, maxlen=0)
+
+
+def _report(options: argparse.Namespace, found: Iterable[Row], device: torch.device, peak: float) -> None:
+    """Print the rows as they come, and write them all."""
+    name = torch.cuda.get_device_name() if device.type == "cuda" else machine()
+    print(f"{options.ranks} x {name}, products at {peak / 1e12:.4g} TFLOP/s, torch {torch.__version__}")
+    print(f"{'':36}{'tok/s':>8}{'MFU':>7}{'+prox':>7}{'prox s':>8}{'f+b s':>8}{'upd s':>7}{'GB':>7}{'first s':>8}")
+    kept = []
+    for row in found:
+        times = [row.seconds[name] for name in ("proximal", "forward_backward", "update")]
+        print(
+            f"{f'{row.shape} {row.case} {row.changed}':36}{row.tokens_per_s:8.0f}{row.mfu:7.1%}"
+            f"{row.mfu_with_proximal:7.1%}{times[0]:8.3f}{times[1]:8.3f}{times[2]:7.3f}{row.peak_gb:7.1f}"
+            f"{row.first_step_s:8.1f}",
+            flush=True,
+        )
+        kept.append(asdict(row))
     settings = {**vars(options), "peak_flops": peak, "torch": torch.__version__}
-    write_result(f"learner-{ranks.device.type}{options.name}", {**settings, "rows": found}, device)
+    write_result(f"learner-{device.type}{options.name}", {**settings, "rows": kept}, name)
 
 
 if __name__ == "__main__":
