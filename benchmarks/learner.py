@@ -35,10 +35,11 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.learner.launcher import Membership, run_ranks
+from asyncrl.learner.optimizer import Trainable, UpdateResult
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch, schedule
 from asyncrl.learner.policy import Policy, compiles, shard
 from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.trainer import Minibatch, Trainable, Trainer
+from asyncrl.learner.trainer import Minibatch, Trainer
 from asyncrl.modelling.attention import PACKED
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Trajectory, Turn, runs_of
 from benchmarks.record import machine, write_result
@@ -95,9 +96,9 @@ class Timed(Trainable[Policy]):
 
     watch: Stopwatch
 
-    def update(self, step: int) -> float:
-        norm: float = self.watch("update", lambda: super(Timed, self).update(step))
-        return norm
+    def update(self, step: int) -> UpdateResult:
+        update: UpdateResult = self.watch("update", lambda: super(Timed, self).update(step))
+        return update
 
 
 def lengths_of(case: str, step: int = 0) -> list[int]:

@@ -153,6 +153,8 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         yield "learner.checkpoint_every learner.publish_every: checkpoints are versions; use a multiple of the second"
     if len(learner.betas) != 2:
         yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
+    if learner.lr_floor and learner.schedule == "constant":
+        yield "learner.lr_floor learner.schedule: a constant learning rate has no floor; use linear or cosine"
     if learner.eval_every and config.data.eval is None:
         yield "learner.eval_every data.eval: evaluation needs data.eval, a Parquet file of held-out tasks"
     if config.implicit.train and config.algorithm.advantage.name != "prime":

@@ -47,17 +47,19 @@ class Progress:
     trajectories: int = 0
     tokens: int = 0
     updates_skipped: int = 0
+    updates_too_large: int = 0
     updates_empty: int = 0
     steps_skipped: int = 0
     evaluations: dict[int, int] = field(default_factory=dict)
     algorithm: dict[str, float] = field(default_factory=dict)
 
-    def add(self, plan: BatchPlan, skipped: int, empty: int) -> None:
+    def add(self, plan: BatchPlan, skipped: int, too_large: int, empty: int) -> None:
         """One more step is finished."""
         self.step += 1
         self.trajectories += len(plan.ids)
         self.tokens += sum(plan.tokens)
         self.updates_skipped += skipped
+        self.updates_too_large += too_large
         self.updates_empty += empty
 
     def skip(self) -> None:

@@ -96,7 +96,8 @@ class Learner:
             if trained is None:
                 progress.skip()
             else:
-                progress.add(plan, trained.result.skipped, trained.result.empty)
+                result = trained.result
+                progress.add(plan, result.skipped, result.too_large, result.empty)
             with phases("publish"):
                 if self._version(step + 1) > self._version(step):
                     self._publish(self._version(step + 1))

@@ -22,9 +22,10 @@ from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import export, folder_writer
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.loop import Learner
+from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.trainer import Trainable, Trainer
+from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import server_keys
 from asyncrl.observe.metrics import Fanout, Metrics

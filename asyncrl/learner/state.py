@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.errors import CheckpointError
+from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.ranks import Ranks, shard_of
-from asyncrl.learner.trainer import Trainable
 from asyncrl.machine.files import save_tensors
 
 Models = Mapping[str, Trainable[Any]]
@@ -131,12 +131,14 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _load_moments(prefix: str, model: Trainable[Any], stored: _StoredTensors) -> None:
-    states: dict[int, dict[str, Tensor]] = {}
-    for index, (name, parameter) in enumerate(model.module.named_parameters()):
+    model.optimizer.state.clear()
+    for name, parameter in model.module.named_parameters():
         if prefix + _moment("step", name) in stored:
-            zeros = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")} | {"step": torch.zeros(())}
-            states[index] = {key: stored.load(prefix + _moment(key, name), each) for key, each in zeros.items()}
-    model.optimizer.load_state_dict({**model.optimizer.state_dict(), "state": states})
+            zeros = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")} | {
+                "step": torch.zeros((), device=parameter.device)
+            }
+            loaded = {key: stored.load(prefix + _moment(key, name), each) for key, each in zeros.items()}
+            model.optimizer.state[parameter] = loaded
 
 
 def _moment(key: str, parameter: str) -> str:

@@ -76,6 +76,7 @@ def step_values(
         "tokens_sampled": float(sum(plan.sampled)),
         "trajectories_trained": float(progress.trajectories),
         "updates_skipped": float(progress.updates_skipped),
+        "updates_too_large": float(progress.updates_too_large),
         "updates_empty": float(progress.updates_empty),
         "steps_skipped": float(progress.steps_skipped),
         **lag_values(lags),

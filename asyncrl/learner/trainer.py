@@ -6,75 +6,29 @@ over ranks by undoing FSDP's mean. Any split into passes and ranks therefore giv
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
-from asyncrl.config.schema import LearnerConfig, TrainConfig
+from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.critic import Critic, critic_summary
+from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import LocalBatch, PackedSequences, Passes
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.attention import send
 
-logger = logging.getLogger(__name__)
-
 LOSS = "learner/loss"
 
-M = TypeVar("M", bound=nn.Module)
 Sums = dict[str, Tensor]
 """Named tensors, added up over passes."""
-
-
-class Trainable(Generic[M]):
-    """`module`, sharded or not, with an AdamW of the learning rate `lr` after warm-up."""
-
-    def __init__(self, module: M, lr: float, config: LearnerConfig) -> None:
-        self.module = module
-        self.optimizer = torch.optim.AdamW(module.parameters(), fused=True)
-        self.configure(lr, config)
-
-    def configure(self, lr: float, config: LearnerConfig) -> None:
-        """Use these values from the next update on. The optimiser's moments stay."""
-        self._lr = lr
-        self._config = config
-        for group in self.optimizer.param_groups:
-            group["betas"] = (config.betas[0], config.betas[1])
-            group["weight_decay"] = config.weight_decay
-
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of a learner step: linear warm-up, then constant."""
-        warmup = self._config.warmup_steps
-        return self._lr * min(1.0, (step + 1) / warmup if warmup else 1.0)
-
-    def update(self, step: int) -> float:
-        """Clip and apply the gradient, and clear it. Returns its norm before clipping.
-
-        A gradient that is not finite, or exactly 0, changes nothing: AdamW would still move the weights by its
-        momentum.
-        """
-        parameters = [each for each in self.module.parameters() if each.grad is not None]
-        total = get_total_norm([each.grad for each in parameters if each.grad is not None])
-        norm = total.full_tensor() if isinstance(total, DTensor) else total
-        if not norm.isfinite():
-            logger.warning("the gradient norm is %s: no update of %s", norm.item(), type(self.module).__name__)
-        elif norm > 0:
-            clip_grads_with_norm_(parameters, self._config.max_grad_norm, norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.learning_rate(step)
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        return norm.item()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +46,8 @@ class StepResult:
 
     loss: float = 0.0
     norms: list[float] = field(default_factory=list)
+    too_large: int = 0
+    """Updates of any model left out because of learner.skip_grad_norm."""
     summary: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -182,11 +138,11 @@ class Trainer:
                 for name, value in self._backward(batch, episodes, packed, rows, minibatch.totals).items():
                     value = value.detach().double()
                     sums[name] = sums[name] + value if name in sums else value
-            result.norms.append(self.policy.update(step))
-            if self.critic is not None:
-                result.summary["value/grad_norm"] = self.critic.update(step)
-            if self.implicit is not None:
-                result.summary["implicit/grad_norm"] = self.implicit.update(step)
+            updates = {name: model.update(step) for name, model in self.models.items()}
+            result.norms.append(updates["policy"].norm)
+            result.too_large += sum(each.too_large for each in updates.values())
+            names = {"critic": "value/grad_norm", "implicit": "implicit/grad_norm"}
+            result.summary |= {names[name]: each.norm for name, each in updates.items() if name in names}
         total = self.ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
         result.summary |= self.algorithm.summary(total) | critic_summary(total)

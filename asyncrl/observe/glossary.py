@@ -49,6 +49,11 @@ LEARNER = (
     Metric("trajectories_trained", "trajectories", "trained trajectories since the run's start"),
     Metric("updates_empty", "updates", "updates since the run's start that were left out: nothing to learn from"),
     Metric("updates_skipped", "updates", "updates since the run's start that were left out: gradient not finite"),
+    Metric(
+        "updates_too_large",
+        "updates",
+        "updates of any model that learner.skip_grad_norm left out since the run's start",
+    ),
     Metric("steps_skipped", "steps", "steps since the run's start that trained nothing, since their plan was skipped"),
     Metric("lag/mean, lag/max", "versions", "lags of the trained trajectories"),
     Metric(

@@ -18,9 +18,9 @@ from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig
 from asyncrl.launch.supervisor import RoleCommand, Supervisor
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.export import export
+from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks, joined
-from asyncrl.learner.trainer import Trainable
 from asyncrl.machine.files import LossyText
 from asyncrl.observe.sinks import open_metrics, read_lines
 from asyncrl.weights.folders import FolderWriter

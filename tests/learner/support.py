@@ -28,11 +28,11 @@ from asyncrl.config.schema import (
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource
+from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.run import train
 from asyncrl.learner.state import Models
-from asyncrl.learner.trainer import Trainable
 from asyncrl.replay.admission import Admission
 from asyncrl.types import BatchPlan, Role, Ticket, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host

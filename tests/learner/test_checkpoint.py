@@ -23,9 +23,9 @@ def move(models: Models) -> None:
 
 
 def tensors(models: Models) -> list[torch.Tensor]:
-    policy = models["policy"]
-    moments = [each["exp_avg"] for each in policy.optimizer.state.values()]
-    return [each.full_tensor().clone() for each in (*policy.module.parameters(), *moments)]
+    parameters, state = list(models["policy"].module.parameters()), models["policy"].optimizer.state
+    moments = [state[each]["exp_avg"] for each in parameters if each in state]
+    return [each.full_tensor().clone() for each in (*parameters, *moments)]
 
 
 def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.optimizer import Trainable, UpdateResult
 from asyncrl.learner.packing import LocalBatch, Passes, build_episodes, build_local_batch
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.trainer import Minibatch, Trainable, Trainer
+from asyncrl.learner.trainer import Minibatch, Trainer
 from tests.learner.support import PlannedReplay, make_config
 
 pytestmark = pytest.mark.slow
@@ -28,10 +29,10 @@ class Recorded(Trainable[Policy]):
 
     gradient: list[Tensor]
 
-    def update(self, step: int) -> float:
+    def update(self, step: int) -> UpdateResult:
         self.gradient = [parameter.grad.full_tensor().clone() for parameter in self.module.parameters()]
         self.optimizer.zero_grad()
-        return 1.0
+        return UpdateResult(1.0)
 
 
 class Setup:

@@ -26,11 +26,20 @@ class LearnerConfig:
     micro_tokens: int = option(
         16384, "tokens of one forward and backward pass on one rank; lower it if memory is short", "[1, inf)"
     )
-    lr: float = option(1e-6, "learning rate of AdamW", "(0, inf)")
-    betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
-    weight_decay: float = option(0.0, "AdamW's weight decay", "[0, inf)")
+    lr: float = option(1e-6, "learning rate, which the schedule scales", "(0, inf)")
+    schedule: str = option(
+        "constant",
+        "how the learning rate falls from the end of the warm-up to the last step",
+        choices=("constant", "linear", "cosine"),
+    )
+    lr_floor: float = option(0.0, "share of lr at which a linear or cosine schedule ends", "[0, 1]")
     warmup_steps: int = option(0, "steps over which the learning rate grows linearly to lr", "[0, inf)")
+    betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
+    weight_decay: float = option(0.0, "decoupled weight decay; norms and biases have none", "[0, inf)")
     max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", "(0, inf)")
+    skip_grad_norm: float | None = option(
+        None, "gradients with a larger norm change nothing, and are counted; null: no such limit", "(0, inf)"
+    )
     publish_every: int = option(
         1, "steps between two weight publishes", "[1, inf)", fixed="versions count these publishes"
     )
