@@ -26,10 +26,9 @@ class Critic(nn.Module):
 
     def forward(self, packed: PackedSequences) -> Tensor:
         """Values float32[N]: at each needed token that of the state in which it was sampled, 0 elsewhere."""
-        rows = packed.needed
-        states = hidden_states(self.decoder, packed)[rows - 1]
+        states = hidden_states(self.decoder, packed)[packed.before]
         values = F.linear(states.float(), self.head.weight.float(), self.head.bias.float())[:, 0]
-        return values.new_zeros(len(packed.ids)).index_put((rows,), values)
+        return packed.spread(values)
 
 
 def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int) -> Critic:

@@ -26,6 +26,7 @@ from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.packing import LocalBatch, Passes, build_episodes, build_local_batch, schedule
+from asyncrl.learner.prefixes import WORTHWHILE
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.step_metrics import Phases, lag_counts, step_values
 from asyncrl.learner.trainer import Minibatch, StepResult, Trainer
@@ -174,7 +175,14 @@ class Learner:
             if int(each.tokens.max()) >= vocabulary:
                 raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
         episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
-        return episodes, build_local_batch(members, trajectories, device)
+        return episodes, build_local_batch(members, trajectories, device, self._least_shared())
+
+    def _least_shared(self) -> int:
+        """How long a prefix must be to be shared; 0: none is."""
+        shares = self._step_config.learner.shared_prefixes
+        if shares is None:
+            return WORTHWHILE if self.trainer.policy.module.shares_prefixes else 0
+        return int(shares)
 
     def _publish(self, version: int) -> None:
         policy, bucket_bytes = self.trainer.policy.module, self.config.weights.bucket_mb << 20

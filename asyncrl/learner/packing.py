@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.learner.prefixes import find_shared
 from asyncrl.modelling.attention import PackedLayout, send
 from asyncrl.types import BatchPlan, Labels, Trajectory
 
@@ -73,28 +74,61 @@ def _longest_first(lengths: Sequence[int], members: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequences:
-    """Sequences one after the other, as `layout` says: ids int64[N], positions int64[N] that restart with each
-    sequence, and needed int64[M], the tokens whose log-prob or value is needed, ascending (never the first of a
-    sequence)."""
+    """Sequences for one forward pass, one after the other, as `layout` says: ids int64[U] and positions int64[U] in the
+    sequence.
+
+    - `needed` int64[M]: the tokens whose log-prob or value is needed.
+    - `before` int64[M]: the token before each of them in its sequence.
+    - `copies` has two int64[K] where sequences share prefixes: among the N tokens of the unshared sequences those whose
+      log-prob is needed, and for each of them its index in `needed`.
+    - `count` is N; without shared prefixes N = U.
+    """
 
     ids: Tensor
     positions: Tensor
     needed: Tensor
+    before: Tensor
     layout: PackedLayout
+    count: int
+    copies: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def of(sequences: Sequence[Tensor]) -> PackedSequences:
-        """Sequences int64[T]; every token that has one before it is needed."""
+    def of(sequences: Sequence[Tensor], least_shared: int = 0) -> PackedSequences:
+        """Sequences int64[T] on the host; every token that has one before it is needed."""
         positions = torch.cat([torch.arange(len(each)) for each in sequences])
-        needed = positions.nonzero()[:, 0]
-        return PackedSequences(
-            torch.cat(list(sequences)), positions, needed, PackedLayout.of([len(x) for x in sequences])
-        )
+        lengths = [len(each) for each in sequences]
+        return PackedSequences.build(torch.cat(list(sequences)), positions, positions > 0, lengths, least_shared)
+
+    @staticmethod
+    def build(
+        ids: Tensor, positions: Tensor, mask: Tensor, lengths: Sequence[int], least_shared: int
+    ) -> PackedSequences:
+        """N tokens on the host, in sequences of these `lengths`; those of `mask` bool[N] are needed, which never has
+        the first of a sequence. Prefixes of at least `least_shared` tokens are shared; 0: none."""
+        needed = mask.nonzero()[:, 0]
+        shared = find_shared(ids.numpy(), lengths, least_shared) if least_shared else None
+        if shared is None:
+            return PackedSequences(ids, positions, needed, needed - 1, PackedLayout.of(lengths), len(ids))
+        kept, rows, paths = (torch.from_numpy(each) for each in (shared.kept, shared.rows, shared.paths))
+        once, copies = rows[needed].unique(return_inverse=True)
+        layout = PackedLayout.of(shared.queries, shared.keys, paths)
+        before = rows[kept[once] - 1]
+        return PackedSequences(ids[kept], positions[kept], once, before, layout, len(ids), (needed, copies))
 
     def to(self, device: torch.device) -> PackedSequences:
         """The same on `device`; the host does not wait for it."""
-        ids, positions, needed = (send(each, device) for each in (self.ids, self.positions, self.needed))
-        return PackedSequences(ids, positions, needed, self.layout.to(device))
+        ids, positions, needed, before = (
+            send(each, device) for each in (self.ids, self.positions, self.needed, self.before)
+        )
+        copies = None if self.copies is None else (send(self.copies[0], device), send(self.copies[1], device))
+        return PackedSequences(ids, positions, needed, before, self.layout.to(device), self.count, copies)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The values [M] of the needed tokens, at each of the N tokens that needs one; 0 elsewhere."""
+        rows = self.needed
+        if self.copies is not None:
+            rows, values = self.copies[0], values[self.copies[1]]
+        return values.new_zeros(self.count).index_put((rows,), values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +138,8 @@ class LocalBatch:
     `tokens` are on the rank's device. What passes are built from stays on the host, which never waits for the device to
     build one: ids int64[N] are the token ids of `tokens`, and mask bool[N] is theirs. A forward pass takes every branch
     of an episode as a sequence: positions int64[N] restart with each branch, and `lengths` has the tokens of each
-    branch by the episode's index in the plan, ascending.
+    branch by the episode's index in the plan, ascending. Prefixes of at least `least_shared` tokens that sequences of a
+    pass share are computed once; 0: none.
     """
 
     ids: Tensor
@@ -112,6 +147,7 @@ class LocalBatch:
     mask: Tensor
     positions: Tensor
     lengths: dict[int, list[int]]
+    least_shared: int = 0
 
     def rows(self, members: Sequence[int]) -> Tensor:
         """Where among the N tokens those of the episodes `members` are, int64, on the host."""
@@ -125,11 +161,12 @@ class LocalBatch:
         if not members:
             return PackedSequences.of([self.ids.new_zeros(2)])
         lengths = [length for each in members for length in self.lengths[each]]
-        needed = self.mask[rows].nonzero()[:, 0]
-        return PackedSequences(self.ids[rows], self.positions[rows], needed, PackedLayout.of(lengths))
+        return PackedSequences.build(self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.least_shared)
 
 
-def build_local_batch(members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device) -> LocalBatch:
+def build_local_batch(
+    members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device, least_shared: int = 0
+) -> LocalBatch:
     """The batch of `trajectories`, whose indices in the plan are `members`, ascending."""
     owners = [np.full(len(each), member) for member, each in zip(members, trajectories, strict=True)]
     tokens = Tokens(
@@ -144,7 +181,7 @@ def build_local_batch(members: Sequence[int], trajectories: Sequence[Trajectory]
     mask = _joined([each.loss_mask for each in trajectories], torch.bool, host)
     lengths = [[end - start for start, end in each.branches] for each in trajectories]
     positions = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, host)
-    return LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)))
+    return LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)), least_shared)
 
 
 def build_episodes(

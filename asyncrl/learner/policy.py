@@ -45,16 +45,20 @@ class Policy(nn.Module):
         """How many token ids there are."""
         return int(self.model.config.get_text_config().vocab_size)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a pass may compute a prefix once that several sequences share."""
+        return bool(self.model.config._attn_implementation == PACKED)
+
     def forward(self, packed: PackedSequences, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probs float32[N], each of a token given those before it in its sequence, and entropies float32[N] of
         the distributions they were drawn from, or None. Both are 0 on tokens that are not needed."""
         states = hidden_states(self.model.get_decoder(), packed)
-        rows, head = packed.needed, self.model.get_output_embeddings()
+        head, targets = self.model.get_output_embeddings(), packed.ids[packed.needed]
         logprobs, entropy = token_logprobs(
-            states[rows - 1], packed.ids[rows], head, self._temperature, with_entropy, self._compiled
+            states[packed.before], targets, head, self._temperature, with_entropy, self._compiled
         )
-        zeros = logprobs.new_zeros(len(packed.ids))
-        return zeros.index_put((rows,), logprobs), None if entropy is None else zeros.index_put((rows,), entropy)
+        return packed.spread(logprobs), None if entropy is None else packed.spread(entropy)
 
 
 def load_policy(config: ModelConfig, temperature: float, ranks: Ranks, length: int) -> Policy:
@@ -68,7 +72,7 @@ def load_policy(config: ModelConfig, temperature: float, ranks: Ranks, length: i
 
 
 def hidden_states(decoder: Any, packed: PackedSequences) -> Tensor:
-    """The last hidden states [N, D]; those of a sequence depend on nothing but that sequence."""
+    """The last hidden states [U, D]; those of a sequence depend on nothing but that sequence."""
     kwargs = {"layout": packed.layout} if decoder.config._attn_implementation == PACKED else {}
     output = decoder(input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, **kwargs)
     states: Tensor = output.last_hidden_state[0]

@@ -191,41 +191,67 @@ def check_same_logits(expected: Tensor, got: Tensor, dtype: torch.dtype, reason:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Consecutive sequences that one kernel takes: `ends` int32[count + 1] are their bounds within the run. Where there
-    is a `width`, cuDNN takes them one by one, each padded to so many tokens."""
+    """Consecutive sequences that one kernel takes: `query_ends` and `key_ends` int32[count + 1] are the bounds of their
+    `queries` and `keys` within the run. Where there is a `width`, cuDNN takes them one by one, each padded to so many
+    tokens."""
 
-    lengths: list[int]
+    queries: list[int]
+    keys: list[int]
     width: int | None
-    ends: Tensor
+    query_ends: Tensor
+    key_ends: Tensor
 
 
 @dataclass(slots=True, eq=False)
 class PackedLayout:
-    """The `lengths` of a pass's sequences, and the `runs` in which kernels for GPUs take them. Only `packed_attention`
-    looks into it, so that no layer is compiled again for other lengths; a frozen class would be looked into."""
+    """How the tokens of a pass attend to each other, and the `runs` in which kernels for GPUs take them.
 
-    lengths: list[int]
+    A sequence has as many `queries` as tokens are computed for it, and as many `keys` as tokens there are from its
+    beginning to the last of these; the queries are the last of the keys. Where sequences share prefixes, `paths`
+    int64[sum of keys] are the rows of these keys among the tokens of the pass; else a token is the key that it is the
+    query of.
+
+    Only `packed_attention` looks into it, so that no layer is compiled again for other lengths; a frozen class would be
+    looked into.
+    """
+
+    queries: list[int]
+    keys: list[int]
+    paths: Tensor | None
     runs: list[_Run]
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> PackedLayout:
+    def of(cls, queries: Sequence[int], keys: Sequence[int] | None = None, paths: Tensor | None = None) -> PackedLayout:
         """The layout on the host of sequences that follow each other."""
-        found = ((width, list(members)) for width, members in groupby(lengths, _width))
-        runs = [_Run(run, width, torch.tensor([0, *run]).cumsum(0, dtype=torch.int32)) for width, run in found]
-        return cls(list(lengths), runs)
+        pairs = list(zip(queries, queries if keys is None else keys, strict=True))
+        runs = [_run(width, list(members)) for width, members in groupby(pairs, lambda pair: _width(*pair))]
+        return cls(list(queries), [each for _, each in pairs], paths, runs)
 
     def to(self, device: torch.device) -> PackedLayout:
         """The same on `device`; the host does not wait for it."""
-        return PackedLayout(self.lengths, [replace(run, ends=send(run.ends, device)) for run in self.runs])
+        runs = [
+            replace(run, query_ends=send(run.query_ends, device), key_ends=send(run.key_ends, device))
+            for run in self.runs
+        ]
+        return replace(self, paths=None if self.paths is None else send(self.paths, device), runs=runs)
 
 
-def _width(length: int) -> int | None:
+def _run(width: int | None, pairs: Sequence[tuple[int, int]]) -> _Run:
+    queries, keys = ([each[side] for each in pairs] for side in range(2))
+    bounds = (torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32) for lengths in (queries, keys))
+    return _Run(queries, keys, width, *bounds)
+
+
+def _width(queries: int, keys: int) -> int | None:
     """To how many tokens a sequence for cuDNN is padded; None where cuDNN does not take it. cuDNN prepares itself for
-    every width anew, which takes longer than a pass, so there are few: four between a number and its double."""
-    if length < LONG:
+    every width anew, which takes longer than a pass, so there are few: four between a number and its double.
+
+    cuDNN computes the rows of a shared prefix, too, which the variable-length kernel leaves out at half the speed.
+    """
+    if keys < LONG or 2 * (keys - queries) ** 2 > keys**2:
         return None
-    step = 1 << (length.bit_length() - 3)
-    return -(-length // step) * step
+    step = 1 << (keys.bit_length() - 3)
+    return -(-keys // step) * step
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
@@ -246,50 +272,56 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention [1, N, heads, D] of query [1, heads, N, D] over key and value [1, kv heads, N, D].
+    """Attention [1, U, heads, D] of query [1, heads, U, D] over key and value [1, kv heads, U, D].
 
     For models that `inspect_attention` takes.
     """
+    if layout.paths is not None:
+        key, value = key.index_select(2, layout.paths), value.index_select(2, layout.paths)
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        sizes = [sum(run.lengths) for run in layout.runs]
-        parts = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), layout.runs, strict=True)
+        queries, keys = ([sum(getattr(run, side)) for run in layout.runs] for side in ("queries", "keys"))
+        parts = zip(query.split(queries, 2), key.split(keys, 2), value.split(keys, 2), layout.runs, strict=True)
         outputs = [_one_run(q[0], k[0], v[0], run, scaling, sliding_window) for q, k, v, run in parts]
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
-    lengths = layout.lengths
-    sequences = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
+    queries, keys = layout.queries, layout.keys
+    sequences = zip(query.split(queries, 2), key.split(keys, 2), value.split(keys, 2), strict=True)
     outputs = [_one_sequence(q, k, v, scaling, sliding_window) for q, k, v in sequences]
     return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
 
 
 def _one_sequence(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
-    length = query.shape[2]
+    queries, keys = query.shape[2], key.shape[2]
     gqa = query.shape[1] != key.shape[1]
-    if window is None or length <= window:
+    if queries == keys and (window is None or keys <= window):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=gqa)
-    distance = torch.arange(length, device=query.device)[:, None] - torch.arange(length, device=query.device)
-    mask = (distance >= 0) & (distance < window)
+    # Where a prefix is shared, the queries are the last of the keys.
+    at = torch.arange(keys, device=query.device)
+    distance = at[keys - queries :, None] - at
+    mask = (distance >= 0) & (distance < (keys if window is None else window))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=gqa)
 
 
 def _one_run(query: Tensor, key: Tensor, value: Tensor, run: _Run, scaling: float | None, window: int | None) -> Tensor:
-    """Attention [n, heads, D] of query [heads, n, D] over key and value [kv heads, n, D], the n tokens of one run."""
-    if run.width is None or (window is not None and max(run.lengths) > window):
+    """Attention [n, heads, D] of query [heads, n, D] over key and value [kv heads, m, D], the queries and keys of one
+    run."""
+    if run.width is None or (window is not None and max(run.keys) > window):
         return _flash(query, key, value, run, scaling, window)
-    sequences = zip(*(each.split(run.lengths, 1) for each in (query, key, value)), strict=True)
+    sequences = zip(query.split(run.queries, 1), key.split(run.keys, 1), value.split(run.keys, 1), strict=True)
     return torch.cat([padded_attention(q, k, v, run.width, scaling) for q, k, v in sequences])
 
 
 def padded_attention(query: Tensor, key: Tensor, value: Tensor, width: int, scaling: float | None) -> Tensor:
-    """Causal attention [n, heads, D] of query [heads, n, D] over key and value [kv heads, n, D], computed over `width`
-    >= n tokens by cuDNN, or by the flash kernel where cuDNN is missing or refuses these heads."""
-    length = query.shape[1]
+    """Causal attention [n, heads, D] of query [heads, n, D], the last of m tokens, over key and value [kv heads, m, D],
+    computed over `width` >= m tokens by cuDNN, or by the flash kernel where cuDNN is missing or refuses these heads."""
+    queries, keys = query.shape[1], key.shape[1]
+    first, behind = keys - queries, width - keys
     # A causal kernel shows no padding to the tokens before it.
-    rows = [F.pad(each, (0, 0, 0, width - length))[None] for each in (query, key, value)]
+    rows = [F.pad(each, (0, 0, ahead, behind))[None] for each, ahead in ((query, first), (key, 0), (value, 0))]
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
         output: Tensor = F.scaled_dot_product_attention(
             rows[0], rows[1], rows[2], is_causal=True, scale=scaling, enable_gqa=True
         )
-    return output[0, :, :length].transpose(0, 1)
+    return output[0, :, first:keys].transpose(0, 1)
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, run: _Run, scaling: float | None, window: int | None) -> Tensor:
@@ -298,15 +330,15 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, run: _Run, scaling: float 
     # Older versions of torch have the kernel without shared heads of keys and values.
     grouped = "enable_gqa" in signature(varlen_attn).parameters
     shared, options = (1, {"enable_gqa": True}) if grouped else (query.shape[0] // key.shape[0], {})
-    longest = max(run.lengths)
+    # The kernel's mask is aligned at the last query and the last key.
     output = varlen_attn(
         query.transpose(0, 1).contiguous(),
         key.transpose(0, 1).repeat_interleave(shared, 1).contiguous(),
         value.transpose(0, 1).repeat_interleave(shared, 1).contiguous(),
-        run.ends,
-        run.ends,
-        longest,
-        longest,
+        run.query_ends,
+        run.key_ends,
+        max(run.queries),
+        max(run.keys),
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
         **options,  # type: ignore[arg-type]

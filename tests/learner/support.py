@@ -99,6 +99,18 @@ def random_trajectory(version: int, rng: np.random.Generator) -> Trajectory:
     )
 
 
+def beginning_alike(group: Sequence[Trajectory], rng: np.random.Generator) -> list[Trajectory]:
+    """The trajectories with branches that begin with parts of the same tokens, some of them sampled."""
+    common, found = rng.integers(0, VOCABULARY, 40).astype(np.int32), []
+    for trajectory in group:
+        tokens = trajectory.tokens.copy()
+        for start, end in trajectory.branches:
+            stop = int(rng.integers(start, end)) + 1
+            tokens[start:stop] = common[: stop - start]
+        found.append(structs.replace(trajectory, tokens=tokens))
+    return found
+
+
 def of_ticket(trajectory: Trajectory, ticket: Ticket) -> Trajectory:
     """The trajectory as the episode of a ticket."""
     return structs.replace(trajectory, id=ticket.id, group_id=ticket.group_id, member=ticket.member)
@@ -119,7 +131,7 @@ class PlannedReplay(FakeReplay):
 
     `reward` is that of the trajectories, by step, or random. The learner is stopped when it asks for the plan of step
     `stop_at`. The plan of step `skip` is skipped. A trajectory of step `poison` has a token id that the policy does
-    not know. The run had the `changes` before.
+    not know. The run had the `changes` before. With `alike` the sequences of a group begin alike.
     """
 
     def __init__(
@@ -130,6 +142,7 @@ class PlannedReplay(FakeReplay):
         skip: int | None = None,
         poison: int | None = None,
         changes: Sequence[ConfigChange] = (),
+        alike: bool = False,
     ) -> None:
         learner = config.learner
         super().__init__(
@@ -142,6 +155,7 @@ class PlannedReplay(FakeReplay):
         self._reward = reward
         self._stop_at, self._skip, self._poison = stop_at, skip, poison
         self._changes = changes
+        self._alike = alike
         self._played = 0
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
@@ -153,6 +167,12 @@ class PlannedReplay(FakeReplay):
         version = step // learner.publish_every
         rng = np.random.default_rng([self.config.run.seed, step])
         batch = [random_trajectory(max(0, version - int(rng.integers(0, 2))), rng) for _ in range(learner.batch_size)]
+        if self._alike:
+            batch = [
+                part
+                for start in range(0, len(batch), learner.group_size)
+                for part in beginning_alike(batch[start : start + learner.group_size], rng)
+            ]
         rewards = [float(rng.random()) if self._reward is None else self._reward(step) for _ in batch]
         return list(zip(batch, rewards, strict=True))
 

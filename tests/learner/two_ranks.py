@@ -33,6 +33,7 @@ BATCHES = {
     "even": {"batch_size": 8, "group_size": 4, "minibatches": 2, "steps": 3},
     "odd": {"batch_size": 3, "group_size": 3, "steps": 2},
     "lonely": {"batch_size": 1, "group_size": 1, "steps": 2},
+    "alike": {"batch_size": 8, "group_size": 4, "steps": 3, "shared_prefixes": True},
 }
 
 
@@ -52,7 +53,7 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
 def train_all(model: Path, experts: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
     results = {}
     for name, config in configs(model, experts, folder).items():
-        run = Run(config, changes=[CHANGE]).train(ranks)
+        run = Run(config, changes=[CHANGE], alike=name == "alike").train(ranks)
         results[name] = (run.weights, {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/mean")})
     return results
 

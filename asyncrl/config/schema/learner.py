@@ -26,6 +26,11 @@ class LearnerConfig:
     micro_tokens: int = option(
         16384, "tokens of one forward and backward pass on one rank; lower it if memory is short", "[1, inf)"
     )
+    shared_prefixes: bool | None = option(
+        None,
+        "compute tokens once that sequences of a pass begin with alike, such as the prompt of a group; null: prefixes "
+        "that are long enough to save time",
+    )
     lr: float = option(1e-6, "learning rate, which the schedule scales", "(0, inf)")
     schedule: str = option(
         "constant",

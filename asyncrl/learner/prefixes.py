@@ -1,0 +1,70 @@
+"""Prefixes that sequences of a forward pass share: the pass computes their tokens once.
+
+The members of a group share their prompt, and the branches of an episode their first turns. A causal model gives a
+token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from
+where it departs from those before it; the sequence's attention reads the keys of its whole path. In the order of their
+tokens' bytes, a sequence shares its longest prefix with the one before it: one comparison each finds the whole tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+WORTHWHILE = 32
+"""Tokens of a prefix from which sharing it saves time."""
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPrefixes:
+    """How sequences of N tokens together are computed as U < N tokens.
+
+    - `kept` int64[U]: which of the N are computed, in the order of the pass.
+    - `rows` int64[N]: where among the U each of the N is computed.
+    - `queries` and `keys`: of each sequence that has tokens of its own, how many these are, and the tokens of its path.
+    - `paths` int64[sum of keys]: the rows among the U of these paths, one behind the other.
+    """
+
+    kept: Rows
+    rows: Rows
+    queries: list[int]
+    keys: list[int]
+    paths: Rows
+
+
+def find_shared(ids: Rows, lengths: Sequence[int], least: int) -> SharedPrefixes | None:
+    """What the sequences share whose token ids int64[N] follow each other; None if no two have a prefix of at least
+    `least` tokens in common."""
+    spans = list(pairwise(np.cumsum([0, *lengths]).tolist()))
+    order = sorted(spans, key=lambda span: ids[slice(*span)].tobytes())
+    rows, kept, queries, keys, paths = np.empty_like(ids), [], [], [], []
+    computed, before = 0, slice(0, 0)
+    for start, end in order:
+        common = _common(ids[before], ids[start:end], least)
+        own = end - start - common
+        rows[start : start + common] = rows[before][:common]
+        rows[start + common : end] = np.arange(computed, computed + own)
+        before = slice(start, end)
+        if own:
+            kept.append(np.arange(start + common, end))
+            queries.append(own)
+            keys.append(end - start)
+            paths.append(rows[start:end])
+            computed += own
+    if computed == len(ids):
+        return None
+    return SharedPrefixes(np.concatenate(kept), rows, queries, keys, np.concatenate(paths))
+
+
+def _common(left: Rows, right: Rows, least: int) -> int:
+    """How many tokens both begin with; 0 where these are fewer than `least`."""
+    shorter = min(len(left), len(right))
+    differing = np.flatnonzero(left[:shorter] != right[:shorter])
+    common = int(differing[0]) if len(differing) else shorter
+    return common if common >= least else 0
