@@ -273,7 +273,7 @@ def export(arguments: Namespace) -> int:
     _check_states(arguments.state)
     with (
         _opened(arguments) as (run, stored),
-        _progress("exporting", sum(stored.each(Transaction.count, "facts"))) as progress,
+        _progress("exporting", sum(stored.each(Transaction.count, "trajectories"))) as progress,
     ):
         decode = decoder(run, arguments.tokenizer)
         texts = None if decode is ids_as_text else decode

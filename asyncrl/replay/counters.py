@@ -47,7 +47,7 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     Plans that were skipped do not count."""
     states: Counter[str] = Counter()
     lost = 0
-    for key, record in tx.items("facts", TrajectoryRecord):
+    for key, record in tx.items("trajectories", TrajectoryRecord):
         if record.state is TrajectoryState.EVALUATED or is_evaluation(record.group):
             continue
         states[record.state.value] += 1

@@ -18,12 +18,12 @@ class DeadLetters:
 
     def add(self, tx: Transaction, ticket: str, dead: DeadLetter) -> None:
         """Keep a dead letter, with its episode if that is stored; where there are too many, the oldest are dropped."""
-        dead.order = tx.append("burials", ticket)
+        dead.order = tx.append("dead_by_age", ticket)
         dead.size = len(dead.reason) + tx.size("data", ticket) + tx.size("labels", ticket)
         dead.save(tx, ticket)
         tx.add("dead_letter_bytes", dead.size)
         while tx.count("dead") > self._max_count or tx.counter("dead_letter_bytes") > self._max_bytes:
-            oldest = tx.first("burials", str)
+            oldest = tx.first("dead_by_age", str)
             if oldest is None:
                 return
             self.retire(tx, oldest[1])
@@ -53,5 +53,5 @@ class DeadLetters:
         """Forget that an attempt was given up, but keep its episode. Raises RefusedError as `get` does."""
         dead = self.get(tx, ticket)
         tx.delete("dead", ticket)
-        tx.delete("burials", dead.order)
+        tx.delete("dead_by_age", dead.order)
         tx.add("dead_letter_bytes", -dead.size)

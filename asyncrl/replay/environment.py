@@ -14,6 +14,8 @@ import lmdb
 from asyncrl.errors import StoreError
 
 MOST_UNWRITTEN_BYTES = 1 << 20
+OLDER_TABLES = 8
+"""Room for tables that a store of another format has."""
 DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)
 ADVICE = "restore the folder from a copy, or start a new run with model.path set to the last export"
 
@@ -26,7 +28,7 @@ def open_environment(
     Raises StoreError: the environment cannot be opened, or its file is truncated.
     """
     try:
-        environment = lmdb.open(str(path), max_dbs=len(names), readahead=False, **options)
+        environment = lmdb.open(str(path), max_dbs=len(names) + OLDER_TABLES, readahead=False, **options)
         try:
             _require_whole(environment, path / "data.mdb")
             create = not options.get("readonly", False)
@@ -38,8 +40,8 @@ def open_environment(
             raise
     except lmdb.Error as error:
         raise StoreError(
-            f"cannot open the store {path}: {error}; if it is damaged, {ADVICE}; if it is from another version of "
-            "asyncrl, use that one"
+            f"cannot open the store {path}: {error}; if it is damaged, {ADVICE}; if another version of asyncrl "
+            "wrote it, resume its run with this version, which upgrades it"
         ) from error
     return environment, tables
 

@@ -101,8 +101,8 @@ class OpenGroups:
             return
         attempt, row = group.attempts[member], group.row if group.training else -1
         ticket, kind = group.ids(name)[member], SCORINGS if scoring else EPISODES
-        self._backoff.failed(kind, ticket, reason)
-        self._limits[kind].failed(ticket, name, reason)
+        tx.afterwards(self._backoff.failed, kind, ticket, reason)
+        tx.afterwards(self._limits[kind].failed, ticket, name, reason)
         self._dead_letters.add(tx, ticket, DeadLetter(reason, name, member, attempt, row, scoring))
         if not scoring:
             tx.add("failures")
@@ -180,7 +180,7 @@ class OpenGroups:
 
     def end_ticket(self, tx: Transaction, ticket: str, record: TicketRecord) -> None:
         """End an open ticket."""
-        self._limits[EPISODES].left(ticket)
+        tx.afterwards(self._limits[EPISODES].left, ticket)
         tx.delete("tickets", ticket)
         if record.worker:
             tx.remove_member("held", record.worker, ticket)

@@ -123,7 +123,7 @@ class Labelling:
         record.state, record.leased = TrajectoryState.LEASED, len(kinds)
         record.save(tx, name)
         tx.add_member("leased", request.worker, name)
-        self._limit.began(name)
+        tx.afterwards(self._limit.began, name)
         final = record.scored + len(kinds) == len(needs)
         return LeasedTask(self._settings.task(group), kinds, final, partial is not None), frames
 
@@ -132,7 +132,7 @@ class Labelling:
         was lost."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
-            self._limit.left(name)
+            tx.afterwards(self._limit.left, name)
             record = TrajectoryRecord.load(tx, name)
             if record is not None and record.state is TrajectoryState.LEASED:
                 record.attempts -= not died
@@ -154,8 +154,8 @@ class Labelling:
             return
         _check_steps(tx, labels)
         self._scorers.worked(worker)
-        self._backoff.succeeded(SCORINGS)
-        self._limit.succeeded(name)
+        tx.afterwards(self._backoff.succeeded, SCORINGS)
+        tx.afterwards(self._limit.succeeded, name)
         tx.put_bytes("labels", name, *join_parts(frames))
         group = GroupRecord.of(tx, record.group)
         record.scored, record.leased, record.attempts = record.scored + record.leased, 0, 0
@@ -177,7 +177,7 @@ class Labelling:
         record = TrajectoryRecord.load(tx, name)
         if held and record is not None and record.state is TrajectoryState.LEASED:
             return record
-        self._limit.left(name)
+        tx.afterwards(self._limit.left, name)
         return None
 
     def _complete(self, tx: Transaction, name: str, group: GroupRecord) -> None:
@@ -205,7 +205,7 @@ class Labelling:
         if record.attempts >= self._settings.max_attempts:
             self._give_up(tx, request.id, record, request.reason)
         else:
-            self._limit.left(request.id)
+            tx.afterwards(self._limit.left, request.id)
             self.offer(tx, request.id, record, GroupRecord.of(tx, record.group), urgent=False)
 
     def _give_up(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str) -> None:

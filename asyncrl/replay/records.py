@@ -80,7 +80,7 @@ class TrajectoryRecord(Record):
     the episode, and `reason` says why it was evicted, filtered, dropped or given up.
     """
 
-    table = "facts"
+    table = "trajectories"
     group: str
     member: int
     tokens: int
@@ -162,8 +162,8 @@ class EvaluationRecord(Record):
 
 class DeadLetter(Record):
     """Why an attempt was given up. `row` is its task's row of the training file; -1 for held-out tasks. With `scoring`
-    the episode is stored, but could not be scored. `order` is its key in `burials`, and `size` the bytes of the store
-    that it and its episode take."""
+    the episode is stored, but could not be scored. `order` is its key in `dead_by_age`, and `size` the bytes of
+    the store that it and its episode take."""
 
     table = "dead"
     reason: str

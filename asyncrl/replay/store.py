@@ -13,10 +13,11 @@ import functools
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 
 import lmdb
 from msgspec import DecodeError, msgpack
@@ -35,7 +36,7 @@ TABLES = (
     "tickets",  # ticket -> TicketRecord
     "held",  # worker -> tickets that it holds (many)
     "groups",  # group -> GroupRecord
-    "facts",  # trajectory -> TrajectoryRecord; kept for good, so that an id is never taken twice
+    "trajectories",  # trajectory -> TrajectoryRecord; kept for good, so that an id is never taken twice
     "data",  # trajectory -> frames
     "labels",  # trajectory -> frames
     "waiting",  # kind of scores, order -> trajectory that needs them next
@@ -45,10 +46,13 @@ TABLES = (
     "tasks",  # row -> [running success rate, epoch]
     "plans",  # step -> BatchPlan
     "dead",  # ticket -> DeadLetter
-    "burials",  # order -> ticket of a dead letter
+    "dead_by_age",  # order -> ticket of a dead letter
     "evaluations",  # policy version -> EvaluationRecord
 )
 MULTIPLE = ("held", "leased")
+FORMAT = 2
+"""Format 1 had the tables of RENAMED under their old names, and no number."""
+RENAMED = {"facts": "trajectories", "burials": "dead_by_age"}
 MAX_KEY_BYTES = 500
 FIRST_ORDER = 1 << 48
 ORDER_BYTES = 8
@@ -65,6 +69,7 @@ RETRY_S = 0.01
 
 Key = str | int | bytes
 T = TypeVar("T")
+P = ParamSpec("P")
 _decoder: Callable[[Any], msgpack.Decoder[Any]] = functools.cache(msgpack.Decoder)
 
 
@@ -98,6 +103,11 @@ class Transaction:
         self._counters: dict[str, int] = {}
         self._changed: set[str] = set()
         self._live_bytes: int | None = None
+        self.effects: list[Callable[[], object]] = []
+
+    def afterwards(self, effect: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
+        """Call `effect`, a change of memory, once this transaction is committed; never if it is undone."""
+        self.effects.append(partial(effect, *arguments, **options))
 
     def get(self, table: str, key: Key, kind: type[T]) -> T | None:
         """A value of type `kind`; None where there is none."""
@@ -271,6 +281,17 @@ class Transaction:
         stat = self._raw.stat(db=self._tables[table])
         return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Move what tables of older names hold to those of their new names; those that are not there hold nothing."""
+        for old, new in names.items():
+            try:
+                table = self._environment.open_db(old.encode(), txn=self._raw, create=False)
+            except lmdb.NotFoundError:
+                continue
+            for key, value in self._raw.cursor(db=table):
+                self._raw.put(key, value, db=self._tables[new], append=True)
+            self._raw.drop(table)
+
     def free_dead_readers(self) -> int:
         """Free the snapshots of processes that have ended; how many there were. Their pages can be used at once."""
         return int(self._environment.reader_check())
@@ -288,6 +309,7 @@ class Transaction:
             inner = Transaction(self._environment, self._tables, raw)
             yield inner
             inner.flush()
+        self.effects += inner.effects
 
 
 class Store:
@@ -320,9 +342,13 @@ class Store:
             self._lock.write(MADE)
             self._lock.flush()
             os.fsync(self._lock.fileno())
-        with self.transaction() as tx:
+        with _closed_on_error(self), self.transaction() as tx:
             if tx.identity is None:
                 tx.put("meta", "identity", uuid.uuid4().hex)
+            if not tx.counter("format"):
+                tx.rename(RENAMED)
+                tx.set("format", FORMAT)
+            _check_format(path, tx)
 
     @contextlib.contextmanager
     def transaction(self, write: bool = True) -> Iterator[Transaction]:
@@ -333,6 +359,8 @@ class Store:
             tx = Transaction(self._environment, self._tables, raw)
             yield tx
             tx.flush()
+        for effect in tx.effects:
+            effect()
 
     def _was_made(self) -> bool:
         self._lock.seek(0)
@@ -341,6 +369,20 @@ class Store:
     def close(self) -> None:
         self._environment.close()
         self._lock.close()
+
+
+@contextlib.contextmanager
+def _closed_on_error(store: Store | StoreReader) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.callback(store.close)
+        yield
+        stack.pop_all()
+
+
+def _check_format(path: Path, tx: Transaction) -> None:
+    if (found := tx.counter("format")) != FORMAT:
+        mend = "resume its run with this version, which upgrades it" if found < FORMAT else "use that version"
+        raise StoreError(f"the store {path} has format {found or 1} of another version of asyncrl: {mend}")
 
 
 def in_use(path: Path) -> bool:
@@ -371,6 +413,8 @@ class StoreReader:
         self._environment, self._tables = open_environment(
             path, TABLES, MULTIPLE, map_size=READER_MAP_BYTES, readonly=True
         )
+        with _closed_on_error(self), self.transaction() as tx:
+            _check_format(path, tx)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:

@@ -105,7 +105,7 @@ class TicketQueue:
                 record.save(tx, name)
                 tx.add_member("held", worker, name)
                 self._given[name] = self._clock()
-                self._limit.began(name)
+                tx.afterwards(self._limit.began, name)
                 return self._ticket(tx, name, record)
 
     def _ticket(self, tx: Transaction, name: str, record: TicketRecord) -> Ticket:
@@ -128,7 +128,7 @@ class TicketQueue:
             record.save(tx, name)
             tx.remove_member("held", worker, name)
             self._given.pop(name, None)
-            self._limit.left(name)
+            tx.afterwards(self._limit.left, name)
             tx.append("pending", name, pending_queue(name), urgent=True)
             tx.add("tickets_redelivered")
 
@@ -174,8 +174,8 @@ class TicketQueue:
             seconds=sum(trajectory.timings.values()),
             data_source=self._settings.task(group).data_source,
         )
-        self._backoff.succeeded(EPISODES)
-        self._limit.succeeded(name)
+        tx.afterwards(self._backoff.succeeded, EPISODES)
+        tx.afterwards(self._limit.succeeded, name)
         tx.put_bytes("data", name, *join_parts(frames))
         self._labelling.offer(tx, name, record, group, urgent=not group.training)
         tx.add("accepted" if group.training else "accepted_evaluations")

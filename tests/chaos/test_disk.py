@@ -203,7 +203,7 @@ def test_a_store_harmed_anywhere_is_read_as_it_was_or_not_at_all(tmp_path: Path)
         with store.transaction() as tx:
             for index in range(turn * 10, turn * 10 + 10):
                 tx.put_bytes("data", f"k{index}", rng.randbytes(rng.choice((200, 5000, 20000))))
-                tx.put("facts", f"k{index}", ["group", index, 2, 3])
+                tx.put("trajectories", f"k{index}", ["group", index, 2, 3])
                 tx.append("waiting", f"k{index}", queue="rules")
                 tx.add_member("held", "worker", f"k{index}")
             tx.delete("data", f"k{turn * 5}")

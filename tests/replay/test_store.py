@@ -10,7 +10,8 @@ import lmdb
 import pytest
 
 from asyncrl.errors import StoreError
-from asyncrl.replay.store import LOCK_FILE, Store, StoreReader
+from asyncrl.replay.store import FORMAT, LOCK_FILE, RENAMED, Store, StoreReader
+from tests.replay.support import Core, make_settings
 
 
 @pytest.fixture
@@ -29,28 +30,70 @@ def test_bytes_come_back_as_they_were(store: Store, size: int) -> None:
 
 def test_a_value_under_anothers_key_is_damage(store: Store, tmp_path: Path) -> None:
     with store.transaction() as tx:
-        tx.put("facts", "a", [1, 2, 3])
+        tx.put("trajectories", "a", [1, 2, 3])
     store.close()
     with lmdb.open(str(tmp_path), max_dbs=100) as environment:
-        table = environment.open_db(b"facts")
+        table = environment.open_db(b"trajectories")
         with environment.begin(write=True) as raw:
             raw.put(b"b", raw.get(b"a", db=table), db=table)
     with Store(tmp_path, 1 << 24, durable=False).transaction() as tx:
-        assert tx.get("facts", "a", list[int]) == [1, 2, 3]
-        for read in (lambda: tx.get("facts", "b", list[int]), lambda: list(tx.items("facts", list[int]))):
+        assert tx.get("trajectories", "a", list[int]) == [1, 2, 3]
+        for read in (lambda: tx.get("trajectories", "b", list[int]), lambda: list(tx.items("trajectories", list[int]))):
             with pytest.raises(
-                StoreError, match=r"data\.mdb is damaged: facts of b'b' is not what was written; restore"
+                StoreError, match=r"data\.mdb is damaged: trajectories of b'b' is not what was written; restore"
             ):
                 read()
 
 
 def test_a_value_of_another_type_and_one_that_is_gone_are_damage(store: Store) -> None:
     with store.transaction() as tx:
-        tx.put("facts", "a", [1, 2, 3])
-        with pytest.raises(StoreError, match="facts of b'a' is no int"):
-            tx.get("facts", "a", int)
-        with pytest.raises(StoreError, match="facts of 'b' is gone"):
-            tx.present(tx.get("facts", "b", int), "facts", "b")
+        tx.put("trajectories", "a", [1, 2, 3])
+        with pytest.raises(StoreError, match="trajectories of b'a' is no int"):
+            tx.get("trajectories", "a", int)
+        with pytest.raises(StoreError, match="trajectories of 'b' is gone"):
+            tx.present(tx.get("trajectories", "b", int), "trajectories", "b")
+
+
+def make_older(path: Path) -> None:
+    """Turn a store into one of format 1."""
+    with lmdb.open(str(path), max_dbs=100) as environment, environment.begin(write=True) as raw:
+        for old, new in RENAMED.items():
+            tables = environment.open_db(old.encode(), raw), environment.open_db(new.encode(), raw)
+            for key, value in raw.cursor(tables[1]):
+                raw.put(key, value, db=tables[0])
+            raw.drop(tables[1])
+        raw.delete(b"format", db=environment.open_db(b"meta", raw))
+
+
+def test_a_store_of_the_older_format_is_upgraded_when_its_run_resumes_and_a_reader_says_so_until_then(
+    tmp_path: Path,
+) -> None:
+    core = Core(tmp_path, make_settings(max_dead_letters=2))
+    core.run_episodes(4)
+    (failed, *_) = core.tickets(3)
+    core.fail(failed.id)
+    plan, letters, audit = core.plan(0), core.dead_letters(), core.audit()
+    core.store.close()
+    make_older(tmp_path)
+    with pytest.raises(StoreError, match="resume its run with this version, which upgrades it"):
+        StoreReader(tmp_path)
+    core.restart()
+    assert (core.plan(0), core.dead_letters(), core.audit()) == (plan, letters, audit)
+    for ticket in core.tickets(10):
+        core.fail(ticket.id)
+    assert failed.id not in core.dead_letters(), "the oldest make room"
+    core.store.close()
+    StoreReader(tmp_path).close()
+
+
+def test_a_store_of_a_newer_format_is_refused_by_readers_and_writers(store: Store, tmp_path: Path) -> None:
+    with store.transaction() as tx:
+        tx.set("format", FORMAT + 1)
+    store.close()
+    with pytest.raises(StoreError, match=f"has format {FORMAT + 1} of another version of asyncrl: use that version"):
+        Store(tmp_path, 1 << 24, durable=False)
+    with pytest.raises(StoreError, match=f"has format {FORMAT + 1}"):
+        StoreReader(tmp_path)
 
 
 def test_pages_that_were_freed_unwritten_at_the_end_are_no_truncation(store: Store, tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import zmq
 
 from asyncrl.errors import BusyError, RefusedError
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.failure_limit import FEWEST, SINGLE_GROUP_S
 from asyncrl.replay.protocol import (
     BUSY,
+    ENDED,
     NOTHING,
     OK,
     REFUSED,
@@ -23,7 +25,9 @@ from asyncrl.replay.protocol import (
     Answer,
     Call,
     Discard,
+    FailEpisode,
     Fetch,
+    GetPlan,
     GetStatus,
     GetTickets,
     LeaseTrajectories,
@@ -134,6 +138,21 @@ def test_what_fails_after_a_write_is_undone_alone(
     assert ("internal error" in replies["b"].reason) == ("Traceback" in caplog.text) == bug
     with turns.store.transaction(write=False) as tx:
         assert list(tx.keys("actors")) == [b"a"]
+
+
+def test_failures_in_a_turn_that_is_undone_and_made_again_count_once(turns: Turns) -> None:
+    held = turns.ask(("a", tickets("a", FEWEST // 2)))["a"].read(TICKETS)
+    failures = [(each.id, encode_request(FailEpisode(each.id, "broken"), 1)) for each in held]
+    assert turns.ask(*failures, ("b", encode_request(Discard("x"), 1)))["b"].kind == BUSY
+    assert turns.counter("failures") == FEWEST // 2
+    turns.now += SINGLE_GROUP_S
+    plan = ("learner", encode_request(GetPlan(0), 1))
+    assert turns.ask(plan) == {}, "half as many failed as end a run"
+    for _ in range(2):
+        again = turns.ask(("a", tickets("a", FEWEST // 2)))["a"].read(TICKETS)
+        turns.ask(*((each.id, encode_request(FailEpisode(each.id, "broken"), 1)) for each in again))
+    turns.now += SINGLE_GROUP_S
+    assert turns.ask(plan)["learner"].kind == ENDED
 
 
 def test_a_tick_that_fails_is_undone_and_counted_and_the_next_one_is_made(
