@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import zmq
@@ -281,11 +282,13 @@ class ReplayClient:
         self._watch.broke()
         deadline = time.monotonic() + self._retry_s
         while unsent or away:
-            # ZeroMQ gives up a connection whose handshake was refused: to send there would block for ever.
-            while unsent and _credit(away, credits) and self._socket.poll(0, zmq.POLLOUT):
-                number, frames = unsent.popleft()
-                self._socket.send_multipart(frames, copy=False)
-                away[number] = sum(map(len, frames))
+            # ZeroMQ gives up a connection whose handshake was refused: a send that waits there would wait for ever.
+            with suppress(zmq.Again):
+                while unsent and _credit(away, credits):
+                    number, frames = unsent[0]
+                    self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+                    away[number] = sum(map(len, frames))
+                    unsent.popleft()
             if time.monotonic() > deadline:
                 return self._reconnect(started)
             answer = self._receive(started)

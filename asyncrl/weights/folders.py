@@ -165,13 +165,16 @@ def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
 
 
 def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
-    """Remove all versions except the `KEPT` newest and those spared. Raises OSError.
+    """Remove all versions except the `KEPT` newest and those spared. What cannot be removed is logged, and stays.
 
     A folder is renamed first, so that nobody takes the rest of it for a whole one.
     """
     for _, old in sorted(versions_in(directory).items())[:-KEPT]:
         if old not in spared:
-            shutil.rmtree(old.rename(directory / f".{old.name}.removed"))
+            try:
+                shutil.rmtree(old.rename(directory / f".{old.name}.removed"))
+            except OSError as error:
+                logger.warning("%s was not removed, and takes its space on the disk: %s", old, error)
 
 
 class FolderWriter:

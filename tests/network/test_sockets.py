@@ -146,6 +146,11 @@ def test_a_second_socket_with_keys_needs_a_context_of_its_own(
         Listener(context, ANYWHERE, server_of(keys), 1 << 20)
 
 
+def test_a_socket_with_keys_follows_a_closed_one_in_its_context_at_once(context: zmq.Context[Any], keys: Path) -> None:
+    for _ in range(50):
+        Listener(context, ANYWHERE, server_of(keys), 1 << 20).close()
+
+
 def test_a_client_waits_for_a_server_that_comes_later(keys: Path, context: zmq.Context[Any]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -247,3 +247,11 @@ def test_the_newest_versions_and_those_that_are_spared_are_never_removed(tmp_pat
     paths = [write_folder(own_directory(tmp_path), version, some_tensors(), nothing) for version in range(5)]
     remove_older(paths[0].parent, [paths[1]])
     assert sorted(versions_in(paths[0].parent)) == [1, 3, 4]
+
+
+def test_a_version_that_cannot_be_removed_is_named_and_the_others_go(tmp_path, caplog):
+    *_, newest = [write_folder(own_directory(tmp_path), version, some_tensors(), nothing) for version in range(4)]
+    (newest.parent / ".v00000000.removed").write_text("in the way")
+    remove_older(newest.parent)
+    assert sorted(versions_in(newest.parent)) == [0, 2, 3]
+    assert f"{newest.parent / 'v00000000'} was not removed" in caplog.text

@@ -12,15 +12,17 @@ import zmq.asyncio
 
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import StoppedError, WireError
+from asyncrl.errors import StoppedError, UnavailableError, WireError
 from asyncrl.learner.run import run as learn
 from asyncrl.machine.ports import free_ports
+from asyncrl.network.listener import Listener
 from asyncrl.types import RunIdentity
 from asyncrl.weights.channels.distributed import DistributedChannel
 from asyncrl.weights.channels.opening import open_channels
 from asyncrl.weights.channels.requests import Requests
 from tests.helpers import OWN_RUN, async_until
 from tests.learner.support import make_config, write_model
+from tests.network.support import made, server_of
 from tests.replay.support import ReplayThread
 from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
 
@@ -79,6 +81,17 @@ async def test_a_request_for_weights_that_does_not_say_its_run_is_refused(contex
         with pytest.raises(WireError, match=f"'{kind}' does not say which run's it is"):
             await requests.ask(kind, {**body, **said})
         requests.reset()
+
+
+async def test_a_request_over_a_connection_that_was_refused_ends_in_time(tmp_path):
+    with zmq.asyncio.Context() as context, zmq.Context() as other:
+        locked = Listener(other, "tcp://127.0.0.1:*", server_of(made(tmp_path / "keys")), 1 << 20)
+        requests = Requests(locked.endpoint, context, timeout_s=0.1)
+        for _ in range(4):
+            with pytest.raises(UnavailableError, match="has been silent for"):
+                await requests.ask("manifest", {})
+        requests.reset()
+        locked.close()
 
 
 @pytest.mark.parametrize("mistake", ["another name", "another folder", "none"])

@@ -55,10 +55,15 @@ class Requests:
         return await self.receive(await self.send(kind, body))
 
     async def send(self, kind: str, body: Mapping[str, Any]) -> int:
-        """Send a request; its sequence number."""
+        """Send a request; its sequence number. Raises UnavailableError: ZeroMQ takes no request for too long, since
+        the publisher refused the connection."""
         self._sequence += 1
         socket, _ = self._connected()
-        await socket.send_multipart(encode(Message(kind, self._sequence, {**body, **self._own_run})))
+        frames = encode(Message(kind, self._sequence, {**body, **self._own_run}))
+        try:
+            await asyncio.wait_for(socket.send_multipart(frames), self._timeout_s)
+        except TimeoutError:
+            raise self._silent() from None
         return self._sequence
 
     async def receive(self, sequence: int) -> Message:
@@ -91,8 +96,11 @@ class Requests:
             return list(waits[0].result())
         if done:
             raise UnavailableError(f"the connection to the weight publisher at {self.endpoint} broke")
+        raise self._silent()
+
+    def _silent(self) -> UnavailableError:
         advice = f"; {CHECK_KEYS}" if self._keys else ""
-        raise UnavailableError(
+        return UnavailableError(
             f"the weight publisher at {self.endpoint} has been silent for {self._timeout_s:g} s{advice}"
         )
 
