@@ -153,6 +153,8 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         yield "learner.checkpoint_every learner.publish_every: checkpoints are versions; use a multiple of the second"
     if learner.shared_prefixes and config.model.attention in ("flash_attention_2", "flex_attention"):
         yield "learner.shared_prefixes model.attention: this attention reads whole sequences only; use null"
+    if config.cluster.learner_ranks % learner.replicas:
+        yield "learner.replicas cluster.learner_ranks: copies have equally many ranks; use a divisor of the second"
     if len(learner.betas) != 2:
         yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
     if learner.lr_floor and learner.schedule == "constant":

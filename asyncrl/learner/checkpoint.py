@@ -89,9 +89,10 @@ class Checkpoints:
         """
         final = self._path(progress.step)
         partial = self._folder / f".tmp-{final.name}"
-        content = {**asdict(progress), "fingerprint": _fingerprint(models), "ranks": self._ranks.size}
+        content = {**asdict(progress), "fingerprint": _fingerprint(models), "ranks": self._ranks.shards}
         self._write(final, lambda: _make_anew(partial), by_first=True)
-        self._write(final, lambda: sync(write_state(models, partial, self._ranks)))
+        writes = self._ranks.is_in_first_copy
+        self._write(final, lambda: sync(write_state(models, partial, self._ranks)) if writes else None)
         self._write(final, lambda: write_whole(partial / PROGRESS, json.dumps(content)), by_first=True)
         self._write(final, lambda: sync(_write_checksums(partial, self._ranks)))
         if self._ranks.rank == 0:

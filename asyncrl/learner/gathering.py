@@ -94,21 +94,21 @@ class _Gathering:
         names = [name for part in step.parts for name in part.model]
         self._shards = {name: _LocalShard.of(tensors[name], step.dtype, ranks) for name in names}
         self._received: list[Tensor] = []
-        self._work = self._begin() if ranks.size > 1 else None
+        self._work = self._begin() if ranks.shards > 1 and ranks.is_in_first_copy else None
 
     def _begin(self) -> dist.Work | None:
         # Rank 0 has the largest shard of every tensor.
-        size = sum(shard.size(0, self._ranks.size) for shard in self._shards.values())
+        size = sum(shard.size(0, self._ranks.shards) for shard in self._shards.values())
         sent = torch.empty(size, dtype=self._step.dtype, device=self._ranks.device)
         start = 0
         for shard in self._shards.values():
             sent[start : start + shard.local.numel()] = shard.local
             start += shard.local.numel()
         if self._ranks.rank == 0:
-            self._received = [torch.empty_like(sent) for _ in range(self._ranks.size)]
+            self._received = [torch.empty_like(sent) for _ in range(self._ranks.shards)]
         assert self._ranks.mesh is not None
         work: dist.Work | None = dist.gather(
-            sent, self._received or None, group=self._ranks.mesh.get_group(), async_op=True
+            sent, self._received or None, group=self._ranks.mesh.get_group(-1), async_op=True
         )
         return work
 
@@ -142,7 +142,7 @@ class _Gathering:
             return [shard.local]
         shards = []
         for rank, rest in enumerate(self._received):
-            size = shard.size(rank, self._ranks.size)
+            size = shard.size(rank, self._ranks.shards)
             shards.append(rest[:size])
             self._received[rank] = rest[size:]
         return shards if shard.is_sharded else shards[:1]
@@ -160,7 +160,7 @@ class _LocalShard:
     def of(tensor: Tensor, dtype: torch.dtype, ranks: Ranks) -> _LocalShard:
         own, is_sharded = tensor.detach(), False
         if isinstance(own, DTensor):
-            is_sharded = own.placements == (Shard(0),) and own.device_mesh.size() == ranks.size
+            is_sharded = own.placements[-1] == Shard(0) and own.device_mesh.size(-1) == ranks.shards
             own = own.to_local() if is_sharded else own.full_tensor()
         return _LocalShard(own.to(dtype).reshape(-1), tuple(tensor.shape), is_sharded)
 

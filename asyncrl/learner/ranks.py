@@ -37,12 +37,27 @@ class Ranks:
     size: int
     device: torch.device
     mesh: DeviceMesh | None = None
-    """How the ranks communicate; None only where there is one."""
+    """How the ranks communicate, [shards] or [replicas, shards]; None only where there is one."""
 
     @staticmethod
     def alone() -> Ranks:
         """This process on its CPU, without communication."""
         return Ranks(0, 1, torch.device("cpu"))
+
+    @property
+    def shards(self) -> int:
+        """How many ranks hold a model together. The ranks from 0 on hold the first copy."""
+        return self.size if self.mesh is None else self.mesh.size(-1)
+
+    @property
+    def shard(self) -> int:
+        """Which shard of a model this rank holds; the ranks with the same one hold copies of it."""
+        return self.rank % self.shards
+
+    @property
+    def is_in_first_copy(self) -> bool:
+        """Whether this rank is one of those that hold the first copy of a model."""
+        return self.rank < self.shards
 
     def sum(self, values: Tensor) -> Tensor:
         """The elementwise sum over ranks, on the device of `values`, which do not change. A sum on the CPU does not
@@ -104,9 +119,9 @@ def shard_of(rows: int, rank: int, ranks: int) -> range:
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
-    """The ranks that `launcher.run_ranks` started with this process, or this process alone. They disconnect at the
-    end."""
+def joined(replicas: int = 1) -> Iterator[Ranks]:
+    """The ranks that `launcher.run_ranks` started with this process, or this process alone. They hold `replicas` copies
+    of a model, a divisor of their number. They disconnect at the end."""
     # gloo listens even with one rank. All ranks are on this machine, so loopback is enough.
     os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
     member = Membership.of_this_process()
@@ -123,7 +138,9 @@ def joined() -> Iterator[Ranks]:
     try:
         kind = "cuda" if cuda else "cpu"
         device = torch.device(kind, rank) if cuda else torch.device(kind)
-        yield Ranks(rank, size, device, init_device_mesh(kind, (size,)))
+        shape = (size,) if replicas == 1 else (replicas, size // replicas)
+        names = ("replicas", "shards")[-len(shape) :]
+        yield Ranks(rank, size, device, init_device_mesh(kind, shape, mesh_dim_names=names))
     finally:
         # A reference to a gloo group keeps its threads alive, and those abort a process that exits.
         gc.collect()

@@ -54,7 +54,7 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         agree_with_servers(config)
     keep_to_loopback(config, actor=False)
     with ExitStack() as stack:
-        ranks = stack.enter_context(joined())
+        ranks = stack.enter_context(joined(config.learner.replicas))
         context = stack.enter_context(zmq.Context())
         replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop)))
         publisher: Publisher | None = None

@@ -1,7 +1,7 @@
 """Weights and optimiser state on disk: what one number of ranks wrote, any other number may read.
 
-Every rank writes its shards into a safetensors file of its own, without communication. The rows of a sharded tensor are
-those of all files in the order of the ranks. A tensor that is not sharded is in the file of rank 0.
+Every rank of the first copy writes its shards into a safetensors file of its own, without communication. The rows of a
+sharded tensor are those of all files in the order of the ranks. A tensor that is not sharded is in the file of rank 0.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Models = Mapping[str, Trainable[Any]]
 
 
 def write_state(models: Models, folder: Path, ranks: Ranks) -> Path:
-    """Write this rank's file of `models` into `folder`. Returns the file, which need not be on the disk yet. Raises
-    OSError."""
+    """Write this rank's file of `models`, of `ranks.shards` files, into `folder`. Call it on the ranks of the first
+    copy. Returns the file, which need not be on the disk yet. Raises OSError."""
     local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
     path = folder / _file(ranks.rank)
     save_tensors({name: rows.contiguous() for name, rows in local.items() if ranks.rank == 0 or rows.numel()}, path)
@@ -35,7 +35,7 @@ def write_state(models: Models, folder: Path, ranks: Ranks) -> Path:
 
 @torch.no_grad()
 def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
-    """Load the files of `count` ranks in `folder` into `models`. Raises CheckpointError: they are damaged or
+    """Load the `count` files of shards in `folder` into `models`. Raises CheckpointError: they are damaged or
     incomplete."""
     with _opened(folder, count, ranks, "; remove that folder to resume from an older checkpoint") as stored:
         for name, model in models.items():
@@ -45,7 +45,7 @@ def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
 
 @torch.no_grad()
 def read_weights(name: str, module: nn.Module, folder: Path, count: int) -> None:
-    """Load the weights alone of the model `name`, from the files of `count` ranks, into a module that is not sharded.
+    """Load the weights alone of the model `name`, from `count` files, into a module that is not sharded.
     Raises CheckpointError: as `read_state`, or they are another model's."""
     with _opened(folder, count, Ranks.alone()) as stored:
         stored.load_weights(name, module)
@@ -91,7 +91,7 @@ class _StoredTensors:
             local.copy_(self._files[0][0].get_tensor(name))
         elif local.numel():
             sharded, count = _is_sharded(tensor), len(tensor)
-            rows = self._rows(name, shard_of(count, self._ranks.rank, self._ranks.size) if sharded else range(count))
+            rows = self._rows(name, shard_of(count, self._ranks.shard, self._ranks.shards) if sharded else range(count))
             if rows.shape != local.shape:
                 raise CheckpointError(f"{name} has the shape {list(rows.shape)}; {list(local.shape)} is needed")
             local.copy_(rows)
@@ -150,7 +150,8 @@ def _file(rank: int) -> str:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    assert not isinstance(tensor, DTensor) or tensor.placements == (Shard(0),), tensor
+    # Where there are copies, the first placement replicates over them.
+    assert not isinstance(tensor, DTensor) or tensor.placements[-1] == Shard(0), tensor
     return isinstance(tensor, DTensor)
 
 

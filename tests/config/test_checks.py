@@ -113,6 +113,7 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"actor.agent": "a.b", "actor.max_total_tokens": 9}, "must fit into an episode; raise"),
         ({"data.band": [0.9, 0.1]}, "the lowest and the highest"),
         ({"learner.betas": [0.9]}, "AdamW takes two"),
+        ({"cluster.learner_ranks": 4, "learner.replicas": 3}, "a divisor of the second"),
         ({"replay.shards": 9}, "use at most 8 shards"),
         ({"run.name": "../mine"}, "a name without slashes"),
         ({"run.name": ".."}, "a name without slashes"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from contextlib import chdir
@@ -13,7 +14,7 @@ import torch
 from asyncrl.learner.export import export_checkpoint
 from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
-from tests.learner.support import Run
+from tests.learner.support import Run, assert_weights_close, assert_weights_equal
 from tests.learner.two_ranks import configs, train_all
 from tests.mixtures import MIXTURES
 
@@ -23,14 +24,27 @@ pytestmark = [
 ]
 
 
+def done_by(count: int, replicas: int, *arguments: object) -> tuple[dict[str, Any], Path]:
+    """What so many ranks did, and their folder, the third of the arguments."""
+    with chdir(Path(__file__).parents[2]):
+        given = (*arguments[:3], replicas, *arguments[3:])
+        run_ranks([sys.executable, "-m", "tests.learner.two_ranks", *map(str, given)], count, threading.Event())
+    return torch.load(Path(str(arguments[2])) / "results.pt"), Path(str(arguments[2]))
+
+
 @pytest.fixture(scope="module")
 def two(model: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What two ranks did, and their folder."""
-    folder = tmp_path_factory.mktemp("two")
-    with chdir(Path(__file__).parents[2]):
-        command = [sys.executable, "-m", "tests.learner.two_ranks", *map(str, (model, mixture, folder))]
-        run_ranks(command, 2, threading.Event())
-    return torch.load(folder / "results.pt"), folder
+    return done_by(2, 1, model, mixture, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def copies(
+    model: Path, mixture: Path, two: tuple[dict[str, Any], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    """Two copies of the model, each over two ranks. The run "lonely" goes on from the checkpoint of two ranks."""
+    folder = tmp_path_factory.mktemp("copies")
+    shutil.copytree(two[1] / "lonely", folder / "lonely")
+    return done_by(4, 2, model, mixture, folder, "even", "lonely")
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +65,27 @@ def test_two_ranks_train_as_one_does(batch: str, one: dict[str, Any], two: tuple
     assert metrics["lag/mean"] == expected_metrics["lag/mean"]
 
 
+def test_copies_of_the_model_train_as_one_rank_does(
+    one: dict[str, Any], two: tuple[dict[str, Any], Path], copies: tuple[dict[str, Any], Path]
+):
+    assert copies[0]["size"] == 4
+    weights, _ = copies[0]["results"]["even"]
+    for version, tensors in weights.items():
+        assert_weights_close(tensors, one["even"][0][version], atol=1e-5)
+    resumed = copies[0]["results"]["lonely"][0]
+    assert list(resumed) == [2]
+    assert_weights_equal(resumed[2], two[0]["results"]["lonely"][0][2])
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-@pytest.mark.parametrize("batch", ["even", "mixture"])
-def test_a_checkpoint_of_two_ranks_resumes_on_one(
-    batch: str, model: Path, mixture: Path, ranks: Ranks, two: tuple[dict[str, Any], Path]
+@pytest.mark.parametrize(("batch", "by"), [("even", "two"), ("mixture", "two"), ("even", "copies")])
+def test_a_checkpoint_of_several_ranks_resumes_on_one(
+    batch: str, by: str, model: Path, mixture: Path, ranks: Ranks, request: pytest.FixtureRequest
 ):
-    results, folder = two
+    results, folder = request.getfixturevalue(by)
     config = configs(model, mixture, folder)[batch]
     steps = config.learner.steps
     run = Run(replace(config, learner=replace(config.learner, steps=steps + 1))).train(ranks)

@@ -1,4 +1,5 @@
-"""Run as ranks by test_ranks.py: trains small runs, and writes down what they published and measured.
+"""Run as ranks by test_ranks.py, in one copy or several: trains small runs, and writes down what they published and
+measured.
 
 A rank that sends a pickle, or unpickles anything that is more than plain values, fails.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,14 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
     }
 
 
-def train_all(model: Path, experts: Path, folder: Path, ranks: Ranks) -> dict[str, tuple[dict, dict]]:
+def train_all(
+    model: Path, experts: Path, folder: Path, ranks: Ranks, names: Collection[str] = ()
+) -> dict[str, tuple[dict, dict]]:
+    """Train the runs `names`, or all."""
     results = {}
     for name, config in configs(model, experts, folder).items():
+        if names and name not in names:
+            continue
         run = Run(config, changes=[CHANGE], alike=name == "alike").train(ranks)
         results[name] = (run.weights, {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/mean")})
     return results
@@ -146,12 +153,12 @@ def refuse_pickles() -> None:
     sys.addaudithook(watch)
 
 
-def main(model: Path, experts: Path, folder: Path) -> None:
+def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collection[str]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     refuse_pickles()
-    with joined() as ranks:
-        results = train_all(model, experts, folder, ranks)
+    with joined(replicas) as ranks:
+        results = train_all(model, experts, folder, ranks, names)
         stopped = stop_one_of_two(model, folder, ranks)
         check_gathering(ranks)
         check_restoring(model, folder, ranks)
@@ -161,4 +168,4 @@ def main(model: Path, experts: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(*map(Path, sys.argv[1:4]), int(sys.argv[4]), sys.argv[5:])

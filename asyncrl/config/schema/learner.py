@@ -56,6 +56,12 @@ class LearnerConfig:
     eval_attempts: int = option(
         1, "attempts at each held-out task: one is greedy, several are sampled at actor.temperature", "[1, inf)"
     )
+    replicas: int = option(
+        1,
+        "copies of the model, each sharded over an equal part of the ranks; several take more memory, and gather "
+        "weights from fewer ranks: use one copy a host where hosts are slowly connected",
+        "[1, inf)",
+    )
     export: bool = option(True, "write the policy as a Hugging Face folder at the end")
 
 
