@@ -82,7 +82,6 @@ demo-sglang: install
 docs: install
 	$(BIN)/python -m asyncrl.config.docs docs/configuration.md
 	$(BIN)/python -m asyncrl.algorithms.docs docs/algorithms.md
-	$(BIN)/python -m asyncrl.observe.glossary docs/metrics.md
 
 clean:
 	rm -rf $(VENV) runs .cache

@@ -13,7 +13,7 @@ Value = float | str
 
 
 class Metrics(Protocol):
-    """Takes named values at a step: numbers, or text for people. asyncrl/observe/glossary.py has every name."""
+    """Takes named values at a step: numbers, or text for people. docs/metrics.md has every name."""
 
     def log(self, step: int, values: Mapping[str, Value]) -> None: ...
 

@@ -12,12 +12,12 @@ import pytest
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ScoringError
 from asyncrl.launch.summary import SUMMARY_FILE
-from asyncrl.observe.glossary import unknown
 from asyncrl.observe.sinks import metrics_file, read_lines
 from asyncrl.types import Task, Trajectory
 from tests.chaos.world import BATCH, World
 from tests.end_to_end.support import ROOT, Run
 from tests.helpers import make_task
+from tests.observe.metrics_page import undocumented
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def test_a_run_without_any_reward_warns_and_its_folder_is_as_the_pages_say(
     assert [line["step"] for line in read_lines(metrics_file(run.dir, "evaluation"))] == [0, 2, 4]
     for path in (run.dir / "metrics").iterdir():
         names = {name for line in read_lines(path) for name in line}
-        assert unknown(path.stem.split("-")[0], names) == [], f"{path.name} is not as docs/metrics.md says"
+        assert undocumented(path.stem.split("-")[0], names) == [], f"{path.name} is not as docs/metrics.md says"
     explained = (ROOT / "docs" / "run_folder.md").read_text()
     assert {path.name for path in run.dir.iterdir() if f"| `{path.name}" not in explained} == set()
     fields = re.findall(r"`(\w+)`", explained.partition("## The summary")[2])
