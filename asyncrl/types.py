@@ -219,6 +219,10 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         prompts = [turn.start for turn in self.turns if turn.role is Role.PROMPT and turn.start > 0]
         return list(pairwise([0, *prompts, len(self.tokens)])) if prompts else [(0, len(self.tokens))]
 
+    def begins_as(self, other: Trajectory) -> int:
+        """How many tokens its first branch and that of `other` both begin with."""
+        return common_prefix(*(each.tokens[slice(*each.branches[0])] for each in (self, other)))
+
     @property
     def oldest_version(self) -> int:
         """The oldest policy version that sampled one of its tokens."""
@@ -235,6 +239,13 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         starts, versions = self.version_runs.T.tolist()
         ends = (*starts[1:], len(self))
         return sum(end - start for start, end, version in zip(starts, ends, versions, strict=True) if version >= 0)
+
+
+def common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
+    """How many elements [T] both begin with."""
+    shorter = min(len(left), len(right))
+    differing = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(differing[0]) if len(differing) else shorter
 
 
 def runs_of(versions: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -357,7 +368,9 @@ class BatchPlan:
 
     `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens),
     `sampled` (those of the policy) and `weights` (importance weights of the sampler, at most 1) run parallel to `ids`.
-    `skipped` is the reason why the step trains nothing, where somebody skipped the plan for good.
+    `skipped` is the reason why the step trains nothing, where somebody skipped the plan for good. `shared` is parallel,
+    too, or empty in plans of earlier versions: how many tokens a trajectory begins with that the one before it in its
+    group begins with as well.
     """
 
     step: int
@@ -368,11 +381,15 @@ class BatchPlan:
     sampled: Sequence[int]
     weights: Sequence[float]
     skipped: str = ""
+    shared: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         _require(
             len(self.ids) == len(self.group_ids) == len(self.tokens) == len(self.sampled) == len(self.weights) > 0,
             f"plan {self.step}",
             "ids, group_ids, tokens, sampled and weights must be parallel and not empty",
+        )
+        _require(
+            len(self.shared) in (0, len(self.ids)), f"plan {self.step}", "shared must be parallel to ids, or empty"
         )
         _require(len(set(self.ids)) == len(self.ids), f"plan {self.step}", "it names a trajectory twice")

@@ -24,7 +24,7 @@ from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.types import BatchPlan, Finish, Labels, Step, Trajectory, Turn, runs_of
 
-FORMAT = 3
+FORMAT = 4
 
 
 class Column(NamedTuple):

@@ -15,6 +15,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.types import common_prefix
+
 WORTHWHILE = 32
 """Tokens of a prefix from which sharing it saves time."""
 
@@ -46,7 +48,8 @@ def find_shared(ids: Rows, lengths: Sequence[int], least: int) -> SharedPrefixes
     rows, kept, queries, keys, paths = np.empty_like(ids), [], [], [], []
     computed, before = 0, slice(0, 0)
     for start, end in order:
-        common = _common(ids[before], ids[start:end], least)
+        common = common_prefix(ids[before], ids[start:end])
+        common = common if common >= least else 0
         own = end - start - common
         rows[start : start + common] = rows[before][:common]
         rows[start + common : end] = np.arange(computed, computed + own)
@@ -60,11 +63,3 @@ def find_shared(ids: Rows, lengths: Sequence[int], least: int) -> SharedPrefixes
     if computed == len(ids):
         return None
     return SharedPrefixes(np.concatenate(kept), rows, queries, keys, np.concatenate(paths))
-
-
-def _common(left: Rows, right: Rows, least: int) -> int:
-    """How many tokens both begin with; 0 where these are fewer than `least`."""
-    shorter = min(len(left), len(right))
-    differing = np.flatnonzero(left[:shorter] != right[:shorter])
-    common = int(differing[0]) if len(differing) else shorter
-    return common if common >= least else 0

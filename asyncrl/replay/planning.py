@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from asyncrl.replay.records import (
 )
 from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.store import Transaction
-from asyncrl.types import BatchPlan
+from asyncrl.types import BatchPlan, Trajectory
+from asyncrl.wire import decode, read_trajectory, split
 
 
 class LearnerWaits:
@@ -138,6 +140,7 @@ class Planning:
             tokens=[record.tokens for _, record, _ in entries],
             sampled=[record.sampled for _, record, _ in entries],
             weights=[weight for _, _, weight in entries],
+            shared=_shared(tx, [name for name, _, _ in entries]),
         )
         tx.put("plans", step, plan)
         for name, record, _ in entries:
@@ -240,6 +243,16 @@ class Planning:
                 if record.state is TrajectoryState.TRAINED and record.last_plan == step:
                     forget(tx, name)
         tx.set("forgotten_steps", max(forgotten, kept))
+
+
+def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
+    """How many tokens each trajectory begins with that the one before it begins with, too; 0 in another group."""
+
+    def read(name: str) -> Trajectory:
+        return read_trajectory(decode(split(tx.present(tx.get_bytes("data", name), "data", name))))
+
+    pairs = pairwise(map(read, names))
+    return [0, *(new.begins_as(old) if new.group_id == old.group_id else 0 for old, new in pairs)]
 
 
 def recorded_plan(tx: Transaction, step: int) -> BatchPlan:

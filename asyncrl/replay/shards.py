@@ -96,6 +96,7 @@ def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
         sampled=[count for plan in plans for count in plan.sampled],
         weights=[weight for plan in plans for weight in plan.weights],
         skipped=next((plan.skipped for plan in plans if plan.skipped), ""),
+        shared=[count for plan in plans for count in plan.shared or [0] * len(plan.ids)],
     )
 
 

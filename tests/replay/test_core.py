@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from asyncrl.errors import RefusedError
@@ -225,3 +226,16 @@ def test_waiting_counts_for_episodes_until_they_are_there_and_for_labels_from_th
     core.planned(0)
     core.tick(7)
     assert waited(core) == (2, 3)
+
+
+def test_a_plan_says_what_its_trajectories_share_with_the_one_before_in_their_group(core: Core) -> None:
+    for ticket in core.tickets(8):
+        tokens = np.arange(8, dtype=np.int32)
+        tokens[3 + ticket.member % 2 :] = 7 + ticket.member
+        core.put(make_trajectory(ticket, tokens=tokens))
+    core.label_all()
+    plan = core.planned(0)
+    members = [each.member for each in core.fetch(plan.ids)]
+    expected = [3 if plan.group_ids[i] == plan.group_ids[i - 1] else 0 for i in range(1, len(members))]
+    assert plan.shared == [0, *expected]
+    assert 3 in plan.shared
