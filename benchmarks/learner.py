@@ -40,7 +40,7 @@ from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batc
 from asyncrl.learner.policy import Policy, compiles, shard
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.trainer import Minibatch, Trainer
-from asyncrl.modelling.attention import PACKED
+from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Trajectory, Turn, runs_of
 from benchmarks.record import machine, write_result
 from benchmarks.shapes import SHAPES, Shape, make_model

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.learner.prefixes import find_shared
-from asyncrl.modelling.attention import PackedLayout, send
+from asyncrl.modelling.packed_layout import PackedLayout, send
 from asyncrl.types import BatchPlan, Labels, Trajectory
 
 Passes = list[list[int]]

@@ -17,8 +17,9 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
-from asyncrl.modelling.attention import PACKED, check_positions, check_same_logits, inspect_attention
+from asyncrl.modelling.attention import check_positions, check_same_logits, inspect_attention
 from asyncrl.modelling.logprobs import token_logprobs
+from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
 

@@ -23,7 +23,7 @@ from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import LocalBatch, PackedSequences, Passes
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
-from asyncrl.modelling.attention import send
+from asyncrl.modelling.packed_layout import send
 
 LOSS = "learner/loss"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
@@ -113,11 +114,18 @@ def test_recompute_runs_the_layers_again_in_the_backward_pass(model: Path, ranks
     assert calls == {False: 1, True: 2}
 
 
-def test_other_packings_compile_nothing_again(model: Path, ranks: Ranks):
+def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: Ranks):
+    counters.clear()
     policy = load_policy(ModelConfig(str(model), compile=True), TEMPERATURE, ranks, 64)
     generator = torch.Generator().manual_seed(2)
     for attempt in range(50):
-        lengths = torch.randint(2, 60, (int(torch.randint(1, 9, (), generator=generator)) + 1,), generator=generator)
-        # The first two passes compile what there is for few and many tokens.
+        lengths = torch.randint(2, 60, (int(torch.randint(1, 9, (), generator=generator)),), generator=generator)
+        sequences = random_sequences(*lengths.tolist())
+        shares = attempt % 2
+        if shares:
+            sequences = [torch.cat([sequences[0], each]) for each in [sequences[0], *sequences]]
         with torch.compiler.set_stance("fail_on_recompile" if attempt > 1 else "default"):
-            policy(PackedSequences.of(random_sequences(*lengths.tolist())))[0].sum().backward()
+            policy(PackedSequences.of(sequences, least_shared=shares))[0].sum().backward()
+    assert not counters["graph_break"]
+    # The layers share one, and one with shared prefixes; two follow the logits, forward and backward.
+    assert counters["stats"]["unique_graphs"] <= 4

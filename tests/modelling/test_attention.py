@@ -1,27 +1,94 @@
-"""Attention over packed sequences."""
+"""Attention over packed sequences: the operator that compiled layers and GPUs use equals plain attention."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from asyncrl.modelling.attention import padded_attention
+from asyncrl.modelling.packed_attention import attend
+from asyncrl.modelling.packed_layout import PackedLayout
+
+# Of each sequence, the tokens that are queries and those that are keys.
+Sides = list[tuple[int, int]]
 
 
-@pytest.mark.parametrize("width", [40, 48])
-def test_padding_a_sequence_for_a_faster_kernel_changes_neither_attention_nor_gradients(width: int) -> None:
-    torch.manual_seed(0)
-    shapes = [(4, 40, 16), (2, 40, 16), (2, 40, 16)]
-    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    plain = [each.detach()[None].clone().requires_grad_() for each in inputs]
-    expected = F.scaled_dot_product_attention(*plain, is_causal=True, scale=0.3, enable_gqa=True)[0].transpose(0, 1)
-    output = padded_attention(inputs[0], inputs[1], inputs[2], width, 0.3)
-    torch.testing.assert_close(output, expected, atol=1e-5, rtol=0)
-    weights = torch.randn_like(output)
-    (output * weights).sum().backward()
-    (expected * weights).sum().backward()
-    for ours, theirs in zip(inputs, plain, strict=True):
-        assert ours.grad is not None
-        assert theirs.grad is not None
-        torch.testing.assert_close(ours.grad, theirs.grad[0], atol=1e-5, rtol=0)
+def alone(*lengths: int) -> Sides:
+    return [(length, length) for length in lengths]
+
+
+def plain(given: list[Tensor], sides: Sides, window: int | None) -> Tensor:
+    """Attention in float64 with a mask for each sequence."""
+    queries, keys = zip(*sides, strict=True)
+    splits = zip(given, (queries, keys, keys), strict=True)
+    parts = []
+    for q, k, v in zip(*(each.double().split(lengths) for each, lengths in splits), strict=True):
+        at = torch.arange(len(k), device=q.device)
+        distance = at[len(k) - len(q) :, None] - at
+        seen = (distance >= 0) & (distance < (window or len(k)))
+        q, k, v = (each.transpose(0, 1) for each in (q, k, v))
+        parts.append(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=0.3, enable_gqa=True).transpose(0, 1)
+        )
+    return torch.cat(parts)
+
+
+def errors(sides: Sides, padding: int, window: int | None, dtype: torch.dtype, device: str) -> list[float]:
+    """The relative errors of the output and the gradients. The padding must get 0."""
+    queries, keys = zip(*sides, strict=True)
+    layout = PackedLayout.of(queries, keys).to(torch.device(device))
+    generator, width = torch.Generator().manual_seed(0), 16 if device == "cpu" else 128
+    ends = [sum(queries), sum(keys), sum(keys)]
+    shapes = [(end + padding, heads, width) for end, heads in zip(ends, (4, 2, 2), strict=True)]
+    given = [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
+    output, _ = attend(given[0], given[1], given[2], layout.bounds, layout.ends, layout.paths, 0.3, window)
+    weights = torch.randn(output.shape, generator=generator).to(output)
+    ours = [output, *torch.autograd.grad((output * weights).sum(), given)]
+    ends = [ends[0], *ends]
+    assert not any(each[end:].any() for each, end in zip(ours, ends, strict=True))
+    expected = plain([each[:end] for each, end in zip(given, ends[1:], strict=True)], sides, window)
+    theirs = [expected, *torch.autograd.grad((expected * weights[: ends[0]]).sum(), given)]
+    return [
+        float(((a[:end] - b[:end]).norm() / b.norm()).detach()) for a, b, end in zip(ours, theirs, ends, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("window", [None, 7, 1100])
+def test_the_operator_is_plain_attention_of_each_sequence(window: int | None) -> None:
+    sides = [*alone(5, 1), (200, 1300), (1250, 1300), *alone(40), (3, 9)]
+    assert max(errors(sides, 9, window, torch.float32, "cpu")) < 1e-5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="these kernels need a GPU")
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize(
+    "sides",
+    [
+        alone(5, 1300, 1301, 40, 7),
+        alone(2048, 2048, 2048),
+        alone(1500),
+        [*alone(900), (30, 400), (3, 5), (200, 3000)],
+        [*alone(1024, 1024, 3, 5000), (1025, 1300), (1024, 1024), (1000, 1024)],
+    ],
+)
+def test_the_kernels_for_gpus_are_plain_attention_to_half_precision(sides: Sides, window: int | None) -> None:
+    for padding in (0, 77, 900):
+        assert max(errors(sides, padding, window, torch.bfloat16, "cuda")) < 0.01
+
+
+def test_keys_on_paths_are_those_rows_of_the_keys_and_gather_their_gradients() -> None:
+    paths = torch.tensor([0, 1, 2, 0, 1, 3, 4, 0, 5])
+    layout = PackedLayout.of([3, 2, 1], [3, 4, 2], paths)
+    given = [torch.randn(7, 2, 8, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    ours, _ = attend(given[0], given[1], given[2], layout.bounds, layout.ends, paths, None, None)
+    rows = given[1][paths], given[2][paths]
+    theirs, _ = attend(given[0], rows[0], rows[1], layout.bounds, layout.ends, None, None, None)
+    torch.testing.assert_close(ours, theirs)
+    weights = torch.randn_like(ours)
+    for left, right in zip(
+        torch.autograd.grad((ours * weights).sum(), given),
+        torch.autograd.grad((theirs * weights).sum(), given),
+        strict=True,
+    ):
+        torch.testing.assert_close(left, right)
