@@ -36,14 +36,16 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.learner.launcher import Membership, run_ranks
 from asyncrl.learner.optimizer import Trainable, UpdateResult
-from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch, schedule
+from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.policy import Policy, compiles, shard
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.schedule import schedule
 from asyncrl.learner.trainer import Minibatch, Trainer
+from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Trajectory, Turn, runs_of
 from benchmarks.record import machine, write_result
-from benchmarks.shapes import SHAPES, Shape, make_model
+from benchmarks.shapes import SHAPES, make_model
 
 MICRO_TOKENS = 16384
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
@@ -112,26 +114,6 @@ def lengths_of(case: str, step: int = 0) -> list[int]:
     return [*chosen, 131_072 - sum(chosen)]
 
 
-def useful_flops(shape: Shape, head_dim: int, lengths: Sequence[int]) -> float:
-    """FLOPs of three forward passes, with half of the attention masked."""
-    attention = head_dim * (2 * shape.heads + 2 * shape.kv_heads) * shape.hidden
-    matrices = shape.layers * (attention + 3 * shape.hidden * shape.intermediate) + shape.hidden * shape.vocabulary
-    squares = sum(length * length for length in lengths)
-    return 3.0 * (2 * matrices * sum(lengths) + 2 * shape.layers * shape.heads * head_dim * squares)
-
-
-def peak_flops(device: torch.device) -> float:
-    """FLOP/s of a large product of random matrices in bfloat16 (float32 on the CPU), the median of many."""
-    size, runs, dtype = (8192, 20, torch.bfloat16) if device.type == "cuda" else (1024, 5, torch.float32)
-    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    times = []
-    for _ in range(runs + 3):
-        watch = Stopwatch(device)
-        watch("product", lambda: left @ right)
-        times.append(watch.seconds["product"])
-    return 2 * size**3 / statistics.median(times[3:])
-
-
 def make_batch(
     lengths: Sequence[int], own: Sequence[int], vocabulary: int, device: torch.device
 ) -> tuple[BatchPlan, Episodes, LocalBatch]:
@@ -193,7 +175,8 @@ def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], i
     steps = []
     for step in range(runs + 2):
         lengths = [length for rank in range(ranks.size) for length in lengths_of(case, step * ranks.size + rank)]
-        (minibatch,) = schedule(lengths, ranks.size, 1, max(MICRO_TOKENS, *lengths))
+        costs = ForwardFlops.of(policy.module, policy.module.model.config)(lengths).tolist()
+        (minibatch,) = schedule(lengths, costs, ranks.size, 1, max(MICRO_TOKENS, *lengths))
         passes = minibatch[ranks.rank]
         own = sorted(member for members in passes for member in members)
         plan, episodes, batch = make_batch(lengths, own, policy.module.vocabulary, ranks.device)
@@ -214,15 +197,15 @@ def rows(options: argparse.Namespace, ranks: Ranks, peak: float) -> Iterator[Row
     """Each shape and case as it is, then under each ablation."""
     changes = {"": {}, **(ABLATIONS if options.ablate else {})}
     for shape in options.shapes:
-        sizes = SHAPES[shape]
         for changed, change in changes.items():
             trainer = make_trainer(shape, {**options.set, **change}, ranks)
             for case in options.cases:
                 lengths = lengths_of(case)
                 seconds, passes, memory, first = measure(trainer, case, options.runs)
                 training = seconds["forward_backward"] + seconds["update"]
-                head_dim = trainer.policy.module.model.config.head_dim
-                mfu = useful_flops(sizes, head_dim, lengths) / training / peak
+                policy = trainer.policy.module
+                useful = 3 * float(ForwardFlops.of(policy, policy.model.config)(lengths).sum())
+                mfu = useful / training / peak
                 yield Row(
                     shape,
                     case,
@@ -266,7 +249,7 @@ def main() -> None:
         run_ranks(command, options.ranks, threading.Event())
         return
     with joined() as ranks:
-        peak = peak_flops(ranks.device)
+        peak = measured_peak(ranks.device, torch.bfloat16 if ranks.device.type == "cuda" else torch.float32)
         found = rows(options, ranks, peak)
         if ranks.rank == 0:
             _report(options, found, ranks.device, peak)

@@ -25,11 +25,13 @@ from asyncrl.learner.batches import BatchSource
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.gathering import gather, plan_gather
-from asyncrl.learner.packing import LocalBatch, Passes, build_episodes, build_local_batch, schedule
+from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.prefixes import WORTHWHILE
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.schedule import Passes, schedule
 from asyncrl.learner.step_metrics import Phases, lag_counts, step_values
 from asyncrl.learner.trainer import Minibatch, StepResult, Trainer
+from asyncrl.modelling.flops import ForwardFlops
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, GatheredBucket
@@ -70,6 +72,8 @@ class Learner:
     failures: StepFailures
 
     def __post_init__(self) -> None:
+        policy = self.trainer.policy.module
+        self._flops = ForwardFlops.of(policy, policy.model.config)
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
         # What the algorithm keeps is of the last step that was trained.
         self._step_config = self.history.at(max(0, self.progress.step - 1))
@@ -163,7 +167,8 @@ class Learner:
 
     def _minibatches(self, plan: BatchPlan) -> list[Minibatch]:
         config = self._step_config.learner
-        parts = schedule(plan.tokens, self.ranks.size, config.minibatches, config.micro_tokens)
+        costs = self._flops(plan.tokens).tolist()
+        parts = schedule(plan.tokens, costs, self.ranks.size, config.minibatches, config.micro_tokens)
         return [Minibatch(ranks[self.ranks.rank], _totals(plan, ranks)) for ranks in parts]
 
     def _fetch(self, plan: BatchPlan, minibatches: Sequence[Minibatch]) -> tuple[Episodes, LocalBatch]:

@@ -20,9 +20,10 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.critic import Critic, critic_summary
 from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.packing import LocalBatch, PackedSequences, Passes
+from asyncrl.learner.packing import LocalBatch, PackedSequences
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.schedule import Passes
 from asyncrl.modelling.packed_layout import send
 
 LOSS = "learner/loss"

@@ -2,53 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from asyncrl.learner.packing import balance, build_episodes, build_local_batch, pack, schedule
+from asyncrl.learner.packing import build_episodes, build_local_batch
 from asyncrl.learner.step_metrics import Phases, lag_counts, lag_values
 from asyncrl.types import BatchPlan, Labels, Role, Turn
 from tests.helpers import make_trajectory
 
 CPU = torch.device("cpu")
-
-lengths_of_batch = st.lists(st.integers(1, 200), min_size=1, max_size=40)
-ranks_of_run = st.integers(1, 5)
-limits = st.integers(1, 300)
-
-
-def test_two_ranks_of_the_golden_batch_get_170_tokens_each():
-    lengths = [100, 90, 80, 70]
-    assert [sum(lengths[i] for i in shard) for shard in balance(lengths, range(4), 2)] == [170, 170]
-    assert schedule(lengths, 2, 1, 100) == [[[[0], [3]], [[1], [2]]]]
-
-
-@given(lengths_of_batch, ranks_of_run, st.integers(1, 4), limits)
-def test_a_schedule_has_every_sequence_once_and_as_many_passes_on_every_rank(lengths, ranks, minibatches, limit):
-    def members(count: int) -> list[list[int]]:
-        parts = schedule(lengths, count, minibatches, limit)
-        return [sorted(i for rank in minibatch for passed in rank for i in passed) for minibatch in parts]
-
-    assert members(ranks) == members(1)
-    assert [i for minibatch in members(1) for i in minibatch] == list(range(len(lengths)))
-    for minibatch in schedule(lengths, ranks, minibatches, limit):
-        assert len(minibatch) == ranks
-        assert len({len(passes) for passes in minibatch}) == 1
-
-
-@given(lengths_of_batch, ranks_of_run)
-def test_shards_differ_by_no_more_than_the_longest_sequence(lengths, ranks):
-    loads = [sum(lengths[i] for i in shard) for shard in balance(lengths, range(len(lengths)), ranks)]
-    assert max(loads) - min(loads) <= max(lengths)
-
-
-@given(lengths_of_batch, limits)
-def test_passes_are_within_the_limit_and_fewer_than_twice_the_least_possible(lengths, limit):
-    for members in pack(lengths, range(len(lengths)), limit):
-        assert sum(lengths[i] for i in members) <= limit or len(members) == 1
-        assert members == sorted(members)
-    shorter = [min(each, limit) for each in lengths]
-    assert len(pack(shorter, range(len(shorter)), limit)) <= 2 * sum(shorter) / limit + 1
 
 
 def make_plan(groups: list[str]) -> BatchPlan:

@@ -13,9 +13,10 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import Trainable, UpdateResult
-from asyncrl.learner.packing import LocalBatch, Passes, build_episodes, build_local_batch
+from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.schedule import Passes
 from asyncrl.learner.trainer import Minibatch, Trainer
 from tests.learner.support import PlannedReplay, make_config
 

@@ -1,0 +1,133 @@
+"""Numbers into parts and bins: the heuristics among whose results `schedule` chooses.
+
+Items are indices into `lengths` and `costs`. A cost grows with its length, and decreasing items come with the dearest
+first. A length is at most the limit of a bin. All is decided by comparisons and sums in a fixed order, so that every
+process gets the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+Bins = list[list[int]]
+
+STEPS = 50
+"""Exchanges by which bins are evened out at most."""
+
+
+def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> Bins:
+    """`items` in `parts` parts of nearly equal cost: the two partitions that differ most within themselves become one,
+    the dearest part of one with the cheapest of the other, until one is left."""
+    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    for item in items:
+        partition = [(costs[item], [item]), *((0.0, []) for _ in range(parts - 1))]
+        heap.append((partition[-1][0] - costs[item], len(heap), partition))
+    heapq.heapify(heap)
+    count = len(heap)
+    while len(heap) > 1:
+        first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
+        pairs = zip(first, reversed(second), strict=True)
+        merged = sorted(((x + y, a + b) for (x, a), (y, b) in pairs), key=lambda part: -part[0])
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], count, merged))
+        count += 1
+    return [part for _, part in heap[0][2]]
+
+
+def first_fit_decreasing(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bins:
+    """Decreasing `items` in bins of at most `limit`: each goes to the first bin with room."""
+    bins: Bins = []
+    rooms: list[int] = []
+    for item in items:
+        index = next((index for index, room in enumerate(rooms) if lengths[item] <= room), len(bins))
+        if index == len(bins):
+            bins.append([])
+            rooms.append(limit)
+        bins[index].append(item)
+        rooms[index] -= lengths[item]
+    return bins
+
+
+def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bins:
+    """Decreasing `items` in bins of at most `limit`: the longest opens a bin, and others fill it as far as they can."""
+    left = list(items)
+    bins: Bins = []
+    while left:
+        first, *others = left
+        room = limit - lengths[first]
+        # Bit t of an entry: some of the others before it have t tokens together.
+        sums = [1]
+        for item in others:
+            sums.append((sums[-1] | sums[-1] << lengths[item]) & ((2 << room) - 1))
+        filled = sums[-1].bit_length() - 1
+        chosen = [first]
+        for index in reversed(range(len(others))):
+            if not sums[index] >> filled & 1:
+                chosen.append(others[index])
+                filled -= lengths[others[index]]
+        bins.append(chosen)
+        left = [item for item in others if item not in chosen]
+    return bins
+
+
+def fill_to_targets(
+    lengths: Sequence[int], costs: Sequence[float], items: Sequence[int], targets: Sequence[float], limit: int
+) -> Bins | None:
+    """Decreasing `items` in a bin of at most `limit` for each of the costs `targets`: each goes to the bin with room
+    that is farthest below its target. None if an item has no room."""
+    bins: Bins = [[] for _ in targets]
+    rooms = [limit] * len(targets)
+    above = [(-target, index) for index, target in enumerate(targets)]
+    heapq.heapify(above)
+    full: list[tuple[int, int, float]] = []
+    """Bins without room for the current item, the roomiest first."""
+    for item in items:
+        length = lengths[item]
+        while full and -full[0][0] >= length:
+            _, index, excess = heapq.heappop(full)
+            heapq.heappush(above, (excess, index))
+        while above and rooms[above[0][1]] < length:
+            excess, index = heapq.heappop(above)
+            heapq.heappush(full, (-rooms[index], index, excess))
+        if not above:
+            return None
+        excess, index = above[0]
+        bins[index].append(item)
+        rooms[index] -= length
+        heapq.heapreplace(above, (excess + costs[item], index))
+    return bins
+
+
+def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: int) -> Bins:
+    """The bins after exchanges: the dearest gives an item to a cheaper one, perhaps for another, while that helps."""
+    bins = [list(each) for each in bins]
+    for _ in range(STEPS):
+        loads = [sum(costs[item] for item in each) for each in bins]
+        order = sorted(range(len(bins)), key=lambda index: (loads[index], index))
+        dearest = order.pop()
+        if not bins[dearest] or not any(
+            _exchange(lengths, costs, bins[dearest], bins[index], limit) for index in order
+        ):
+            break
+    return bins
+
+
+def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], cheap: list[int], limit: int) -> bool:
+    """Move the item, or exchange the two, after which the dearer of two bins is cheapest. Whether there are such."""
+    ours, theirs = np.array([costs[item] for item in dear]), np.array([*(costs[item] for item in cheap), 0.0])
+    own, other = np.array([lengths[item] for item in dear]), np.array([*(lengths[item] for item in cheap), 0])
+    gap = sum(costs[item] for item in dear) - sum(costs[item] for item in cheap)
+    moved, tokens = ours[:, None] - theirs, own[:, None] - other
+    allowed = (own.sum() - tokens <= limit) & (other.sum() + tokens <= limit)
+    gain = np.where(allowed, np.minimum(moved, gap - moved), 0)
+    give, take = divmod(int(gain.argmax()), len(theirs))
+    # Less than this is rounding.
+    if not gain[give, take] > 1e-6 * gap:
+        return False
+    given = dear.pop(give)
+    if take < len(cheap):
+        dear.append(cheap.pop(take))
+    cheap.append(given)
+    return True

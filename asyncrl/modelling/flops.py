@@ -1,0 +1,91 @@
+"""How many FLOPs a model needs, and how many a device does in a second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configurations call the number of experts of a layer, of which `num_experts_per_tok` work on a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFlops:
+    """FLOPs of a forward pass without recomputation: `per_token` for matrices, and for attention `per_pair` of a token
+    and one that it sees, in layers of each window (None: all tokens before)."""
+
+    per_token: float
+    per_pair: Mapping[int | None, float]
+
+    @staticmethod
+    def of(module: nn.Module, config: Any) -> ForwardFlops:
+        """Those of a module around the model of the Hugging Face `config`, sharded or not.
+
+        A weight of a matrix costs 2 FLOPs a token; of a layer's experts, those count that work on a token. Embeddings
+        cost nothing, and a head counts also where it is tied to them.
+        """
+        config = config.get_text_config()
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        keys, values = (getattr(config, name, None) or width for name in ("qk_head_dim", "v_head_dim"))
+        layers = Counter(_windows(config))
+        return ForwardFlops(
+            2.0 * _weights(module, config),
+            {window: 2.0 * count * heads * (keys + values) for window, count in layers.items()},
+        )
+
+    def __call__(self, lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
+        """FLOPs float64[B] of sequences of `lengths`; half of the pairs within a sequence or a window are masked."""
+        tokens = np.asarray(lengths, np.float64)
+        flops = self.per_token * tokens
+        for window, each in self.per_pair.items():
+            seen = tokens if window is None else np.minimum(tokens, window)
+            flops += each * seen * (tokens - seen / 2)
+        return flops
+
+
+def _weights(module: nn.Module, config: Any) -> float:
+    """The weights of matrices that work on a token."""
+    experts = next((count for name in EXPERTS if (count := getattr(config, name, None))), 1)
+    share = (getattr(config, "num_experts_per_tok", None) or experts) / experts
+    counted: dict[int, float] = {}
+    for name, part in module.named_modules():
+        routed = "experts" in name.split(".")
+        for weight in () if isinstance(part, nn.Embedding) else part.parameters(recurse=False):
+            if weight.dim() >= 2:
+                counted[id(weight)] = weight.numel() * (share if routed else 1)
+    return sum(counted.values())
+
+
+def _windows(config: Any) -> list[int | None]:
+    """The window of each layer with softmax attention."""
+    window = getattr(config, "sliding_window", None)
+    if not getattr(config, "use_sliding_window", True):
+        window = None
+    kinds = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * config.num_hidden_layers
+    return [window if kind == SLIDING else None for kind in kinds if kind in (SLIDING, FULL)]
+
+
+def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large product of random matrices, the median of many. The device must be idle."""
+    size, runs = (8192, 20) if device.type == "cuda" else (1024, 5)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    times = []
+    for _ in range(runs + 3):
+        started = time.perf_counter()
+        left @ right
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return 2 * size**3 / statistics.median(times[3:])
