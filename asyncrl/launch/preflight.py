@@ -61,7 +61,7 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None]) -> None
         with _collected(problems):
             if path is not None and Path(path).is_file():
                 files[path] = TaskFile(path)
-    for check in (*more, _check_keys, check_ports, _check_devices, _check_scoring, _check_algorithm):
+    for check in (*more, _check_keys, check_ports, _check_devices, _check_optimizer, _check_scoring, _check_algorithm):
         with _collected(problems):
             check(config)
     with _collected(problems):
@@ -100,6 +100,12 @@ def _check_devices(config: TrainConfig) -> None:
     import torch
 
     check_devices(config, torch.cuda.device_count())
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    from asyncrl.learner.optimizer import check_optimizer
+
+    check_optimizer(config.learner.optimizer)
 
 
 def _check_policy(config: TrainConfig) -> None:

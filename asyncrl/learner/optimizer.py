@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from asyncrl.config.schema import LearnerConfig
+from asyncrl.errors import ConfigError
+from asyncrl.learner.muon import ShardedMuon
 
 logger = logging.getLogger(__name__)
 
@@ -33,20 +37,50 @@ class UpdateResult:
 
 
 class Trainable(Generic[M]):
-    """`module`, sharded or not, with an optimizer. `lr` is the learning rate that the schedule scales."""
+    """`module`, sharded or not, with its optimizers. `lr` is the learning rate that the schedule scales.
+
+    Raises ConfigError: the optimizer's package is not installed.
+    """
 
     def __init__(self, module: M, lr: float, config: LearnerConfig) -> None:
         self.module = module
-        self.optimizer = torch.optim.AdamW(_groups(module), fused=True)
+        self._optimizers = list(_optimizers(module, config.optimizer))
         self.configure(lr, config)
 
     def configure(self, lr: float, config: LearnerConfig) -> None:
-        """Use these values from the next update on. The optimizer's moments stay."""
+        """Use these values from the next update on. The moments stay, and so does the kind of optimizer."""
         self._lr = lr
         self._config = config
-        for group in self.optimizer.param_groups:
-            group["betas"] = (config.betas[0], config.betas[1])
+        for group in self._groups():
+            values = {"betas": tuple(config.betas), "momentum": config.momentum}
+            group.update({key: value for key, value in values.items() if key in group})
             group["weight_decay"] = config.weight_decay if group["decays"] else 0.0
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        return (group for optimizer in self._optimizers for group in optimizer.param_groups)
+
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """The optimizer's state of each parameter that it has moved, by the parameter's name."""
+        states = {each: state for optimizer in self._optimizers for each, state in optimizer.state.items()}
+        return {name: states[each] for name, each in self.module.named_parameters() if each in states}
+
+    def begin_moments(self, names: Collection[str]) -> None:
+        """Give the parameters `names` moments to load others into, and the other parameters none. No weight changes."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+        for name, parameter in self.module.named_parameters():
+            parameter.grad = torch.zeros_like(parameter) if name in names else None
+        self._step(0.0)
+
+    def _step(self, lr: float) -> None:
+        for group in self._groups():
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+        for optimizer in self._optimizers:
+            optimizer.step()
+        self.module.zero_grad()
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a learner step."""
@@ -67,10 +101,8 @@ class Trainable(Generic[M]):
             logger.warning("the gradient norm is %s: no update of %s", norm, type(self.module).__name__)
         elif norm > 0:
             clip_grads_with_norm_(parameters, self._config.max_grad_norm, total)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.learning_rate(step)
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+            self._step(self.learning_rate(step))
+        self.module.zero_grad()
         return update
 
 
@@ -83,16 +115,40 @@ def lr_scale(config: LearnerConfig, step: int) -> float:
     return config.lr_floor + (1 - config.lr_floor) * falling
 
 
-def _groups(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """The parameters with weight decay, and those without."""
-    named = list(module.named_parameters())
-    for decays in (True, False):
-        parameters = [each for name, each in named if has_weight_decay(name, each) is decays]
-        if parameters:
-            yield {"params": parameters, "decays": decays}
+def check_optimizer(name: str) -> None:
+    """Raises ConfigError: the optimizer's package is not installed."""
+    if name == "adamw_8bit" and find_spec("torchao") is None:
+        raise ConfigError("learner.optimizer=adamw_8bit needs the extra: pip install 'asyncrl[adamw-8bit]'")
+
+
+def _optimizers(module: nn.Module, name: str) -> Iterator[torch.optim.Optimizer]:
+    """The optimizer `name` for the matrices that it is made for, and AdamW for all other parameters."""
+    check_optimizer(name)
+    rest = dict(module.named_parameters())
+    takes = {"adamw": lambda *_: False, "adamw_8bit": has_weight_decay, "muon": _is_inner_matrix}[name]
+    if matrices := [rest.pop(each) for each in list(rest) if takes(each, rest[each])]:
+        yield _matrix_optimizer(name, [{"params": matrices, "decays": True}])
+    groups: list[dict[str, Any]] = [{"params": [], "decays": decays} for decays in (True, False)]
+    for each, parameter in rest.items():
+        groups[0 if has_weight_decay(each, parameter) else 1]["params"].append(parameter)
+    yield torch.optim.AdamW(groups, fused=True)
+
+
+def _matrix_optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    if name == "muon":
+        return ShardedMuon(groups)
+    from torchao.optim import AdamW8bit
+
+    optimizer: torch.optim.Optimizer = AdamW8bit(groups)
+    return optimizer
 
 
 def has_weight_decay(name: str, parameter: nn.Parameter) -> bool:
     """Whether weight decay holds for a parameter: for matrices, embeddings and stacked experts among them, and neither
     for norms nor for biases, which mixtures of experts stack as matrices."""
     return parameter.dim() > 1 and "bias" not in name
+
+
+def _is_inner_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a matrix within one of the layers, which models have in a numbered list."""
+    return parameter.dim() == 2 and has_weight_decay(name, parameter) and re.search(r"\.\d+\.", name) is not None

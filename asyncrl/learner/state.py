@@ -28,8 +28,9 @@ def write_state(models: Models, folder: Path, ranks: Ranks) -> Path:
     """Write this rank's file of `models`, of `ranks.shards` files, into `folder`. Call it on the ranks of the first
     copy. Returns the file, which need not be on the disk yet. Raises OSError."""
     local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
+    whole = {name: rows for name, rows in local.items() if ranks.rank == 0 or rows.numel()}
     path = folder / _file(ranks.rank)
-    save_tensors({name: rows.contiguous() for name, rows in local.items() if ranks.rank == 0 or rows.numel()}, path)
+    save_tensors({part: each.contiguous() for name, rows in whole.items() for part, each in _parts(name, rows)}, path)
     return path
 
 
@@ -39,8 +40,8 @@ def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
     incomplete."""
     with _opened(folder, count, ranks, "; remove that folder to resume from an older checkpoint") as stored:
         for name, model in models.items():
+            _load_moments(name, model, stored)
             stored.load_weights(name, model.module)
-            _load_moments(f"{name}/", model, stored)
 
 
 @torch.no_grad()
@@ -71,37 +72,51 @@ class _StoredTensors:
         self._files = [(file, set(file.keys())) for file in files]
         self._ranks = ranks
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files[0][1]
-
     def weights(self, model: str) -> set[str]:
         """The names of a model's weights, of which rank 0 has a part each."""
         prefix = f"{model}/"
         return {name.removeprefix(prefix) for name in self._files[0][1] if name.startswith(f"{prefix}weights/")}
+
+    def moved(self, model: str) -> set[str]:
+        """The names of the model's parameters that have moments."""
+        prefix = f"{model}/moments/"
+        return {name.split("/")[3] for name in self._files[0][1] if name.startswith(prefix)}
 
     def load_weights(self, name: str, module: nn.Module) -> None:
         """Load the weights of the model `name` into `module`. Raises CheckpointError: one is missing or misshapen."""
         for weight, tensor in _weights(module):
             self.load(f"{name}/{weight}", tensor)
 
-    def load(self, name: str, tensor: Tensor) -> Tensor:
+    def load(self, name: str, tensor: Tensor) -> None:
         """Copy the stored tensor into this rank's shard of `tensor`. Raises CheckpointError: the shapes differ."""
         local = _local(tensor)
         if tensor.dim() == 0:
             local.copy_(self._files[0][0].get_tensor(name))
+        elif _is_quantized(local) and self._has_own_parts(name):
+            for part, each in _parts(name, local):
+                each.copy_(self._files[self._ranks.shard][0].get_tensor(part))
         elif local.numel():
             sharded, count = _is_sharded(tensor), len(tensor)
             rows = self._rows(name, shard_of(count, self._ranks.shard, self._ranks.shards) if sharded else range(count))
             if rows.shape != local.shape:
                 raise CheckpointError(f"{name} has the shape {list(rows.shape)}; {list(local.shape)} is needed")
             local.copy_(rows)
-        return tensor
+
+    def _has_own_parts(self, name: str) -> bool:
+        """Whether this rank's shard of a quantized tensor is what one of the files has: as many ranks wrote."""
+        return len(self._files) == self._ranks.shards and f"{name}/codes" in self._files[self._ranks.shard][1]
 
     def _rows(self, name: str, rows: range) -> Tensor:
         parts, first = [], 0
-        for file in (file for file, names in self._files if name in names):
-            part = file.get_slice(name)
-            count = part.get_shape()[0]
+        for file, names in self._files:
+            if name in names:
+                part = file.get_slice(name)
+                count = part.get_shape()[0]
+            elif f"{name}/codes" in names:
+                part = _dequantized(*(file.get_tensor(f"{name}/{part}") for part in ("codes", "scale", "qmap")))
+                count = len(part)
+            else:
+                continue
             start, stop = max(rows.start - first, 0), min(rows.stop - first, count)
             if start < stop:
                 parts.append(part[start:stop])
@@ -115,10 +130,9 @@ def _tensors(models: Models) -> Iterator[tuple[str, Tensor]]:
     for name, model in models.items():
         for weight, tensor in _weights(model.module):
             yield f"{name}/{weight}", tensor
-        for parameter, each in model.module.named_parameters():
-            # The optimiser has no state of a parameter that it has not moved.
-            for key, tensor in model.optimizer.state.get(each, {}).items():
-                yield f"{name}/{_moment(key, parameter)}", tensor
+        for parameter, moments in model.moments().items():
+            for key, tensor in moments.items():
+                yield f"{name}/moments/{key}/{parameter}", tensor
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -130,19 +144,29 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield f"weights/{name}", tensor
 
 
-def _load_moments(prefix: str, model: Trainable[Any], stored: _StoredTensors) -> None:
-    model.optimizer.state.clear()
-    for name, parameter in model.module.named_parameters():
-        if prefix + _moment("step", name) in stored:
-            zeros = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")} | {
-                "step": torch.zeros((), device=parameter.device)
-            }
-            loaded = {key: stored.load(prefix + _moment(key, name), each) for key, each in zeros.items()}
-            model.optimizer.state[parameter] = loaded
+def _load_moments(name: str, model: Trainable[Any], stored: _StoredTensors) -> None:
+    model.begin_moments(stored.moved(name))
+    for parameter, moments in model.moments().items():
+        for key, tensor in moments.items():
+            stored.load(f"{name}/moments/{key}/{parameter}", tensor)
 
 
-def _moment(key: str, parameter: str) -> str:
-    return f"moments/{key}/{parameter}"
+def _parts(name: str, local: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A tensor by its name, or the tensors that a quantized one consists of."""
+    if not _is_quantized(local):
+        yield name, local
+        return
+    for part in local.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        yield f"{name}/{part}", getattr(local, part)
+
+
+def _is_quantized(local: Tensor) -> bool:
+    return hasattr(local, "codes")
+
+
+def _dequantized(codes: Tensor, scale: Tensor, qmap: Tensor) -> Tensor:
+    """The numbers of a tensor of 8 bits: each block of codes has a scale."""
+    return (qmap[codes.int()].view(len(scale), -1) * scale[:, None]).view(codes.shape)
 
 
 def _file(rank: int) -> str:

@@ -81,6 +81,18 @@ def test_adamw_is_that_of_a_plain_loop_and_norms_and_biases_have_no_weight_decay
     assert_close(trained(CONFIG), plainly_trained(lambda model: [adamw(model)]))
 
 
+def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest():
+    inner = "layers.0.wide.weight"
+
+    def optimizers(model: Decoder) -> list[torch.optim.Optimizer]:
+        muon = torch.optim.Muon(
+            [model.layers[0]["wide"].weight], weight_decay=0.5, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+        )
+        return [muon, adamw(model, without=(inner,))]
+
+    assert_close(trained(replace(CONFIG, optimizer="muon", momentum=0.9)), plainly_trained(optimizers))
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -108,7 +120,7 @@ def test_a_gradient_above_the_limit_changes_nothing_and_is_told():
     update = trainable.update(0)
     assert update.too_large
     assert update.norm > 1
-    assert not trainable.optimizer.state
+    assert not trainable.moments()
     assert all(torch.equal(before[name], each) for name, each in model.named_parameters())
     assert all(each.grad is None for each in model.parameters())
     (model.loss(0) * 1e-3).backward()

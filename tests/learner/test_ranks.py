@@ -15,7 +15,7 @@ from asyncrl.learner.export import export_checkpoint
 from asyncrl.learner.launcher import run_ranks
 from asyncrl.learner.ranks import Ranks
 from tests.learner.support import Run, assert_weights_close, assert_weights_equal
-from tests.learner.two_ranks import configs, train_all
+from tests.learner.two_ranks import OPTIMIZERS, configs, make_wide, restore_wide, train_all, train_wide
 from tests.mixtures import MIXTURES
 
 pytestmark = [
@@ -102,6 +102,23 @@ def test_a_checkpoint_of_two_ranks_is_exported_with_the_bytes_that_the_end_of_th
     run = two[1] / batch / "run"
     export_checkpoint(config.model, max((run / "checkpoints").iterdir()), tmp_path / "exported")
     assert contents(tmp_path / "exported") == contents(run / "model")
+
+
+@pytest.mark.parametrize(("optimizer", "error"), [("muon", 1e-6), ("adamw_8bit", 2e-3)])
+def test_an_optimizer_trains_alike_on_one_rank_and_two_and_goes_on_with_another_number(
+    optimizer: str, error: float, ranks: Ranks, two: tuple[dict[str, Any], Path]
+):
+    """Small shards have no moments of 8 bits, and a resume on another number of ranks rounds them once more."""
+    if optimizer not in OPTIMIZERS:
+        pytest.skip("torchao is not installed")
+    results, folder = two
+    weights = results["optimizers"][optimizer]
+    whole, resumed = make_wide(optimizer, ranks), make_wide(optimizer, ranks)
+    assert_weights_close(weights, train_wide(whole, range(5)), error)
+    restore_wide(resumed, folder / optimizer, ranks)
+    assert_weights_close(weights, train_wide(resumed, range(3, 5)), error)
+    large = "layers.0.weight"
+    torch.testing.assert_close(weights[large], whole.module.get_parameter(large).full_tensor(), atol=1e-6, rtol=0)
 
 
 def test_shards_of_any_shape_and_stacked_experts_are_gathered_as_they_are_saved(two: tuple[dict[str, Any], Path]):

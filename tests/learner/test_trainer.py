@@ -32,7 +32,7 @@ class Recorded(Trainable[Policy]):
 
     def update(self, step: int) -> UpdateResult:
         self.gradient = [parameter.grad.full_tensor().clone() for parameter in self.module.parameters()]
-        self.optimizer.zero_grad()
+        self.module.zero_grad()
         return UpdateResult(1.0)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.gathering import gather, plan_gather
+from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.buckets import Bucket, on_host
@@ -139,6 +142,53 @@ def check_gathering(ranks: Ranks) -> None:
         check_gathered(model, expected, 4096, ranks)
 
 
+OPTIMIZERS = ["muon", *(["adamw_8bit"] if find_spec("torchao") else [])]
+
+
+class Wide(nn.Module):
+    """Matrices whose moments adamw_8bit gives 8 bits on one rank and on two, on one rank only, and on none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, rows) for rows in (96, 20, 3))
+
+
+def make_wide(optimizer: str, ranks: Ranks) -> Trainable[Wide]:
+    torch.manual_seed(0)
+    model = Wide()
+    fully_shard(model, mesh=ranks.mesh)
+    # Muon computes in bfloat16, which would magnify the rounding of the norm that clipping divides by.
+    return Trainable(model, 1e-2, LearnerConfig(optimizer=optimizer, weight_decay=0.1, max_grad_norm=1e9))
+
+
+def train_wide(model: Trainable[Any], steps: Iterable[int]) -> dict[str, Tensor]:
+    """The weights after these steps with random gradients. torchao computes uncompiled, since compiling takes long."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for each in model.module.parameters():
+            gradient = torch.randn(each.shape, generator=generator)
+            each.grad = distribute_tensor(gradient, each.device_mesh, each.placements)
+        with torch.compiler.set_stance("force_eager"):
+            model.update(step)
+    return {name: each.full_tensor().clone() for name, each in model.module.named_parameters()}
+
+
+def train_and_resume(optimizer: str, folder: Path, ranks: Ranks) -> dict[str, Tensor]:
+    """The weights after five steps. A resume after three gives the same bit for bit on as many ranks."""
+    trained, resumed = make_wide(optimizer, ranks), make_wide(optimizer, ranks)
+    train_wide(trained, range(3))
+    Checkpoints(folder / optimizer, 2, ranks).save(Progress(step=3), {"policy": trained})
+    restore_wide(resumed, folder / optimizer, ranks)
+    expected, weights = train_wide(trained, range(3, 5)), train_wide(resumed, range(3, 5))
+    assert all(torch.equal(expected[name], weights[name]) for name in expected)
+    return expected
+
+
+def restore_wide(model: Trainable[Any], folder: Path, ranks: Ranks) -> None:
+    with torch.compiler.set_stance("force_eager"):
+        assert Checkpoints(folder, 2, ranks).restore({"policy": model}) == Progress(step=3)
+
+
 def refuse_pickles() -> None:
     """Fail where torch pickles for other ranks, and where anything is looked up by name in a pickle."""
 
@@ -163,6 +213,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
         check_gathering(ranks)
         check_restoring(model, folder, ranks)
         done = {"results": results, "stopped": stopped, "size": ranks.size, "gathered": ["odd shapes", *MIXTURES]}
+        done["optimizers"] = {each: train_and_resume(each, folder, ranks) for each in OPTIMIZERS}
         if ranks.rank == 0:
             torch.save(done, folder / "results.pt")
 

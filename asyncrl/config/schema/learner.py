@@ -31,6 +31,13 @@ class LearnerConfig:
         "compute tokens once that sequences of a pass begin with alike, such as the prompt of a group; null: prefixes "
         "that are long enough to save time",
     )
+    optimizer: str = option(
+        "adamw",
+        "how gradients become updates; adamw_8bit: AdamW with moments of 8 bits (needs the extra asyncrl[adamw-8bit]); "
+        "muon: Muon for the matrices in the layers, and AdamW for everything else",
+        choices=("adamw", "adamw_8bit", "muon"),
+        fixed="the checkpoints hold its moments",
+    )
     lr: float = option(1e-6, "learning rate, which the schedule scales", "(0, inf)")
     schedule: str = option(
         "constant",
@@ -40,6 +47,7 @@ class LearnerConfig:
     lr_floor: float = option(0.0, "share of lr at which a linear or cosine schedule ends", "[0, 1]")
     warmup_steps: int = option(0, "steps over which the learning rate grows linearly to lr", "[0, inf)")
     betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
+    momentum: float = option(0.95, "Muon's momentum", "[0, 1)")
     weight_decay: float = option(0.0, "decoupled weight decay; norms and biases have none", "[0, inf)")
     max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", "(0, inf)")
     skip_grad_norm: float | None = option(
