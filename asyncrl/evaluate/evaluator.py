@@ -31,7 +31,7 @@ def run(config: TrainConfig) -> None:
 def _run(config: TrainConfig, stop: threading.Event) -> None:
     from asyncrl.learner.batches import open_batches
     from asyncrl.learner.gathering import gather, plan_gather
-    from asyncrl.learner.policy import read_model
+    from asyncrl.learner.loading import read_model
     from asyncrl.learner.ranks import Ranks
     from asyncrl.learner.run import open_publisher
     from asyncrl.modelling.weight_format import WeightFormat

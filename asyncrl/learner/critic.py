@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.config.schema import CriticConfig, ModelConfig
+from asyncrl.learner.packed_check import hidden_states
 from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import hidden_states, load_model, shard
+from asyncrl.learner.policy import load_sharded, open_decoder
 from asyncrl.learner.ranks import Ranks
 
 
@@ -34,10 +35,11 @@ class Critic(nn.Module):
 def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int) -> Critic:
     """The critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
 
-    Raises ConfigError: see `load_model`.
+    Raises ConfigError: see `open_decoder` and `load_sharded`.
     """
-    critic = Critic(load_model(config.path or model.path, model, ranks, length).get_decoder())
-    shard(critic, critic.decoder, model, ranks)
+    stored = open_decoder(config.path or model.path, model, ranks, length)
+    critic = Critic(stored.model.get_decoder())
+    load_sharded(critic, critic.decoder, stored, model, ranks, length)
     return critic
 
 

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoTokenizer
 from asyncrl.config.schema import ModelConfig
 from asyncrl.learner.checkpoint import read_policy
 from asyncrl.learner.gathering import gather_all
-from asyncrl.learner.policy import Policy, read_model
+from asyncrl.learner.loading import read_model
+from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.machine.files import as_os_errors, sync, when_there_is_room
 from asyncrl.weights.manifest import DTYPES

@@ -3,7 +3,8 @@ sharded with FSDP2; the critic is loaded in the same way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,20 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.loading import StoredModel, open_model
+from asyncrl.learner.packed_check import attend_packed, hidden_states
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
-from asyncrl.modelling.attention import check_positions, check_same_logits, inspect_attention
+from asyncrl.modelling.attention import check_positions
 from asyncrl.modelling.logprobs import token_logprobs
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
-
-LONGEST_PROBE = 256
-"""Attention windows of up to so many tokens are tried at the start with sequences that are longer."""
 
 
 class Policy(nn.Module):
@@ -65,32 +64,46 @@ class Policy(nn.Module):
 def load_policy(config: ModelConfig, temperature: float, ranks: Ranks, length: int) -> Policy:
     """The policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
 
-    Raises ConfigError: see `load_model`.
+    Raises ConfigError: see `open_decoder` and `load_sharded`.
     """
-    policy = Policy(load_model(config.path, config, ranks, length), temperature, compiles(config, ranks.device))
-    shard(policy, policy.model, config, ranks)
+    stored = open_decoder(config.path, config, ranks, length)
+    policy = Policy(stored.model, temperature, compiles(config, ranks.device))
+    load_sharded(policy, policy.model, stored, config, ranks, length)
     return policy
 
 
-def hidden_states(decoder: Any, packed: PackedSequences) -> Tensor:
-    """The last hidden states [U, D]; those of a sequence depend on nothing but that sequence."""
-    kwargs = {"layout": packed.layout} if decoder.config._attn_implementation == PACKED else {}
-    output = decoder(input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, **kwargs)
-    states: Tensor = output.last_hidden_state[0]
-    return states
+def open_decoder(path: str, config: ModelConfig, ranks: Ranks, length: int) -> StoredModel:
+    """The causal language model at `path`, for sequences of at most `length` tokens.
 
-
-def load_model(path: str, config: ModelConfig, ranks: Ranks, length: int) -> Any:
-    """The causal language model at `path` on the CPU, in the dtype of its files, with attention over packed sequences
-    of at most `length` tokens each.
-
-    Raises ConfigError: it cannot be loaded, or cannot be trained packed.
+    Raises ConfigError: it cannot be loaded, or encodes positions otherwise for shorter sequences.
     """
     if config.attention != "sdpa" and ranks.device.type == "cpu":
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use sdpa")
-    model = read_model(path, config)
+    stored = open_model(path, config)
+    with _advice(path, config):
+        check_positions(stored.model.config, length)
+    return stored
+
+
+def load_sharded(
+    root: nn.Module, model: Any, stored: StoredModel, config: ModelConfig, ranks: Ranks, length: int
+) -> None:
+    """Shard `root`, which holds the Hugging Face `model`, and read its shards of what is `stored`.
+
+    Raises ConfigError: the weights cannot be read, or the model cannot be trained packed.
+    """
+    shard(root, model, config, ranks)
+    stored.read(root, ranks.device)
+    with _advice(stored.model.name_or_path, config):
+        compiled, dtype = compiles(config, ranks.device), DTYPES[config.dtype]
+        attend_packed(root, stored.model, config.attention, length, ranks.device, dtype, compiled)
+
+
+@contextmanager
+def _advice(path: str, config: ModelConfig) -> Iterator[None]:
+    """Add to an error what may be changed."""
     try:
-        _attend_packed(model, config.attention, length)
+        yield
     except ConfigError as error:
         raise ConfigError(
             f"{path!r} cannot be trained packed with model.attention={config.attention}: {error}; "
@@ -98,50 +111,6 @@ def load_model(path: str, config: ModelConfig, ranks: Ranks, length: int) -> Any
         ) from error
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{path!r} cannot be loaded with model.attention={config.attention}: {error}") from error
-    return model
-
-
-def read_model(path: str, config: ModelConfig) -> Any:
-    """The causal language model at `path` on the CPU, in the dtype of its files. Raises ConfigError: it cannot be
-    loaded."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{path!r} cannot be loaded: {error}") from error
-    return model.eval()
-
-
-def _attend_packed(model: Any, attention: str, length: int) -> None:
-    check_positions(model.config, length)
-    plain = model.config._attn_implementation
-    # Only flex attention builds masks; transformers gives soft caps and sinks to the kernels of flash attention.
-    allowed = () if attention == "sdpa" else ("softcap", "s_aux")
-    found = [] if attention == "flex_attention" else inspect_attention(model, length, allowed)
-    if not isinstance(model.get_decoder(), PreTrainedModel) or model.get_decoder() is model:
-        raise ConfigError("its decoder cannot be run without its head")
-    narrowest = min((each.window for each in found if each.window is not None), default=0)
-    sequences = _probes(model.config.get_text_config().vocab_size, narrowest)
-    model.set_attn_implementation(plain)
-    with torch.no_grad():
-        alone = torch.cat([model(input_ids=each[None], use_cache=False).logits[0] for each in sequences])
-    model.set_attn_implementation(PACKED if attention == "sdpa" else attention)
-    # The kernels of flash_attention_2 run on a GPU only, and the model is not there yet.
-    if attention != "flash_attention_2":
-        _check_packed(model, sequences, alone)
-
-
-def _probes(vocabulary: int, window: int) -> list[Tensor]:
-    """Two sequences of different tokens and lengths, longer than the window where that is not expensive."""
-    lengths = (window + 5, window + 8) if window <= LONGEST_PROBE else (5, 8)
-    ids = torch.arange(sum(lengths)) * 7 % vocabulary
-    return list(ids.split(lengths))
-
-
-@torch.no_grad()
-def _check_packed(model: Any, sequences: Sequence[Tensor], alone: Tensor) -> None:
-    """Check that packing changes nothing: an architecture may mix sequences, or change its logits after the head."""
-    packed = model.get_output_embeddings()(hidden_states(model.get_decoder(), PackedSequences.of(sequences)))
-    check_same_logits(alone, packed, model.dtype, "it caps or scales its logits, or mixes sequences")
 
 
 def compiles(config: ModelConfig, device: torch.device) -> bool:

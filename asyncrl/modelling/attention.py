@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,13 +39,16 @@ class LayerAttention:
     values: tuple[int, int]
 
 
-def inspect_attention(model: Any, length: int, allowed: Collection[str] = ()) -> list[LayerAttention]:
+def inspect_attention(
+    model: Any, length: int, allowed: Collection[str] = (), device: torch.device | None = None
+) -> list[LayerAttention]:
     """The attentions of the causal language model `model`, in the order of a forward pass over at most `length` tokens.
 
-    Afterwards the model needs another `set_attn_implementation`. Raises ConfigError where a layer has no attention
-    (state-space and linear attention, convolutions). Raises it as well where an attention does more than look back
-    causally, over all tokens or a window of them. The arguments in `allowed` are taken all the same: for example
-    `softcap`, a cap of the scores, or `s_aux`, attention sinks.
+    The pass runs on `device`, by default that of the model's parameters. Afterwards the model needs another
+    `set_attn_implementation`. Raises ConfigError where a layer has no attention (state-space and linear attention,
+    convolutions). Raises it as well where an attention does more than look back causally, over all tokens or a window
+    of them. The arguments in `allowed` are taken all the same: for example `softcap`, a cap of the scores, or `s_aux`,
+    attention sinks.
     """
     inspection = _Inspection(length, allowed)
     if getattr(model.config.get_text_config(), "attn_temperature_tuning", False):
@@ -53,11 +56,11 @@ def inspect_attention(model: Any, length: int, allowed: Collection[str] = ()) ->
     for name, module in model.get_decoder().named_modules():
         if isinstance(module, nn.Conv1d):
             raise ConfigError(f"{name} convolves neighbouring tokens")
-    ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device=model.device)
+    ids = torch.zeros(1, _TOKENS, dtype=torch.int64, device=device or model.device)
     try:
         model.set_attn_implementation(_INSPECTED)
         with torch.no_grad():
-            model(input_ids=ids, use_cache=False, inspection=inspection)
+            model.get_decoder()(input_ids=ids, use_cache=False, inspection=inspection)
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise ConfigError(f"its attention cannot be replaced ({type(error).__name__}: {error})") from error
     layers = int(model.config.get_text_config().num_hidden_layers)
@@ -67,13 +70,14 @@ def inspect_attention(model: Any, length: int, allowed: Collection[str] = ()) ->
     return inspection.found
 
 
-@dataclass(slots=True)
 class _Inspection:
-    """The attentions found so far in one forward pass; given to each of them as an argument."""
+    """The attentions found so far in one forward pass; given to each of them as an argument. FSDP copies arguments that
+    are dataclasses, so this is none."""
 
-    length: int
-    allowed: Collection[str]
-    found: list[LayerAttention] = field(default_factory=list)
+    def __init__(self, length: int, allowed: Collection[str]) -> None:
+        self.length = length
+        self.allowed = allowed
+        self.found: list[LayerAttention] = []
 
     def see(self, module: nn.Module, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
         layer = int(getattr(module, "layer_idx", len(self.found)))
@@ -132,7 +136,8 @@ def _inspected_attention(
 
 
 def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.device, **_: Any) -> Tensor:
-    mask = torch.zeros(1, 1, 1, 1, device=device)
+    # FSDP casts floating point masks.
+    mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
     mask.function = mask_function  # type: ignore[attr-defined]
     return mask
 

@@ -96,12 +96,16 @@ class WeightFormat:
         """
         restored: dict[str, Tensor] = {}
         for part in self.parts:
-            given = {name: published[name] for name in part.published}
-            made = dict(zip(part.model, given.values(), strict=True)) if part.unchanged else self._convert(given)
-            if _shapes(made) != part.model:
-                raise ConfigError(f"transformers makes {sorted(made)[:3]} of published tensors, not {list(part.model)}")
-            restored |= made
+            restored |= self.restore_part(part, published)
         return restored
+
+    def restore_part(self, part: ConvertedTensors, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model's tensors of `part`, as in `restore`. Needs no published tensors of other parts."""
+        given = {name: published[name] for name in part.published}
+        made = dict(zip(part.model, given.values(), strict=True)) if part.unchanged else self._convert(given)
+        if _shapes(made) != part.model:
+            raise ConfigError(f"transformers makes {sorted(made)[:3]} of published tensors, not {list(part.model)}")
+        return made
 
     def check_restores(self) -> None:
         """Raises ConfigError: `restore` does not undo `publish`."""

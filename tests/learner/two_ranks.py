@@ -20,13 +20,16 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.config.schema import LearnerConfig, TrainConfig
+from asyncrl.config.schema import LearnerConfig, ModelConfig, TrainConfig
 from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.gathering import gather, plan_gather
+from asyncrl.learner.loading import open_model
 from asyncrl.learner.optimizer import Trainable
+from asyncrl.learner.policy import Policy, shard
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.buckets import Bucket, on_host
@@ -97,6 +100,36 @@ def check_restoring(model: Path, folder: Path, ranks: Ranks) -> None:
         except CheckpointError:
             assert expected is None
         shutil.rmtree(own)
+
+
+def check_memory(folder: Path, ranks: Ranks) -> None:
+    """Loading takes no more memory than the rank's shard and one tensor, here the embedding."""
+    folder, embedding = folder / "large", 20_000 * 512 * 4
+    if ranks.rank == 0:
+        shape = {"vocab_size": 20_000, "hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 6}
+        shape |= {"head_dim": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
+        Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True)).save_pretrained(folder)
+    ranks.barrier()
+    size = (folder / "model.safetensors").stat().st_size
+    assert size > 200e6
+    # The kernel counts the peak anew from here on.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    config = ModelConfig(str(folder))
+    stored = open_model(config.path, config)
+    policy = Policy(stored.model, 1.0)
+    shard(policy, policy.model, config, ranks)
+    stored.read(policy, ranks.device)
+    taken = memory("VmHWM") - before
+    assert taken < size / ranks.shards + embedding, taken
+    assert sum(each.to_local().nbytes for each in policy.parameters()) < (0.01 + 1 / ranks.shards) * size
+
+
+def memory(name: str) -> int:
+    """A figure of this process in bytes: VmRSS, or its peak VmHWM."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [found] = (line.split()[1] for line in lines if line.startswith(name))
+    return int(found) * 1024
 
 
 class Odd(nn.Module):
@@ -212,6 +245,7 @@ def main(model: Path, experts: Path, folder: Path, replicas: int, names: Collect
         stopped = stop_one_of_two(model, folder, ranks)
         check_gathering(ranks)
         check_restoring(model, folder, ranks)
+        check_memory(folder, ranks)
         done = {"results": results, "stopped": stopped, "size": ranks.size, "gathered": ["odd shapes", *MIXTURES]}
         done["optimizers"] = {each: train_and_resume(each, folder, ranks) for each in OPTIMIZERS}
         if ranks.rank == 0:

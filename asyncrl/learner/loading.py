@@ -1,0 +1,225 @@
+"""Loading a Hugging Face model shard by shard.
+
+The model is built without weights and sharded, and then each rank reads its rows from the safetensors files. Host
+memory never holds more than the rank's shard and one part (see modelling/weight_format.py): one tensor, or those that
+transformers converts together, such as the experts of a layer. A model whose files cannot be read this way is loaded
+whole on every rank, by transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from asyncrl.config.schema import ModelConfig
+from asyncrl.errors import ConfigError
+from asyncrl.learner.ranks import shard_of
+from asyncrl.modelling.weight_format import ConvertedTensors, WeightFormat
+
+logger = logging.getLogger(__name__)
+
+COMPARED_ROWS = 4096
+
+
+class _LoadWholeError(Exception):
+    """Why a model cannot be read shard by shard."""
+
+
+def open_model(path: str, config: ModelConfig) -> StoredModel:
+    """The causal language model at `path`, whose weights are read once it is sharded. Raises ConfigError: it cannot be
+    loaded."""
+    try:
+        return _open_shards(path, config.trust_remote_code)
+    except _LoadWholeError as reason:
+        logger.warning("each rank loads the whole of %s, which takes more memory: %s", path, reason)
+        return StoredModel(read_model(path, config))
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise ConfigError(f"{path!r} cannot be loaded: {error}") from error
+
+
+def read_model(path: str, config: ModelConfig) -> Any:
+    """The causal language model at `path` on the CPU, in the dtype of its files. Raises ConfigError: it cannot be
+    loaded."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{path!r} cannot be loaded: {error}") from error
+    return model.eval()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Weights:
+    """How the tensors of a model come from those of its files, whose `files` and `shapes` are given by their names."""
+
+    form: WeightFormat
+    files: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def rows(self, name: str, rows: range | None = None) -> Tensor:
+        """Some rows of a stored tensor, or all."""
+        # A file that stays open keeps in memory what was read of it.
+        with safe_open(self.files[name], "pt") as file:
+            part: Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows.start : rows.stop]
+            return part
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two stored tensors are equal."""
+        if self.shapes[name] != self.shapes.get(other):
+            return False
+        starts = range(0, self.shapes[name][0], COMPARED_ROWS)
+        parts = (range(start, start + COMPARED_ROWS) for start in starts)
+        return all(torch.equal(self.rows(name, rows), self.rows(other, rows)) for rows in parts)
+
+    def whole(self, part: ConvertedTensors) -> dict[str, Tensor]:
+        """The model's tensors of a part."""
+        return self.form.restore_part(part, {name: self.rows(name) for name in part.published})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredModel:
+    """A Hugging Face `model` and where its parameters come from, which are still on the meta device; its buffers have
+    their values. Without `weights` the model is complete."""
+
+    model: Any
+    weights: _Weights | None = None
+
+    @torch.no_grad()
+    def read(self, root: nn.Module, device: torch.device) -> None:
+        """Give the parameters that `root` shares with the model their values: this rank's shards, on `device`. Call
+        this once `root` is sharded. Raises ConfigError: a file cannot be read."""
+        if self.weights is None:
+            return
+        root._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each)
+        parameters = dict(self.model.named_parameters())
+        try:
+            for part in self.weights.form.parts:
+                targets = {name: parameters[name] for name in part.model if name in parameters}
+                # A critic has no head of a language model.
+                if targets and not any(each.is_meta for each in targets.values()):
+                    _read(self.weights, part, targets)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"the weights of {self.model.name_or_path!r} cannot be read: {error}") from error
+
+
+def _read(weights: _Weights, part: ConvertedTensors, targets: Mapping[str, Tensor]) -> None:
+    if not part.unchanged:
+        whole = weights.whole(part)
+        for name, target in targets.items():
+            _local(target).copy_(
+                whole[name] if (own := _own_rows(target)) is None else whole[name][own.start : own.stop]
+            )
+        return
+    [stored] = part.published
+    for target in targets.values():
+        if (local := _local(target)).numel():
+            local.copy_(weights.rows(stored, _own_rows(target)))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local
+
+
+def _own_rows(tensor: Tensor) -> range | None:
+    """The rows of a sharded tensor that this rank has; None where it has all."""
+    if isinstance(tensor, DTensor):
+        for dimension, placement in enumerate(tensor.placements):
+            if placement.is_shard():
+                mesh = tensor.device_mesh
+                return shard_of(len(tensor), mesh.get_local_rank(dimension), mesh.size(dimension))
+    return None
+
+
+def _open_shards(path: str, trust_remote_code: bool) -> StoredModel:
+    """Raises _LoadWholeError; OSError, ValueError, ImportError, SafetensorError: the model cannot be loaded at all."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if getattr(config, "quantization_config", None):
+        raise _LoadWholeError("its weights are quantised")
+    files, shapes = _stored(path)
+    # As from_pretrained decides with dtype="auto".
+    dtype = config.dtype or next(each for file in dict.fromkeys(files.values()) for each in _float_dtypes(file))
+    with _parameters_on_meta():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code).eval()
+    if model.can_generate():
+        # Without such a file the model has made its own from its configuration.
+        with suppress(OSError):
+            model.generation_config = GenerationConfig.from_pretrained(path)
+    weights = _Weights(WeightFormat(model, files), files, shapes)
+    _check_stored(model, weights)
+    _read_buffers(model, weights)
+    return StoredModel(model, weights)
+
+
+def _stored(path: str) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
+    """The file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads them."""
+    found = cached_file(path, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+    files = [found or ""]
+    if found is None:
+        index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+        if index is None:
+            raise _LoadWholeError("it has no safetensors files")
+        files, _ = get_checkpoint_shard_files(path, index)
+    stored: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                stored[name], shapes[name] = file, tuple(opened.get_slice(name).get_shape())
+    return stored, shapes
+
+
+def _float_dtypes(file: str) -> Iterator[torch.dtype]:
+    with safe_open(file, "pt") as opened:
+        for name in opened.keys():  # noqa: SIM118
+            if (dtype := opened.get_tensor(name).dtype).is_floating_point:
+                yield dtype
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules that are made meanwhile have no memory for their parameters, and buffers with their values."""
+
+    def without_memory(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None
+        return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(without_memory)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _check_stored(model: Any, weights: _Weights) -> None:
+    """Raises _LoadWholeError: transformers makes more of the files than to read and convert what a model would save."""
+    for name, shape in weights.form.shapes.items():
+        if weights.shapes.get(name) != shape:
+            raise _LoadWholeError(f"transformers would save {name} {list(shape)}, which its files do not have")
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = own[id(parameter)]
+        if name != first and name in weights.files and not weights.same(name, first):
+            raise _LoadWholeError(f"its files have other values for {name} than for {first}, though it ties them")
+
+
+def _read_buffers(model: Any, weights: _Weights) -> None:
+    """Read the persistent buffers, in the dtype of the files."""
+    buffers = weights.form.buffer_dtypes.keys()
+    for part in weights.form.parts:
+        for name, value in weights.whole(part).items() if buffers & part.model.keys() else ():
+            if name in buffers:
+                module, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(module), leaf, value.clone())

@@ -1,0 +1,92 @@
+"""Tries at the start whether packing changes anything for a model: a few tokens, packed and one sequence at a time.
+
+The model is sharded by then, so all ranks run these passes alike, as one forward pass of the module that was sharded.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method
+from transformers import PreTrainedModel
+
+from asyncrl.errors import ConfigError
+from asyncrl.learner.packing import PackedSequences
+from asyncrl.modelling.attention import check_same_logits, inspect_attention
+from asyncrl.modelling.packed_attention import PACKED
+
+LONGEST_PROBE = 256
+"""Attention windows of up to so many tokens are tried at the start with sequences that are longer."""
+
+
+def attend_packed(
+    root: nn.Module, model: Any, attention: str, length: int, device: torch.device, dtype: torch.dtype, compiled: bool
+) -> None:
+    """Give `model` the attention of this name over packed sequences of at most `length` tokens. `root` was sharded with
+    it, computes in `dtype`, and has its decoder at least. All ranks call this alike.
+
+    Raises ConfigError: the model would compute something else than with its own attention.
+    """
+    trial = _Trial(model, attention, length, device, dtype, any(each is model for each in root.modules()))
+    # FSDP gathers the weights for a forward pass of the root only.
+    root.attend_packed = trial.run  # type: ignore[assignment]
+    register_fsdp_forward_method(root, "attend_packed")
+    with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+        root.attend_packed()  # type: ignore[operator]
+    del root.attend_packed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trial:
+    """`with_head`: the logits are compared, otherwise the last hidden states."""
+
+    model: Any
+    attention: str
+    length: int
+    device: torch.device
+    dtype: torch.dtype
+    with_head: bool
+
+    def run(self) -> None:
+        model, attention = self.model, self.attention
+        plain = model.config._attn_implementation
+        # Only flex attention builds masks; transformers gives soft caps and sinks to the kernels of flash attention.
+        allowed = () if attention == "sdpa" else ("softcap", "s_aux")
+        found = []
+        if attention != "flex_attention":
+            found = inspect_attention(model, self.length, allowed, self.device)
+        if not isinstance(model.get_decoder(), PreTrainedModel) or model.get_decoder() is model:
+            raise ConfigError("its decoder cannot be run without its head")
+        narrowest = min((each.window for each in found if each.window is not None), default=0)
+        sequences = self._probes(narrowest)
+        model.set_attn_implementation(plain)
+        alone = torch.cat([self._plain(each[None].to(self.device)) for each in sequences])
+        model.set_attn_implementation(PACKED if attention == "sdpa" else attention)
+        states = hidden_states(model.get_decoder(), PackedSequences.of(sequences).to(self.device))
+        packed = model.get_output_embeddings()(states) if self.with_head else states
+        check_same_logits(alone, packed, self.dtype, "it caps or scales its logits, or mixes sequences")
+
+    def _plain(self, ids: Tensor) -> Tensor:
+        if self.with_head:
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
+            return logits
+        states: Tensor = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0]
+        return states
+
+    def _probes(self, window: int) -> list[Tensor]:
+        """Two sequences of different tokens and lengths, longer than the window where that is not expensive."""
+        lengths = (window + 5, window + 8) if window <= LONGEST_PROBE else (5, 8)
+        ids = torch.arange(sum(lengths)) * 7 % self.model.config.get_text_config().vocab_size
+        return list(ids.split(lengths))
+
+
+def hidden_states(decoder: Any, packed: PackedSequences) -> Tensor:
+    """The last hidden states [U, D]; those of a sequence depend on nothing but that sequence."""
+    kwargs = {"layout": packed.layout} if decoder.config._attn_implementation == PACKED else {}
+    output = decoder(input_ids=packed.ids[None], position_ids=packed.positions[None], use_cache=False, **kwargs)
+    states: Tensor = output.last_hidden_state[0]
+    return states
