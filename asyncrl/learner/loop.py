@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from asyncrl.algorithms.batch import Episodes, Totals
+from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
@@ -27,11 +28,12 @@ from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.prefixes import WORTHWHILE
+from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes, schedule
-from asyncrl.learner.step_metrics import Phases, lag_counts, step_values
+from asyncrl.learner.step_metrics import Phases, lag_counts, step_values, use_of_rank, use_values
 from asyncrl.learner.trainer import Minibatch, StepResult, Trainer
-from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, GatheredBucket
@@ -73,7 +75,9 @@ class Learner:
 
     def __post_init__(self) -> None:
         policy = self.trainer.policy.module
+        device, dtype = self.ranks.device, DTYPES[self.config.model.dtype]
         self._flops = ForwardFlops.of(policy, policy.model.config)
+        self._peak = measured_peak(device, dtype) if device.type == "cuda" else None
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
         # What the algorithm keeps is of the last step that was trained.
         self._step_config = self.history.at(max(0, self.progress.step - 1))
@@ -91,7 +95,7 @@ class Learner:
         if progress.step:
             # An earlier process may have ended after it wrote the checkpoint and before it reported it to the replay.
             self._together(self._release, progress.step)
-        for step in range(progress.step, config.steps):
+        for step in self._steps():
             self._together(self._evaluate, step)
             self._configure(step)
             phases = Phases()
@@ -111,6 +115,10 @@ class Learner:
                     self._checkpoint(step + 1)
             self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
         self._together(self._evaluate, config.steps)
+
+    def _steps(self) -> Iterator[int]:
+        steps, chosen = range(self.progress.step, self.config.learner.steps), self.config.observe.profile_steps
+        return profiled(steps, chosen, locations.run_dir(self.config.run) / "profile", self.ranks.rank)
 
     def _configure(self, step: int) -> None:
         """Use the values that hold at `step`. An adaptive KL keeps its coefficient unless algorithm.kl changed."""
@@ -239,7 +247,11 @@ class Learner:
         values: dict[str, Value] = {"steps_skipped": float(self.progress.steps_skipped)}
         if trained is not None:
             lags = self.ranks.sum(lag_counts(trained.batch.tokens, plan.version, self.config.replay.max_lag))
+            branches = [length for each in trained.batch.lengths.values() for length in each]
+            flops = float(self._flops(branches).sum())
+            use = self.ranks.sum(use_of_rank(flops, self.ranks.device, self.ranks.rank, self.ranks.size))
             values = step_values(plan, trained.episodes, lags, trained.result, self.progress)
+            values |= use_values(use, seconds, self._peak)
         if self.ranks.rank == 0:
             pushed = self.publisher.measured if self.publisher is not None else {}
             values |= {f"weights/{name}": value for name, value in pushed.items()}

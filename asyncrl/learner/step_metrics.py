@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.metrics import episode_metrics
@@ -32,7 +34,8 @@ class Phases:
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         before = self._clock()
-        yield
+        with record_function(name):
+            yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self._clock() - before
 
     def values(self, tokens: int) -> dict[str, float]:
@@ -41,6 +44,29 @@ class Phases:
         idle = sum(self.seconds.get(name, 0.0) for name in WAITING)
         by_phase = {f"seconds/{name}": seconds for name, seconds in self.seconds.items()}
         return {**by_phase, "seconds/step": total, "idle": idle / total, "tokens_per_s": tokens / total}
+
+
+def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Tensor:
+    """What one of `size` ranks used in a step: float64[1 + size], whose sum over ranks `use_values` takes. A forward
+    pass over its sequences has so many `flops`. The next call counts memory from this one on."""
+    use = torch.zeros(1 + size, dtype=torch.float64)
+    use[0] = 3 * flops
+    if device.type == "cuda":
+        use[1 + rank] = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        use[1 + rank] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return use
+
+
+def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) -> dict[str, Value]:
+    """Peak memory, and model FLOPs utilisation where a rank's device does `peak` FLOP/s."""
+    values: dict[str, Value] = {"memory/peak_gb": float(use[1:].max()) / 1e9}
+    if peak is not None:
+        possible = peak * (len(use) - 1)
+        for phase in ("train", "step"):
+            values[f"mfu/{phase}"] = float(use[0]) / (seconds[f"seconds/{phase}"] * possible)
+    return values
 
 
 def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import json
 import threading
 from pathlib import Path
 
@@ -25,7 +27,9 @@ pytestmark = pytest.mark.slow
 def whole(model: Path, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     """A run of six steps without any event, and its folder."""
     folder = tmp_path_factory.mktemp("whole")
-    return Run(make_config(model, folder, steps=6)).train(ranks), folder / "run"
+    config = make_config(model, folder, steps=6)
+    config.observe.profile_steps = [2]
+    return Run(config).train(ranks), folder / "run"
 
 
 def test_every_step_publishes_one_version_and_reports_its_metrics(whole: tuple[Run, Path]):
@@ -39,11 +43,21 @@ def test_every_step_publishes_one_version_and_reports_its_metrics(whole: tuple[R
     assert {"loss", "grad_norm", "lr", "reward/mean", "outcome/mean", "tokens", "tokens_per_s", "idle"} <= row.keys()
     assert {f"seconds/{name}" for name in ("wait", "fetch", "proximal", "train", "publish", "checkpoint")} <= row.keys()
     assert row["grad_norm"] > 0
+    assert row["memory/peak_gb"] > 0
     assert row["lag/0"] + row["lag/1"] == 8
     assert row["lag/max"] == 1
     assert [step for step, _ in run.metrics.rows] == list(range(6)), "all values of a step are in one row"
     # With one update a step the trained policy is the proximal one.
     assert run.metrics.of("update/kl") == pytest.approx(dict.fromkeys(range(6), 0), abs=1e-7)
+
+
+def test_a_chosen_step_has_a_trace_of_its_phases_operators_and_memory(whole: tuple[Run, Path]):
+    (path,) = (whole[1] / "profile").iterdir()
+    assert path.name == "step-000002-rank-0.json.gz"
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    assert {"fetch", "train", "publish", "aten::mm", "[memory]"} <= {each["name"] for each in events}
+    assert sum(each["name"] == "train" for each in events) == 1
 
 
 @pytest.mark.parametrize("correction", ["truncate", "mask", "reject"])

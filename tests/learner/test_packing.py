@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from asyncrl.learner.packing import build_episodes, build_local_batch
-from asyncrl.learner.step_metrics import Phases, lag_counts, lag_values
+from asyncrl.learner.step_metrics import Phases, lag_counts, lag_values, use_of_rank, use_values
 from asyncrl.types import BatchPlan, Labels, Role, Turn
 from tests.helpers import make_trajectory
 
@@ -95,3 +95,11 @@ def test_idle_is_the_share_of_a_step_spent_waiting_for_others():
             now[0] += seconds
     by_phase = {"seconds/wait": 1.0, "seconds/fetch": 0.5, "seconds/train": 4.5, "seconds/step": 6.0}
     assert phases.values(tokens=60) == {**by_phase, "idle": 0.25, "tokens_per_s": 10.0}
+
+
+def test_utilisation_counts_three_forward_passes_of_all_ranks():
+    use = use_of_rank(5.0, CPU, 0, 2) + use_of_rank(15.0, CPU, 1, 2)
+    seconds = {"seconds/train": 2.0, "seconds/step": 3.0}
+    values = use_values(use, seconds, peak=20.0)
+    assert values == {"memory/peak_gb": values["memory/peak_gb"], "mfu/train": 0.75, "mfu/step": 0.5}
+    assert use_values(use, seconds, peak=None).keys() == {"memory/peak_gb"}

@@ -104,3 +104,6 @@ class ObserveConfig:
     console: bool = option(True, "the learner logs one line a step")
     wandb: bool = option(False, "log to Weights & Biases (needs the extra asyncrl[wandb]; offline without a key)")
     wandb_project: str = option("asyncrl", "project at Weights & Biases")
+    profile_steps: list[int] = option(
+        [], "learner steps, from 0, of which each rank writes a trace for Perfetto into runs/NAME/profile", "[0, inf)"
+    )
