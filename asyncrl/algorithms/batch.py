@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from asyncrl.algorithms.groups import Groups
 from asyncrl.errors import InvariantError
+
+if TYPE_CHECKING:
+    from asyncrl.algorithms.view import View
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor elementwise over the learner's ranks."""
@@ -72,6 +76,8 @@ class Tokens:
     `Algorithm.prepare` adds advantages float32[N]; returns float32[N], the critic's target; weights float32[N],
     importance weights; rejected int32[N], bit k set where the k-th correction drops the token; selected bool[N], the
     tokens that the loss singles out; lag int64[N], the learner's version minus the token's.
+
+    `view` is `View.of` these tokens where somebody worked it out already, on a host that must not wait for a GPU.
     """
 
     sequence: Tensor
@@ -89,6 +95,7 @@ class Tokens:
     rejected: Tensor | None = None
     selected: Tensor | None = None
     lag: Tensor | None = None
+    view: View | None = None
 
     def __post_init__(self) -> None:
         _check_shapes(self, "sequence", [name for name, _ in self.tensors()])
@@ -104,7 +111,7 @@ class Tokens:
 
     def select(self, index: Tensor) -> Tokens:
         """The tokens at `index` int64[n], in that order; keep whole sequences together."""
-        return replace(self, **{name: value[index] for name, value in self.tensors()})
+        return replace(self, view=None, **{name: value[index] for name, value in self.tensors()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
     perplexity = (-logs / spans.lengths.clamp(min=1)).exp()
     present = spans.lengths > 0
     sums = {
-        "tokens": logs.new_tensor(log_w.numel()),
+        "tokens": logs.new_full((), log_w.numel()),
         "sequences": present.count_nonzero().double(),
         "age/log": logs.sum(),
         "age/excess": _sum(excess),
@@ -38,14 +38,15 @@ def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
     }
     if tokens.lag is not None:
         lag = view.take(tokens.lag).clamp(0, LAG_BINS - 1)
-        sums["token_lag"] = torch.bincount(lag, minlength=LAG_BINS).double()
+        # Where bincount would make the host wait for the GPU, this does not.
+        sums["token_lag"] = logs.new_zeros(LAG_BINS).index_add_(0, lag, torch.ones_like(lag, dtype=logs.dtype))
     return sums
 
 
 def update_sums(log_ratio: Tensor, weights: Tensor | None, advantages: Tensor) -> dict[str, Tensor]:
     """Proximal policy against the one being trained, over the kept tokens: log_ratio float[M], clamped."""
     log_ratio = log_ratio.detach()
-    count = log_ratio.new_tensor(log_ratio.numel(), dtype=torch.float64)
+    count = log_ratio.new_full((), log_ratio.numel(), dtype=torch.float64)
     return {
         "kept": count,
         "update/log": _sum(log_ratio),

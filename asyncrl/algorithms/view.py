@@ -5,7 +5,8 @@ Everything that is computed runs on [M] policy tokens; `View.scatter` puts resul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,8 +65,12 @@ class View:
     @classmethod
     def of(cls, tokens: Tokens) -> View:
         """The policy tokens. Raises InvariantError: the tokens of a sequence do not lie together."""
-        index = tokens.mask.nonzero().squeeze(1)
-        sequence, count = tokens.sequence, tokens.sequence.numel()
+        return cls.chosen(tokens.mask, tokens.sequence) if tokens.view is None else tokens.view
+
+    @classmethod
+    def chosen(cls, mask: Tensor, sequence: Tensor) -> View:
+        """The tokens of `mask` bool[N]; sequence int64[N] as in `Tokens`. Raises InvariantError: as `of`."""
+        index, count = mask.nonzero().squeeze(1), sequence.numel()
         breaks = (sequence[1:] != sequence[:-1]).nonzero().squeeze(1) + 1
         edge = breaks.new_tensor([0]) if count else breaks.new_empty(0)
         starts = torch.cat([edge, breaks])
@@ -74,6 +79,11 @@ class View:
             raise InvariantError("sequence: the tokens of one sequence must lie together; some are apart")
         first = torch.searchsorted(index, torch.cat([starts, breaks.new_tensor([count])]))
         return cls(index, Segments(first.diff(), index.numel()), owner, starts, count)
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> View:
+        """The same with its tensors moved to another device."""
+        lengths = replace(self.sequences, lengths=move(self.sequences.lengths))
+        return View(move(self.index), lengths, move(self.owner), move(self.starts), self.packed)
 
     def narrow(self, keep: Tensor) -> View:
         """Those of its tokens where `keep` bool[M] holds; the sequences stay, some perhaps empty."""

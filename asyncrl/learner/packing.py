@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.view import View
 from asyncrl.learner.prefixes import find_shared
 from asyncrl.modelling.packed_layout import PackedLayout, send
 from asyncrl.types import BatchPlan, Labels, Trajectory
@@ -78,6 +79,21 @@ class PackedSequences:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ForwardPass:
+    """The sequences of a forward pass, which of the batch's tokens they are, int64[N], and which of these N are the
+    policy's. A pass without rows has a dummy sequence: the other ranks have some."""
+
+    packed: PackedSequences
+    rows: Tensor
+    view: View
+
+    def to(self, device: torch.device) -> ForwardPass:
+        """The same on `device`; the host does not wait for it."""
+        view = self.view.moved(lambda values: send(values, device))
+        return ForwardPass(self.packed.to(device), send(self.rows, device), view)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LocalBatch:
     """The episodes of the plan that this rank trains, packed in the order of the plan.
 
@@ -101,9 +117,15 @@ class LocalBatch:
         spans = dict(zip(self.lengths, pairwise([0, *accumulate(sizes)]), strict=True))
         return torch.cat([torch.arange(0), *(torch.arange(*spans[each]) for each in members)])
 
-    def packed(self, members: Sequence[int], rows: Tensor) -> PackedSequences:
-        """The tokens of `members` (ascending) at `rows`, for one forward pass; a dummy of two tokens without
-        members."""
+    def forward_pass(self, members: Sequence[int]) -> ForwardPass:
+        """The tokens of the episodes `members` (ascending), on the host."""
+        rows = self.rows(members)
+        owners = torch.tensor(members, dtype=torch.int64)
+        sizes = torch.tensor([sum(self.lengths[each]) for each in members], dtype=torch.int64)
+        view = View.chosen(self.mask[rows], owners.repeat_interleave(sizes))
+        return ForwardPass(self._packed(members, rows), rows, view)
+
+    def _packed(self, members: Sequence[int], rows: Tensor) -> PackedSequences:
         if not members:
             return PackedSequences.of([self.ids.new_zeros(2)])
         lengths = [length for each in members for length in self.lengths[each]]
@@ -156,7 +178,7 @@ def build_episodes(
 
 def _joined(arrays: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> Tensor:
     joined = np.concatenate(arrays) if arrays else np.zeros(0)
-    return torch.from_numpy(joined).to(device, dtype)
+    return send(torch.from_numpy(joined).to(dtype), device)
 
 
 def _scores(values: Sequence[float], device: torch.device) -> Tensor:

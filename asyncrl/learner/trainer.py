@@ -20,11 +20,10 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.critic import Critic, critic_summary
 from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.packing import LocalBatch, PackedSequences
+from asyncrl.learner.packing import ForwardPass, LocalBatch, PackedSequences
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes
-from asyncrl.modelling.packed_layout import send
 
 LOSS = "learner/loss"
 
@@ -118,25 +117,24 @@ class Trainer:
     ) -> Tensor:
         result = torch.zeros_like(batch.tokens.behaviour)
         for minibatch in minibatches:
-            for packed, rows in self._passes(batch, minibatch):
-                values = forward(packed)
-                if len(rows):
-                    result[rows] = values
+            for each in self._passes(batch, minibatch):
+                values = forward(each.packed)
+                if len(each.rows):
+                    result[each.rows] = values
         return result
 
-    def _passes(self, batch: LocalBatch, minibatch: Minibatch) -> Iterator[tuple[PackedSequences, Tensor]]:
-        """The sequences of each pass, and their rows in the batch: none where other ranks alone have sequences."""
+    def _passes(self, batch: LocalBatch, minibatch: Minibatch) -> Iterator[ForwardPass]:
         for members in minibatch.passes:
             self.ranks.leave_if(self.stop.is_set())
-            rows = batch.rows(members)
-            yield batch.packed(members, rows).to(self.ranks.device), send(rows, self.ranks.device)
+            yield batch.forward_pass(members).to(self.ranks.device)
 
     def learn(self, step: int, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> StepResult:
-        """One update for each minibatch."""
+        """One update for each minibatch. The host waits for the GPU once an update, and in a pass only where the
+        algorithm drops tokens."""
         result, sums = StepResult(), Sums()
         for minibatch in minibatches:
-            for packed, rows in self._passes(batch, minibatch):
-                for name, value in self._backward(batch, episodes, packed, rows, minibatch.totals).items():
+            for each in self._passes(batch, minibatch):
+                for name, value in self._backward(batch, episodes, each, minibatch.totals).items():
                     value = value.detach().double()
                     sums[name] = sums[name] + value if name in sums else value
             updates = {name: model.update(step) for name, model in self.models.items()}
@@ -149,11 +147,10 @@ class Trainer:
         result.summary |= self.algorithm.summary(total) | critic_summary(total)
         return result
 
-    def _backward(
-        self, batch: LocalBatch, episodes: Episodes, packed: PackedSequences, rows: Tensor, totals: Totals
-    ) -> Sums:
+    def _backward(self, batch: LocalBatch, episodes: Episodes, this: ForwardPass, totals: Totals) -> Sums:
         """Add the gradients of one pass to those of all models; its sums."""
-        algorithm, tokens = self.algorithm, batch.tokens.select(rows)
+        algorithm, packed, rows = self.algorithm, this.packed, this.rows
+        tokens = replace(batch.tokens.select(rows), view=this.view)
         logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
 
         def policy_loss() -> tuple[Tensor, Sums]:

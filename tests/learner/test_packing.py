@@ -49,7 +49,7 @@ def test_a_local_batch_packs_whole_sequences_and_finds_them_again():
     assert batch.tokens.sequence.tolist() == [2] * 6 + [5] * 4
     assert batch.tokens.position.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
     assert batch.rows([5]).tolist() == [6, 7, 8, 9]
-    packed = batch.packed([5], batch.rows([5]))
+    packed = batch.forward_pass([5]).packed
     assert packed.ids.tolist() == [0, 1, 2, 3]
     assert packed.layout.bounds[0].tolist() == [0, 4]
     assert packed.needed.tolist() == [2, 3]
@@ -66,7 +66,7 @@ def test_every_branch_of_an_episode_is_packed_by_itself():
     assert several.branches == [(0, 3), (3, 6), (6, 8)]
     batch = build_local_batch([0, 4], [make_trajectory(length=4), several], CPU)
     assert batch.tokens.position.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
-    packed = batch.packed([0, 4], batch.rows([0, 4]))
+    packed = batch.forward_pass([0, 4]).packed
     assert packed.layout.bounds[0].tolist() == [0, 4, 7, 10, 12]
     assert packed.positions.tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 1]
 
@@ -75,7 +75,7 @@ def test_a_rank_without_sequences_packs_a_dummy():
     batch = build_local_batch([], [], CPU)
     rows = batch.rows([])
     assert len(rows) == 0
-    assert batch.packed([], rows).layout.bounds[0].tolist() == [0, 2]
+    assert batch.forward_pass([]).packed.layout.bounds[0].tolist() == [0, 2]
 
 
 def test_the_lag_of_a_trajectory_is_that_of_its_oldest_token():

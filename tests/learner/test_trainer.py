@@ -18,6 +18,7 @@ from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes
 from asyncrl.learner.trainer import Minibatch, Trainer
+from asyncrl.types import BatchPlan, Labels
 from tests.learner.support import PlannedReplay, make_config
 
 pytestmark = pytest.mark.slow
@@ -26,11 +27,13 @@ TEMPERATURE = 0.8
 
 
 class Recorded(Trainable[Policy]):
-    """Keeps its gradient and does not move."""
+    """Keeps its gradient and does not move. From here on the host may wait for a GPU."""
 
     gradient: list[Tensor]
 
     def update(self, step: int) -> UpdateResult:
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default")
         self.gradient = [parameter.grad.full_tensor().clone() for parameter in self.module.parameters()]
         self.module.zero_grad()
         return UpdateResult(1.0)
@@ -45,13 +48,21 @@ class Setup:
         self.algorithm = Algorithm.from_config(config.algorithm)
         self.policy = Recorded(load_policy(config.model, TEMPERATURE, ranks, 64), config.learner.lr, config.learner)
         self.trainer = Trainer(ranks, self.algorithm, self.policy, None, None, threading.Event())
-        replay, cpu = PlannedReplay(config), torch.device("cpu")
-        plan = replay.plan(0)
-        assert plan is not None
-        self.members = list(range(len(plan.ids)))
+        trajectories, rewards = zip(*PlannedReplay(config).batch(0), strict=True)
+        self.members = list(range(len(trajectories)))
+        plan = BatchPlan(
+            step=0,
+            version=0,
+            ids=[f"{member}" for member in self.members],
+            group_ids=[f"{member // config.learner.group_size}" for member in self.members],
+            tokens=[len(each) for each in trajectories],
+            sampled=[int(each.loss_mask.sum()) for each in trajectories],
+            weights=[1.0 for _ in self.members],
+        )
+        labels = [Labels(name, reward, 0.0, "scorer") for name, reward in zip(plan.ids, rewards, strict=True)]
         self.totals = Totals(sum(plan.sampled), len(plan.ids))
-        self.episodes: Episodes = build_episodes(plan, replay.labels(plan.ids), cpu)
-        self.batch: LocalBatch = build_local_batch(self.members, replay.fetch(plan.ids), cpu)
+        self.episodes: Episodes = build_episodes(plan, labels, ranks.device)
+        self.batch: LocalBatch = build_local_batch(self.members, trajectories, ranks.device)
 
     def prepared(self, *passes: Passes) -> LocalBatch:
         return self.trainer.prepare(self.batch, self.episodes, [Minibatch(each, self.totals) for each in passes])
@@ -104,3 +115,20 @@ def test_proximal_log_probs_do_not_depend_on_the_passes(setup: Setup):
     apart = setup.prepared([[0, 5], [1], []], [[2, 3, 4], [6, 7]]).tokens.proximal
     torch.testing.assert_close(apart, together, atol=1e-5, rtol=0)
     assert (together[setup.batch.tokens.mask] < 0).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the host waits for GPUs only")
+@pytest.mark.parametrize("shares", [0, 2])
+def test_the_host_does_not_wait_for_the_gpu_in_passes(model: Path, ranks: Ranks, tmp_path: Path, shares: int):
+    config = make_config(model, tmp_path)
+    config.model.dtype = "bfloat16"
+    config.algorithm.entropy_weight = 0.01
+    setup = Setup(config, ranks)
+    prepared = replace(setup.prepared([setup.members]), least_shared=shares)
+    passes = [[3], [0, 1, 2], [4, 6, 7], [5], []]
+    setup.gradient(prepared, passes)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        setup.gradient(prepared, passes)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

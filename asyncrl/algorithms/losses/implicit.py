@@ -24,13 +24,13 @@ def implicit_loss(
     """
     view = View.of(tokens)
     present = view.sequences.lengths > 0
-    logits = beta * view.sequences.sum(view.take(log_ratio))[present]
-    target = outcome[view.owner][present].to(logits.dtype).clamp(0, 1)
-    losses: Tensor = binary_cross_entropy_with_logits(logits, target, reduction="none")
+    logits = beta * view.sequences.sum(view.take(log_ratio))
+    target = outcome[view.owner].to(logits.dtype).clamp(0, 1)
+    losses = torch.where(present, binary_cross_entropy_with_logits(logits, target, reduction="none"), 0.0)
     total = losses.sum() / max(1, totals.sequences)
     sums = {
         "implicit/loss": losses.detach().sum(),
-        "implicit/right": ((logits > 0) == (target > 0.5)).sum(),
+        "implicit/right": (present & ((logits > 0) == (target > 0.5))).sum(),
         "implicit/sequences": present.sum(),
     }
     return total.to(torch.promote_types(log_ratio.dtype, torch.float32)), sums

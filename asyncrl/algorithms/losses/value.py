@@ -63,7 +63,7 @@ def value_loss(values: Tensor, tokens: Tokens, totals: Totals, value: Value) -> 
     losses, clipped = value(now, old, returns)
     error = returns - now.detach()
     sums = {
-        "value/tokens": error.new_tensor(error.numel(), dtype=torch.float64),
+        "value/tokens": error.new_full((), error.numel(), dtype=torch.float64),
         "value/error": error.sum(dtype=torch.float64),
         "value/error_squared": error.double().square().sum(),
         "value/clipped": clipped.count_nonzero().double(),
