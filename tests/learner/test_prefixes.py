@@ -121,6 +121,17 @@ def test_log_probs_and_gradients_are_those_of_whole_sequences(policy: Policy, se
     assert_nothing_changes(policy, sequences, drawn)
 
 
+def test_compiled_layers_share_prefixes_and_other_packings_compile_nothing_again(model: Path, ranks: Ranks):
+    policy = load_policy(ModelConfig(str(model), compile=True), 0.7, ranks, 64)
+    rng = np.random.default_rng(0)
+    for attempt in range(12):
+        prompt = rng.integers(0, 61, rng.integers(2, 14)).tolist()
+        sequences = [prompt + rng.integers(0, 61, length).tolist() for length in rng.integers(0, 9, 2 + attempt % 4)]
+        # The first passes compile what there is for few and many tokens.
+        with torch.compiler.set_stance("fail_on_recompile" if attempt > 2 else "default"):
+            assert_nothing_changes(policy, sequences, 1.0)
+
+
 @pytest.mark.parametrize("beside", ["critic and reference", "implicit model"])
 def test_every_model_trains_the_same_with_shared_prefixes(beside: str, model: Path, ranks: Ranks, tmp_path: Path):
     runs = []
