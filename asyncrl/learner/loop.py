@@ -23,6 +23,7 @@ from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import InvariantError, StoppedError
 from asyncrl.learner.batches import BatchSource
+from asyncrl.learner.bundles import schedule_shared
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.gathering import gather, plan_gather
@@ -30,7 +31,7 @@ from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batc
 from asyncrl.learner.prefixes import WORTHWHILE
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.schedule import Passes, schedule
+from asyncrl.learner.schedule import Passes
 from asyncrl.learner.step_metrics import Phases, lag_counts, step_values, use_of_rank, use_values
 from asyncrl.learner.trainer import Minibatch, StepResult, Trainer
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
@@ -175,8 +176,11 @@ class Learner:
 
     def _minibatches(self, plan: BatchPlan) -> list[Minibatch]:
         config = self._step_config.learner
-        costs = self._flops(plan.tokens).tolist()
-        parts = schedule(plan.tokens, costs, self.ranks.size, config.minibatches, config.micro_tokens)
+        least = self._least_shared()
+        shared = [count if count >= least > 0 else 0 for count in plan.shared or [0] * len(plan.ids)]
+        parts = schedule_shared(
+            plan.tokens, shared, self._flops, self.ranks.size, config.minibatches, config.micro_tokens
+        )
         return [Minibatch(ranks[self.ranks.rank], _totals(plan, ranks)) for ranks in parts]
 
     def _fetch(self, plan: BatchPlan, minibatches: Sequence[Minibatch]) -> tuple[Episodes, LocalBatch]:

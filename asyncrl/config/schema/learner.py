@@ -24,12 +24,12 @@ class LearnerConfig:
     )
     minibatches: int = option(1, "optimiser updates a step; each takes an equal share of the batch", "[1, inf)")
     micro_tokens: int = option(
-        16384, "tokens of one forward and backward pass on one rank; lower it if memory is short", "[1, inf)"
+        16384, "tokens that one forward and backward pass computes on a rank; lower it if memory is short", "[1, inf)"
     )
     shared_prefixes: bool | None = option(
         None,
-        "compute tokens once that sequences of a pass begin with alike, such as the prompt of a group; null: prefixes "
-        "that are long enough to save time",
+        "compute tokens once that sequences of a pass begin with alike, such as the prompt of a group, and keep groups "
+        "together where that is faster; null: prefixes that are long enough to save time",
     )
     optimizer: str = option(
         "adamw",
