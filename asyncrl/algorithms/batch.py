@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from asyncrl.algorithms.groups import Groups
+from asyncrl.algorithms.view import View
 from asyncrl.errors import InvariantError
-
-if TYPE_CHECKING:
-    from asyncrl.algorithms.view import View
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a tensor elementwise over the learner's ranks."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asyncrl.algorithms.batch import Tokens
 from asyncrl.errors import InvariantError
 
 LOG_LIMIT = 20.0
@@ -48,6 +48,19 @@ class Segments:
         return self.lengths.cumsum(0)[self.lengths > 0] - 1
 
 
+class PolicyTokens(Protocol):
+    """What a view needs of `Tokens`."""
+
+    @property
+    def mask(self) -> Tensor: ...
+
+    @property
+    def sequence(self) -> Tensor: ...
+
+    @property
+    def view(self) -> View | None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
     """M chosen tokens of N packed ones, in order: index int64[M] says where they lie.
@@ -63,7 +76,7 @@ class View:
     packed: int
 
     @classmethod
-    def of(cls, tokens: Tokens) -> View:
+    def of(cls, tokens: PolicyTokens) -> View:
         """The policy tokens. Raises InvariantError: the tokens of a sequence do not lie together."""
         return cls.chosen(tokens.mask, tokens.sequence) if tokens.view is None else tokens.view
 
