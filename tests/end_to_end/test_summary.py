@@ -1,4 +1,4 @@
-"""A whole run, as small as one can be, tells what came of it."""
+"""A whole run with keys, as small as one can be, tells what came of it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from asyncrl.types import Task, Trajectory
 from tests.chaos.world import BATCH, World
 from tests.end_to_end.support import ROOT, Run
 from tests.helpers import make_task
+from tests.network.support import made
 from tests.observe.metrics_page import undocumented
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,8 @@ def test_a_run_without_any_reward_warns_and_its_folder_is_as_the_pages_say(
     write_tasks(tmp_path / "held_out.parquet", [make_task(index) for index in range(4)])
     steps = ("learner.steps=4", "learner.eval_every=2", f"data.eval={tmp_path / 'held_out.parquet'}")
     rule = f"scoring.rule={worthless.__module__}.{worthless.__name__}"
-    run = start("train", *world.overrides(1), *small, *steps, rule)
+    keys = f"network.keys={made(tmp_path / 'keys')}"
+    run = start("train", *world.overrides(1), *small, *steps, rule, keys)
     run.finish()
     summary = json.loads((run.dir / SUMMARY_FILE).read_text())
     assert (summary["result"], summary["steps"], summary["trajectories"]["trained"]) == ("done", 4, 4 * BATCH)

@@ -17,7 +17,7 @@ from tests.end_to_end.support import ROOT, Run, read_config
 from tests.helpers import until
 from tests.network.support import made
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RANKS = 2
 SHARDS = 2
@@ -99,10 +99,7 @@ def other_interface() -> str | None:
     return None
 
 
-@pytest.fixture(
-    scope="module",
-    params=["auto", pytest.param("disk", marks=pytest.mark.long), pytest.param("distributed", marks=pytest.mark.long)],
-)
+@pytest.fixture(scope="module", params=["auto", "disk", "distributed"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Run]]:
     """A channel of weights, and a synchronous run with keys that has done some steps."""
     folder, channel = tmp_path_factory.mktemp("run"), request.param

@@ -67,7 +67,7 @@ def test_a_stranger_gets_nothing_from_the_replay_while_a_client_is_served(
     with zmq.Context() as context:
         client = closed.client(context=context, keys=client_of(keys))
         before = client.status()
-        stranger = closed.client("x", context=context, keys=everyone[who], give_up_s=1.0)
+        stranger = closed.client("x", context=context, keys=everyone[who], give_up_s=0.3)
         with pytest.raises(UnavailableError):
             stranger.tickets([], 1)
         after = client.status()
@@ -88,7 +88,7 @@ def test_a_stranger_gets_no_weights_while_a_receiver_is_served(
         context = zmq.asyncio.Context()
         receiver = ZmqChannel(Requests(closed_publisher.endpoint, context, keys=client_of(keys), run=OWN_RUN))
         stranger = ZmqChannel(
-            Requests(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=1.0, run=OWN_RUN)
+            Requests(closed_publisher.endpoint, context, keys=everyone[who], timeout_s=0.3, run=OWN_RUN)
         )
         with pytest.raises(UnavailableError, match="allowed" if everyone[who] else "silent"):
             await stranger.newer_than(-1)
@@ -112,7 +112,7 @@ def test_a_client_that_is_not_heard_tells_its_user_what_to_check(
     closed: ReplayProcess, everyone: dict[str, ClientKeys | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     strange = everyone["a key that is not in the list"]
-    unheard = closed.client("x", keys=strange, give_up_s=5.0, retry_s=0.2)
+    unheard = closed.client("x", keys=strange, give_up_s=1.0, retry_s=0.2)
     with pytest.raises(UnavailableError):
         unheard.status()
     unheard.close()

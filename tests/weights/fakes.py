@@ -32,6 +32,10 @@ class HoldingEngine:
         self.served.append(version)
 
 
+class Killed(BaseException):
+    """Ends a write as a signal does: nothing is tidied up."""
+
+
 def some_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
     """Every kind that could go wrong: half precision, odd sizes, no dimension, no element, not contiguous."""
     generator = torch.Generator().manual_seed(seed)

@@ -2,8 +2,6 @@
 
 import asyncio
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -31,7 +29,7 @@ from asyncrl.weights.folders import (
 from asyncrl.weights.receiver import Receiver
 from tests.helpers import OWN_RUN, async_until
 from tests.learner.support import write_model
-from tests.weights.fakes import HoldingEngine, channel, following, publisher, same_bits, shapes, some_tensors
+from tests.weights.fakes import HoldingEngine, Killed, channel, following, publisher, same_bits, shapes, some_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -57,19 +55,6 @@ async def test_versions_written_in_the_background_are_followed_bit_for_bit_and_o
 
 
 OTHERS = [RunIdentity("other", OWN_RUN.id), RunIdentity(OWN_RUN.name, "another")]
-WRITING = """
-import sys, time
-from pathlib import Path
-from asyncrl.types import RunIdentity
-from asyncrl.weights.folders import FolderWriter
-from tests.weights.fakes import some_tensors
-
-def slowly(folder):
-    print("writing", flush=True)
-    time.sleep(1000)
-
-FolderWriter(Path(sys.argv[1]), slowly, RunIdentity(*sys.argv[2:])).write(3, some_tensors())
-"""
 
 
 def contents(directory):
@@ -79,11 +64,14 @@ def contents(directory):
 
 def killed_while_writing(directory, run):
     """What is left of a learner that is killed in the middle of a write."""
-    command = [sys.executable, "-c", WRITING, directory, run.name, run.id]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "writing\n"
-        process.kill()
-    [left] = run_directory(directory, run).iterdir()
+
+    def die(folder):
+        raise Killed
+
+    writer = FolderWriter(directory, die, run)
+    writer.write(3, some_tensors())
+    writer.close()
+    [left] = writer.directory.iterdir()
     return left
 
 

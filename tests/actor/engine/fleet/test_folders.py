@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,22 +17,11 @@ from asyncrl.errors import WeightsError
 from asyncrl.types import RunIdentity
 from asyncrl.weights.folders import run_directory, versions_in
 from tests.helpers import GENEROUS_S, OWN_RUN
-from tests.weights.fakes import some_tensors
+from tests.weights.fakes import Killed, some_tensors
 
 pytestmark = pytest.mark.slow
 
 LOAD_S = 300.0
-KILLED_WHILE_WRITING = """
-import os, sys
-from pathlib import Path
-from asyncrl.actor.engine.fleet.folders import Folders
-from asyncrl.types import RunIdentity
-from tests.weights.fakes import some_tensors
-folders = Folders(Path(sys.argv[1]), lambda folder: folders.path(2).exists() and os.kill(os.getpid(), 9),
-                  RunIdentity(*sys.argv[2:]), load_s=300.0)
-for version in (1, 2, 3):
-    folders.write(version, some_tensors())
-"""
 
 
 def nothing(folder: Path) -> None:
@@ -43,11 +30,18 @@ def nothing(folder: Path) -> None:
 
 def killed_actor(parent: Path, run: RunIdentity = OWN_RUN) -> Path:
     """The directory of an actor that was killed in the middle of its third version."""
-    before = set(parent.glob("*/*"))
-    subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, parent, run.name, run.id], check=False)
-    [left] = set(parent.glob("*/*")) - before
-    assert len(list(left.iterdir())) == 3
-    return left
+
+    def fill(folder: Path) -> None:
+        if folders.path(2).exists():
+            raise Killed
+
+    folders = Folders(parent, fill, run, load_s=LOAD_S)
+    for version in (1, 2):
+        folders.write(version, some_tensors())
+    with pytest.raises(Killed):
+        folders.write(3, some_tensors())
+    assert len(list(folders.directory.iterdir())) == 3
+    return folders.directory
 
 
 def untouched_for(directory: Path, seconds: float) -> None:
