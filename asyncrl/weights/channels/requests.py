@@ -61,7 +61,9 @@ class Requests:
         socket, _ = self._connected()
         frames = encode(Message(kind, self._sequence, {**body, **self._own_run}))
         try:
-            await asyncio.wait_for(socket.send_multipart(frames), self._timeout_s)
+            # Not wait_for, which lets the loop run before a send that is done: pyzmq then misses answers now and then.
+            async with asyncio.timeout(self._timeout_s):
+                await socket.send_multipart(frames)
         except TimeoutError:
             raise self._silent() from None
         return self._sequence
