@@ -158,7 +158,7 @@ def make_trainer(shape: str, options: Mapping[str, Any], ranks: Ranks) -> Traine
         section, key = name.split(".")
         sections[section][key] = value
     dtype = "bfloat16" if ranks.device.type == "cuda" else "float32"
-    config = ModelConfig(path="random", dtype=dtype, **sections["model"])
+    config = ModelConfig(path="random", **{"dtype": dtype, **sections["model"]})
     model = make_model(shape, torch.float32, ranks.device.type).eval()
     model.set_attn_implementation(PACKED)
     policy = Policy(model, 1.0, compiles(config, ranks.device))
