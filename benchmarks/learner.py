@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import statistics
 import sys
 import threading
@@ -35,6 +36,7 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.learner.launcher import Membership, run_ranks
+from asyncrl.learner.memory import fit_activations, usable_bytes
 from asyncrl.learner.optimizer import Trainable, UpdateResult
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.policy import Policy, compiles, shard
@@ -49,7 +51,7 @@ from benchmarks.shapes import SHAPES, make_model
 
 MICRO_TOKENS = 16384
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
-    "model.recompute=true": {"model.recompute": True},
+    "model.activations=0": {"model.activations": 0.0},
     "model.compile=false": {"model.compile": False},
     "algorithm.proximal=recompute": {"algorithm.proximal": "recompute"},
 }
@@ -151,8 +153,11 @@ def _trajectory(name: str, group: int, length: int, vocabulary: int, rng: np.ran
     )
 
 
-def make_trainer(shape: str, options: Mapping[str, Any], ranks: Ranks) -> Trainer:
-    """A trainer of a policy with random weights; `options` are those of the configuration by their full names."""
+def make_trainer(
+    shape: str, options: Mapping[str, Any], ranks: Ranks, cases: Sequence[str], usable: float | None
+) -> Trainer:
+    """A trainer of a policy with random weights; `options` are those of the configuration by their full names.
+    `cases` and the `usable` bytes of memory say how much of the activations fits."""
     sections: dict[str, dict[str, Any]] = {"model": {}, "algorithm": {}, "learner": {}}
     for name, value in options.items():
         section, key = name.split(".")
@@ -162,10 +167,14 @@ def make_trainer(shape: str, options: Mapping[str, Any], ranks: Ranks) -> Traine
     model = make_model(shape, torch.float32, ranks.device.type).eval()
     model.set_attn_implementation(PACKED)
     policy = Policy(model, 1.0, compiles(config, ranks.device))
-    shard(policy, policy.model, config, ranks)
+    policy.activations = shard(policy, policy.model, config, ranks)
     learner = LearnerConfig(**sections["learner"])
     algorithm = Algorithm.from_config(AlgorithmConfig(**sections["algorithm"]))
-    return Trainer(ranks, algorithm, Timed(policy, learner.lr, learner), None, None, threading.Event())
+    trainer = Trainer(ranks, algorithm, Timed(policy, learner.lr, learner), None, None, threading.Event())
+    if config.activations is None and ranks.device.type == "cuda":
+        largest = max(MICRO_TOKENS, *(length for case in cases for length in lengths_of(case)))
+        fit_activations(trainer, [largest], usable or usable_bytes(ranks.device))
+    return trainer
 
 
 def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], int, float, float]:
@@ -198,7 +207,7 @@ def rows(options: argparse.Namespace, ranks: Ranks, peak: float) -> Iterator[Row
     changes = {"": {}, **(ABLATIONS if options.ablate else {})}
     for shape in options.shapes:
         for changed, change in changes.items():
-            trainer = make_trainer(shape, {**options.set, **change}, ranks)
+            trainer = make_trainer(shape, {**options.set, **change}, ranks, options.cases, options.usable)
             for case in options.cases:
                 lengths = lengths_of(case)
                 seconds, passes, memory, first = measure(trainer, case, options.runs)
@@ -240,10 +249,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="measured steps")
     parser.add_argument("--ranks", type=int, default=1, help="ranks, each with a GPU of its own")
     parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="OPTION=VALUE")
+    parser.add_argument("--usable", type=float, help="bytes of memory into which activations are fitted")
     parser.add_argument("--ablate", action="store_true", help="measure each of the ablations, too")
     parser.add_argument("--name", default="", help="end of the result's file name")
     options = parser.parse_args()
     options.set = dict(options.set)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     if options.ranks > 1 and Membership.of_this_process() is None:
         command = [sys.executable, "-m", "benchmarks.learner", *sys.argv[1:]]
         run_ranks(command, options.ranks, threading.Event())

@@ -13,6 +13,7 @@ RENAMED: Mapping[str, str] = {
     "hydra": "asyncrl reads the command line itself; --config-dir DIR adds a folder of configuration files",
     "engine.prefix_cache": "it follows from weights.mode: in_place keeps prefixes apart by version, others flush them",
     "engine.sampling": "it allowed neutral values only; leave it out (actor.temperature sets the temperature)",
+    "model.recompute": "model.activations says how much is kept: 0 for recompute=true, 1 for recompute=false",
     "weights.fallback": "weights that the channel does not bring come by zmq",
     "weights.staging": "it follows from weights.into_servers",
     "weights.transports": "set weights.into_servers to one way, or leave it at auto",

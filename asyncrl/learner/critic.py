@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.config.schema import CriticConfig, ModelConfig
+from asyncrl.learner.activations import Activations
 from asyncrl.learner.packed_check import hidden_states
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import load_sharded, open_decoder
@@ -17,6 +18,9 @@ from asyncrl.learner.ranks import Ranks
 
 class Critic(nn.Module):
     """Values of packed tokens: a Hugging Face decoder and a linear head, which is zero at first."""
+
+    activations: Activations
+    """What its layers keep for the backward pass; there once it is sharded."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
@@ -39,7 +43,7 @@ def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: 
     """
     stored = open_decoder(config.path or model.path, model, ranks, length)
     critic = Critic(stored.model.get_decoder())
-    load_sharded(critic, critic.decoder, stored, model, ranks, length)
+    critic.activations = load_sharded(critic, critic.decoder, stored, model, ranks, length)
     return critic
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.activations import Activations, attention_width
 from asyncrl.learner.loading import StoredModel, open_model
 from asyncrl.learner.packed_check import attend_packed, hidden_states
 from asyncrl.learner.packing import PackedSequences
@@ -32,6 +31,9 @@ class Policy(nn.Module):
 
     Raises ConfigError: see `WeightFormat`.
     """
+
+    activations: Activations
+    """What its layers keep for the backward pass; there once it is sharded."""
 
     def __init__(self, model: Any, temperature: float, compiled: bool = False) -> None:
         super().__init__()
@@ -68,7 +70,7 @@ def load_policy(config: ModelConfig, temperature: float, ranks: Ranks, length: i
     """
     stored = open_decoder(config.path, config, ranks, length)
     policy = Policy(stored.model, temperature, compiles(config, ranks.device))
-    load_sharded(policy, policy.model, stored, config, ranks, length)
+    policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length)
     return policy
 
 
@@ -87,16 +89,18 @@ def open_decoder(path: str, config: ModelConfig, ranks: Ranks, length: int) -> S
 
 def load_sharded(
     root: nn.Module, model: Any, stored: StoredModel, config: ModelConfig, ranks: Ranks, length: int
-) -> None:
-    """Shard `root`, which holds the Hugging Face `model`, and read its shards of what is `stored`.
+) -> Activations:
+    """Shard `root`, which holds the Hugging Face `model`, and read its shards of what is `stored`. Returns what its
+    layers keep for the backward pass.
 
     Raises ConfigError: the weights cannot be read, or the model cannot be trained packed.
     """
-    shard(root, model, config, ranks)
+    activations = shard(root, model, config, ranks)
     stored.read(root, ranks.device)
     with _advice(stored.model.name_or_path, config):
         compiled, dtype = compiles(config, ranks.device), DTYPES[config.dtype]
         attend_packed(root, stored.model, config.attention, length, ranks.device, dtype, compiled)
+    return activations
 
 
 @contextmanager
@@ -118,19 +122,22 @@ def compiles(config: ModelConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.compile is None else config.compile
 
 
-def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks) -> None:
+def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks) -> Activations:
     """Shard `root`, which holds the Hugging Face `model`, in place: each decoder layer by itself, then the rest.
 
     Master weights are float32, computation and the weights gathered for it are in `config.dtype`. A layer is compiled
-    and recomputed without the hooks of FSDP, which stay outside.
+    and computed again without the hooks of FSDP, which stay outside. Returns what the layers keep for the
+    backward pass.
     """
     compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
+    share = 1.0 if config.activations is None else config.activations
+    activations = Activations(share, attention_width(model.config))
     layers = set(model._no_split_modules or ())
     for layer in [module for module in model.modules() if type(module).__name__ in layers]:
         if compiled:
             layer.forward = torch.compile(layer.forward, dynamic=True)
-        if config.recompute:
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        activations.wrap(layer)
         fully_shard(layer.float(), mesh=ranks.mesh, mp_policy=precision)
     fully_shard(root.float(), mesh=ranks.mesh, mp_policy=precision, reshard_after_forward=True)
+    return activations

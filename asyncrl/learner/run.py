@@ -22,6 +22,7 @@ from asyncrl.learner.critic import load_critic
 from asyncrl.learner.export import export, folder_writer
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.loop import Learner
+from asyncrl.learner.memory import fit_activations, usable_bytes
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import Policy, load_policy
 from asyncrl.learner.ranks import Ranks, joined
@@ -140,6 +141,8 @@ def train(
         stop,
         implicit,
     )
+    if config.model.activations is None and ranks.device.type == "cuda":
+        fit_activations(trainer, _largest_pass(history), usable_bytes(ranks.device))
     folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop)
     failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
@@ -152,6 +155,17 @@ def train(
     if learner.export:
         export(policy, config.model, folder / "model", ranks, stop)
     logger.info("the learner is done after %d steps", learner.steps)
+
+
+def _largest_pass(history: ConfigHistory) -> list[int]:
+    """The lengths of the longest sequences that are trained in one pass."""
+    config = history.at(0)
+    longest = config.actor.max_tokens
+    tokens = max(longest, *(each.learner.micro_tokens for each in history.configs()))
+    if config.actor.agent is not None or config.actor.history == "template":
+        # The sequences of an episode are in one pass.
+        tokens = max(tokens, config.actor.max_total_tokens)
+    return [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])
 
 
 def _remove_repeated(run_dir: Path, done: Progress) -> None:

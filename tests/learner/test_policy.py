@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import ModelConfig
@@ -43,21 +45,25 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
     return {name: parameter.grad.full_tensor() for name, parameter in policy.model.named_parameters()}
 
 
-@pytest.mark.parametrize(("recompute", "compiled"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("activations", [0, 0.3, 0.7, 1])
 def test_packed_log_probs_entropies_and_gradients_are_those_of_one_sequence_at_a_time(
-    model: Path, ranks: Ranks, recompute: bool, compiled: bool
+    model: Path, ranks: Ranks, activations: float, compiled: bool
 ):
     batch = random_sequences(5, 1, 19, 2, 33)
     expected, entropies, expected_gradients = one_by_one(model, batch)
-    policy = load_policy(ModelConfig(str(model), recompute=recompute, compile=compiled), TEMPERATURE, ranks, 64)
-    ours, entropy = policy(PackedSequences.of(batch), with_entropy=True)
-    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(entropy, entropies, atol=1e-5, rtol=0)
-    (weights_for(ours) * (ours + 0.3 * entropy)).sum().backward()
-    for name, gradient in gradients(policy).items():
-        torch.testing.assert_close(
-            gradient, expected_gradients[name], atol=1e-5, rtol=1e-4, msg=lambda m, n=name: n + m
-        )
+    policy = load_policy(ModelConfig(str(model), activations=activations, compile=compiled), TEMPERATURE, ranks, 64)
+    # The first pass measures how large the activations are.
+    for _ in range(2):
+        policy.zero_grad()
+        ours, entropy = policy(PackedSequences.of(batch), with_entropy=True)
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropy, entropies, atol=1e-5, rtol=0)
+        (weights_for(ours) * (ours + 0.3 * entropy)).sum().backward()
+        for name, gradient in gradients(policy).items():
+            torch.testing.assert_close(
+                gradient, expected_gradients[name], atol=1e-5, rtol=1e-4, msg=lambda m, n=name: n + m
+            )
 
 
 def test_only_needed_tokens_are_worked_out(model: Path, ranks: Ranks):
@@ -103,15 +109,40 @@ def test_a_model_that_cannot_be_loaded_or_needs_a_gpu_is_refused_with_its_key(
             load_policy(ModelConfig(str(model), attention="flex_attention"), 1.0, ranks, 64)
 
 
-def test_recompute_runs_the_layers_again_in_the_backward_pass(model: Path, ranks: Ranks):
-    calls = {}
-    for recompute in (False, True):
-        policy = load_policy(ModelConfig(str(model), recompute=recompute), 1.0, ranks, 64)
-        seen: list[int] = []
-        policy.model.get_decoder().layers[0].mlp.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
-        policy(PackedSequences.of(random_sequences(6)))[0].sum().backward()
-        calls[recompute] = len(seen)
-    assert calls == {False: 1, True: 2}
+class Operators(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("activations", "layers", "attentions"),
+    [(0, [2, 2], 4), (0.05, [2, 2], 3), (0.3, [2, 2], 2), (0.7, [2, 1], 2), (1, [1, 1], 2)],
+)
+def test_a_budget_goes_to_attention_first_and_then_to_whole_layers(
+    model: Path, ranks: Ranks, activations: float, layers: list[int], attentions: int
+):
+    policy = load_policy(ModelConfig(str(model), activations=activations), 1.0, ranks, 64)
+    ran = [0, 0]
+
+    def count(layer: int) -> None:
+        ran[layer] += 1
+
+    batch = PackedSequences.of(random_sequences(6))
+    policy(batch)[0].sum().backward()
+    for index, layer in enumerate(policy.model.get_decoder().layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, index=index: count(index))
+    with Operators() as operators:
+        policy(batch)[0].sum().backward()
+    assert ran == layers
+    forward = [name for name in operators.names if "attention" in name and "backward" not in name]
+    assert len(forward) == attentions
 
 
 def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: Ranks):

@@ -41,7 +41,12 @@ class ModelConfig:
         choices=("sdpa", "flash_attention_2", "flex_attention"),
         fixed="recorded steps would be rounded differently",
     )
-    recompute: bool = option(False, "recompute activations in the backward pass, to save memory")
+    activations: float | None = option(
+        None,
+        "share of the layers' activations that the learner keeps for the backward pass, which computes the rest again: "
+        "0 takes least memory and a third more time; null: on GPUs as much as fits, else 1",
+        "[0, 1]",
+    )
     compile: bool | None = option(None, "compile the learner's layers, which takes a minute at first; null: on GPUs")
     trust_remote_code: bool = option(False, "run code that comes with the model")
 

@@ -1,0 +1,124 @@
+"""How many of the activations of a model's layers are kept for the backward pass.
+
+A layer keeps its input alone, also the output of its attention, or everything. What a layer does not keep, it computes
+again in the backward pass. Attention is the dearest to compute again where sequences are long, and its output is small:
+a budget goes to the outputs of attention first, and what is left of it to whole layers. These are the last ones, whose
+activations are gone by the time that the others compute theirs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+
+class Kept(Enum):
+    """What a layer keeps."""
+
+    INPUT = auto()
+    ATTENTION = auto()
+    ALL = auto()
+
+
+class Activations:
+    """The activations that the layers of one model keep: `share` of them, from 0 to 1. A token's output of
+    attention has `width` elements.
+
+    The first pass with gradients measures how large activations are. Its layers keep their input, but for one.
+    """
+
+    def __init__(self, share: float, width: int) -> None:
+        self._share = share
+        self._width = width
+        self._layers = 0
+        self._attention = self._all = 0.0
+        self._kept: list[Kept] = []
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes for each token of a pass that all layers would keep beside their inputs; 0 before the first pass."""
+        return self._layers * self._all
+
+    def keep(self, share: float) -> None:
+        """Keep this share from the next pass on."""
+        self._share = share
+        self._plan()
+
+    def wrap(self, layer: nn.Module) -> None:
+        """Have one more layer keep what it is allowed to; the layers are given in their order."""
+        layer.forward = partial(self._forward, layer, layer.forward, self._layers)
+        self._layers += 1
+
+    def _forward(self, layer: nn.Module, forward: Callable[..., Any], index: int, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or self._share >= 1:
+            return forward(*args, **kwargs)
+        if not self._kept and index == self._layers - 1:
+            return self._measure(layer, lambda: forward(*args, **kwargs), (args, kwargs))
+        kept = self._kept[index] if self._kept else Kept.INPUT
+        if kept is Kept.ALL:
+            return forward(*args, **kwargs)
+        contexts = _keep_attention if kept is Kept.ATTENTION else noop_context_fn
+        run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        return run(forward, *args, **kwargs)
+
+    def _measure(self, layer: nn.Module, forward: Callable[[], Any], inputs: Any) -> Any:
+        """Run the layer, which keeps everything, and see how much that is beside its inputs and weights."""
+        given = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+        known = {_storage(each) for each in (*given, *layer.parameters())}
+        sizes: dict[int, int] = {}
+
+        def see(tensor: Tensor) -> Tensor:
+            if _storage(tensor) not in known:
+                sizes[_storage(tensor)] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with saved_tensors_hooks(see, lambda tensor: tensor):
+            output = forward()
+        states = given[0]
+        self._all = sum(sizes.values()) / states.shape[:-1].numel()
+        self._attention = min(self._width * states.element_size(), self._all)
+        self._plan()
+        return output
+
+    def _plan(self) -> None:
+        if not self._all:
+            return
+        budget = self._share * self.nbytes
+        attentions = min(self._layers, int(budget / self._attention))
+        layers = int((budget - attentions * self._attention) / max(self._all - self._attention, 1e-9))
+        kept = [Kept.INPUT] * (self._layers - attentions) + [Kept.ATTENTION] * attentions
+        self._kept = kept[: self._layers - layers] + [Kept.ALL] * min(layers, self._layers)
+
+
+def attention_width(config: Any) -> int:
+    """Elements of a token's attention in a model of this Hugging Face configuration, all heads together."""
+    config = config.get_text_config()
+    heads = int(config.num_attention_heads)
+    return heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def _storage(tensor: Tensor) -> int:
+    storage: int = tensor.untyped_storage()._cdata
+    return storage
+
+
+def _keep_attention() -> Contexts:
+    contexts: Contexts = create_selective_checkpoint_contexts(_kept_operators)
+    return contexts
+
+
+def _kept_operators(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    name = str(operator)
+    is_attention = "attention" in name or "attn" in name
+    return CheckpointPolicy.MUST_SAVE if is_attention else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,76 @@
+"""How much of the activations fits into the memory of a GPU (model.activations=null)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from asyncrl.learner.packing import PackedSequences
+from asyncrl.learner.policy import Policy
+from asyncrl.learner.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+USABLE = 0.92
+"""The share of free memory that is used: its pieces do not always fit."""
+FEW_TOKENS = 64
+
+
+def usable_bytes(device: torch.device) -> float:
+    """How much memory of a GPU this process may allocate in total."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return USABLE * (free + torch.cuda.memory_reserved(device))
+
+
+def fit_activations(trainer: Trainer, lengths: Sequence[int], usable: float) -> float:
+    """Have all models of `trainer` keep as much of their activations as fits into `usable` bytes of a GPU.
+
+    All ranks call this while no optimizer has moments yet. A pass of the policy over sequences of these `lengths`, the largest that
+    there will be, is tried with nothing kept. Its peak and the size of the activations, which grows with the tokens,
+    say what fits. Returns the share that is kept, the same on all ranks.
+    """
+    policy, ranks = trainer.policy.module, trainer.ranks
+    for each in trainer.models.values():
+        each.module.activations.keep(0.0)
+    with_entropy = trainer.algorithm.needs_entropy
+    # A small pass first: it compiles the layers, and measures their activations.
+    for tried in ([FEW_TOKENS], lengths):
+        peak = _peak(policy, tried, with_entropy)
+    others = peak + _not_allocated_yet(trainer)
+    whole = policy.activations.nbytes * sum(lengths)
+    fitting = min(1.0, max(0.0, (usable - others) / whole))
+    share = float(ranks.sum(torch.eye(ranks.size, dtype=torch.float64)[ranks.rank] * fitting).min())
+    for each in trainer.models.values():
+        each.module.activations.keep(share)
+    logger.info(
+        "layers keep %.0f%% of their activations: for the largest pass, of %d tokens, they take %.1f GB, all else %.1f "
+        "GB, and %.1f GB can be used",
+        *(100 * share, sum(lengths), whole / 1e9, others / 1e9, usable / 1e9),
+    )
+    if others > usable:
+        logger.warning("a pass of %d tokens may not fit: lower learner.micro_tokens", sum(lengths))
+    return share
+
+
+def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool) -> int:
+    """The most bytes that are allocated during a forward and backward pass, whose gradients are dropped."""
+    device = next(policy.parameters()).device
+    ids = torch.arange(sum(lengths)) % policy.vocabulary
+    torch.cuda.reset_peak_memory_stats(device)
+    logprobs, entropy = policy(PackedSequences.of(ids.split(list(lengths))).to(device), with_entropy)
+    (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
+    policy.zero_grad()
+    return torch.cuda.max_memory_allocated(device)
+
+
+def _not_allocated_yet(trainer: Trainer) -> int:
+    """Bytes of float32 moments, and of gradients of the other models, that training will add."""
+    missing = 0
+    for model in trainer.models.values():
+        for parameter in model.module.parameters():
+            weights = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
+            missing += 4 * weights * (2 if model is trainer.policy else 3)
+    return missing
