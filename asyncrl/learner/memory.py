@@ -28,9 +28,9 @@ def usable_bytes(device: torch.device) -> float:
 def fit_activations(trainer: Trainer, lengths: Sequence[int], usable: float) -> float:
     """Have all models of `trainer` keep as much of their activations as fits into `usable` bytes of a GPU.
 
-    All ranks call this while no optimizer has moments yet. A pass of the policy over sequences of these `lengths`, the largest that
-    there will be, is tried with nothing kept. Its peak and the size of the activations, which grows with the tokens,
-    say what fits. Returns the share that is kept, the same on all ranks.
+    All ranks call this while no optimizer has moments yet. A pass of the policy over sequences of these `lengths`, the
+    largest that there will be, is tried with nothing kept. Its peak and the size of the activations, which grows with
+    the tokens, say what fits. Returns the share that is kept, the same on all ranks.
     """
     policy, ranks = trainer.policy.module, trainer.ranks
     for each in trainer.models.values():
