@@ -11,7 +11,7 @@ import sys
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.learner.launcher import Membership, run_ranks
+from asyncrl.learner.launcher import Membership, Timeouts, run_ranks
 from asyncrl.machine import process
 
 
@@ -24,7 +24,8 @@ def run(config: TrainConfig) -> None:
         )
     stop = process.stop_on_signals()
     if config.cluster.learner_ranks > 1 and Membership.of_this_process() is None:
-        run_ranks([sys.executable, "-m", "asyncrl.learner", *sys.argv[1:]], config.cluster.learner_ranks, stop)
+        command = [sys.executable, "-m", "asyncrl.learner", *sys.argv[1:]]
+        run_ranks(command, config.cluster.learner_ranks, stop, Timeouts.within(config.learner.rank_timeout_s))
         return
     process.limit_threads(config.cluster.learner_threads)
     from asyncrl.learner.run import run as learn

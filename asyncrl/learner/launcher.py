@@ -1,9 +1,9 @@
 """The learner's ranks as processes of this machine: started together, watched, and ended together.
 
 The process that starts the ranks is not one of them. The ranks meet in a file of a folder that only this user can
-enter, so no port is open for their rendezvous. Each rank writes heartbeats into a pipe of its own. A rank without
-heartbeats is stopped or hangs; a rank that waits for the replay or for other ranks still has them. A rank whose pipe
-has no reader ends itself. Linux also kills the ranks when the process that started them ends.
+enter, so no port is open for their rendezvous. Each rank writes heartbeats into a pipe of its own, which tell what its
+main thread does. A rank without heartbeats is stopped or hangs. A rank with heartbeats may be stuck: see `activity`. A
+rank whose pipe has no reader ends itself. Linux also kills the ranks when the process that started them ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from asyncrl.config.load import EXIT_HOPELESS, EXIT_STOPPED, EXIT_USAGE
 from asyncrl.errors import AsyncrlError, ConfigError, StoppedError, TooManyFailuresError
+from asyncrl.learner.activity import Activity, RankState, find_stuck
 from asyncrl.machine.child import ending_with_parent
 from asyncrl.machine.process import WORKER_VARIABLE
 
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "ASYNCRL_RANK"
 """The environment variable in which a rank gets its membership, as JSON."""
+PIPE_BYTES = 1 << 16
+"""As many as a pipe holds."""
 KILLED_S = 10.0
 """How long to wait for a process that was killed: one that hangs in the kernel may never end."""
 
@@ -49,10 +54,17 @@ class Timeouts:
     """Until the first heartbeat of a rank, which loads libraries before: a minute on a cold network disk."""
     silence: float = 40.0
     """Without a heartbeat, after which a rank hangs."""
+    stuck: float = 1800.0
+    """Without progress of its main thread, after which a rank hangs."""
     others: float = 5.0
     """For the other ranks to end once one has failed: one of them may have the true reason."""
     stop: float = 30.0
     """For all ranks to end once they are asked to."""
+
+    @staticmethod
+    def within(limit_s: float) -> Timeouts:
+        """Those with which a rank that hangs is found within about `limit_s` once it has started."""
+        return Timeouts(silence=min(Timeouts().silence, limit_s), stuck=limit_s)
 
 
 DEFAULT_TIMEOUTS = Timeouts()
@@ -75,14 +87,14 @@ class Membership:
         given = os.environ.get(VARIABLE)
         return Membership(**json.loads(given)) if given else None
 
-    def start_heartbeat(self) -> None:
+    def start_heartbeat(self, activity: Activity) -> None:
         """Write heartbeats from now on. Kills this process once nobody reads them."""
-        threading.Thread(target=self._write_heartbeats, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._write_heartbeats, args=[activity], name="heartbeat", daemon=True).start()
 
-    def _write_heartbeats(self) -> None:
+    def _write_heartbeats(self, activity: Activity) -> None:
         try:
             while True:
-                os.write(self.pipe, b".")
+                os.write(self.pipe, msgspec.json.encode(activity.state(self.rank)) + b"\n")
                 time.sleep(self.interval_s)
         except BrokenPipeError:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -111,8 +123,9 @@ class _Rank:
             raise
         finally:
             os.close(write)
-        self._started = False
         self._silent = 0.0
+        self._state: RankState | None = None
+        self._still = 0.0
         logger.info("%s is process %d", self.name, self._process.pid)
 
     @property
@@ -120,18 +133,31 @@ class _Rank:
         """Its exit status, minus a signal's number where one killed it; None while it runs."""
         return self._process.poll()
 
+    @property
+    def state(self) -> RankState | None:
+        """What its main thread did at its last heartbeat; None before the first one and after its end."""
+        if self._state is None or self.status is not None:
+            return None
+        return msgspec.structs.replace(self._state, still_s=self._still)
+
     def check_heartbeat(self) -> None:
         """Call this at every poll. Raises RanksError: it runs, and had no heartbeat for too long."""
         try:
-            received = bool(os.read(self._heartbeats, 4096))
+            *_, last, _ = b"", *os.read(self._heartbeats, PIPE_BYTES).split(b"\n")
         except BlockingIOError:
-            received = False
-        self._started |= received
-        self._silent = 0.0 if received else self._silent + self._timeouts.poll
-        limit = self._timeouts.silence if self._started else self._timeouts.start
+            last = b""
+        self._silent = 0.0 if last else self._silent + self._timeouts.poll
+        self._still += self._timeouts.poll
+        if last:
+            state = msgspec.json.decode(last, type=RankState)
+            if self._state is None or state.advances != self._state.advances or state.waits:
+                self._still = 0.0
+            self._state = state
+        limit = self._timeouts.silence if self._state is not None else self._timeouts.start
         if self.status is None and self._silent >= limit:
             raise RanksError(
                 f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs; all ranks were ended"
+                + (f"; its last heartbeat: {self._state}" if self._state is not None else "")
             )
 
     def terminate(self) -> None:
@@ -183,6 +209,9 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts) ->
                 raise RanksError(f"the ranks did not stop within {timeouts.stop:.0f} s, and were killed")
         for rank in ranks:
             rank.check_heartbeat()
+        stuck = find_stuck([rank.state for rank in ranks if rank.state is not None], timeouts.stuck)
+        if stuck is not None:
+            raise RanksError(f"{stuck}; all ranks were ended")
 
 
 def _failure(first: _Rank, ranks: Sequence[_Rank], timeouts: Timeouts) -> AsyncrlError:

@@ -99,7 +99,7 @@ class Learner:
         for step in self._steps():
             self._together(self._evaluate, step)
             self._configure(step)
-            phases = Phases()
+            phases = Phases(self.ranks.activity.enter)
             with phases("wait"):
                 plan = self._together(self._plan, step)
             trained = None if self._is_skipped(plan) else self._learn(plan, phases)
@@ -208,11 +208,13 @@ class Learner:
         self._together(self._push, version, [step.bucket for step in steps], buckets)
 
     def _push(self, version: int, plan: Sequence[Bucket], buckets: Iterator[GatheredBucket]) -> None:
-        if self.publisher is None:
-            # Every rank has its part in gathering.
-            deque(buckets, maxlen=0)
-        else:
-            self.publisher.publish(version, plan, buckets)
+        with self.ranks.activity.working():
+            if self.publisher is None:
+                # Every rank has its part in gathering.
+                deque(buckets, maxlen=0)
+            else:
+                self.publisher.publish(version, plan, buckets)
+        if self.publisher is not None:
             self.replay.published(version)
 
     def _checkpoint(self, step: int) -> None:

@@ -9,7 +9,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
@@ -20,13 +20,17 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from asyncrl.errors import StoppedError
-from asyncrl.learner.launcher import Membership
+from asyncrl.learner.activity import Activity
+from asyncrl.learner.launcher import DEFAULT_TIMEOUTS, Membership
 from asyncrl.weights.group import loopback_interface
 
 T = TypeVar("T")
 
-TIMEOUT = timedelta(days=1)
-"""How long a rank waits for the others, who may wait for a slow replay. The launcher notices ranks that die or hang."""
+ENDED_BY_LAUNCHER_S = 60.0
+"""A collective's time limit is so much longer than a rank may be stuck: the launcher, which knows the stuck one, ends
+the ranks first."""
+WAIT = timedelta(days=365)
+"""How long ranks wait for one that waits for the replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,9 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh | None = None
     """How the ranks communicate, [shards] or [replicas, shards]; None only where there is one."""
+    waiting: DeviceMesh | None = None
+    """The same ranks, without a time limit; None only where there is one rank."""
+    activity: Activity = field(default_factory=Activity)
 
     @staticmethod
     def alone() -> Ranks:
@@ -62,6 +69,7 @@ class Ranks:
     def sum(self, values: Tensor) -> Tensor:
         """The elementwise sum over ranks, on the device of `values`, which do not change. A sum on the CPU does not
         wait for the GPU."""
+        self.activity.advance()
         total = values.clone()
         if self.size > 1:
             dist.all_reduce(total)
@@ -87,14 +95,18 @@ class Ranks:
 
     def leave_if(self, stopped: bool) -> None:
         """Raises StoppedError on every rank if `stopped` is true on any, so that none waits for one that left."""
-        if self.any(stopped):
+        self.activity.advance()
+        anybody = torch.tensor(int(stopped))
+        if self.waiting is not None:
+            dist.all_reduce(anybody, group=self.waiting.get_group())
+        if anybody:
             raise StoppedError("the learner was asked to stop")
 
     def together(self, request: Callable[[], T]) -> T:
-        """This rank's answer to a request that may wait. Raises StoppedError on every rank if the request of one
-        does."""
+        """This rank's answer to a request that may wait for as long as the replay or the disk does. Raises StoppedError
+        on every rank if the request of one does."""
         answers: list[T] = []
-        with suppress(StoppedError):
+        with suppress(StoppedError), self.activity.waiting():
             answers.append(request())
         self.leave_if(not answers)
         return answers[0]
@@ -119,29 +131,34 @@ def shard_of(rows: int, rank: int, ranks: int) -> range:
 
 
 @contextmanager
-def joined(replicas: int = 1) -> Iterator[Ranks]:
+def joined(replicas: int = 1, limit_s: float = DEFAULT_TIMEOUTS.stuck) -> Iterator[Ranks]:
     """The ranks that `launcher.run_ranks` started with this process, or this process alone. They hold `replicas` copies
-    of a model, a divisor of their number. They disconnect at the end."""
+    of a model, a divisor of their number. They disconnect at the end. A collective fails after `limit_s` and a minute,
+    except those that may wait for the replay."""
+    activity = Activity()
     # gloo listens even with one rank. All ranks are on this machine, so loopback is enough.
     os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
     member = Membership.of_this_process()
     store: dist.Store = dist.HashStore()
     if member is not None:
-        member.start_heartbeat()
+        member.start_heartbeat(activity)
         store = dist.FileStore(member.rendezvous, member.size)
     rank, size = (member.rank, member.size) if member is not None else (0, 1)
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(rank)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    limit = timedelta(seconds=limit_s + ENDED_BY_LAUNCHER_S)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    waiting = DeviceMesh.from_group(dist.new_group(timeout=WAIT, backend="gloo"), "cpu") if size > 1 else None
     try:
         kind = "cuda" if cuda else "cpu"
         device = torch.device(kind, rank) if cuda else torch.device(kind)
         shape = (size,) if replicas == 1 else (replicas, size // replicas)
         names = ("replicas", "shards")[-len(shape) :]
-        yield Ranks(rank, size, device, init_device_mesh(kind, shape, mesh_dim_names=names))
+        yield Ranks(rank, size, device, init_device_mesh(kind, shape, mesh_dim_names=names), waiting, activity)
     finally:
         # A reference to a gloo group keeps its threads alive, and those abort a process that exits.
         gc.collect()
+        activity.advance()
         dist.destroy_process_group()

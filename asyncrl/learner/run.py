@@ -55,7 +55,7 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         agree_with_servers(config)
     keep_to_loopback(config, actor=False)
     with ExitStack() as stack:
-        ranks = stack.enter_context(joined(config.learner.replicas))
+        ranks = stack.enter_context(joined(config.learner.replicas, config.learner.rank_timeout_s))
         context = stack.enter_context(zmq.Context())
         replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop)))
         publisher: Publisher | None = None

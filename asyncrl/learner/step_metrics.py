@@ -24,15 +24,17 @@ WAITING = ("wait", "fetch")
 
 
 class Phases:
-    """Seconds of one learner step by phase."""
+    """Seconds of one learner step by phase; `begin` is told the name of each phase."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, begin: Callable[[str], None], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._begin = begin
         self._clock = clock
         self._started = clock()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        self._begin(name)
         before = self._clock()
         with record_function(name):
             yield

@@ -25,9 +25,10 @@ pytestmark = pytest.mark.slow
 
 RANK = """
 import os, pathlib, signal, sys, time
+from asyncrl.learner.activity import Activity
 from asyncrl.learner.launcher import Membership
-own = Membership.of_this_process()
-own.start_heartbeat()
+own, activity = Membership.of_this_process(), Activity()
+own.start_heartbeat(activity)
 {handler}
 folder = pathlib.Path({folder!r})
 (folder / f".{{own.rank}}").write_text(str(os.getpid()))
@@ -111,6 +112,41 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(
         run_ranks(ranks_of(tmp_path, f"{body}\n{FOREVER}"), 2, threading.Event(), timeouts)
 
 
+MEETS = """
+import ctypes, time, torch
+from asyncrl.learner.ranks import joined
+with joined() as ranks:
+    ranks.activity.enter("train")
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "ctypes.CDLL(None).pause() if ranks.rank else ranks.barrier()",
+            "rank 1 works in phase train, at .* not advanced for 3 s .*; rank 0 waits for other ranks in phase train",
+        ),
+        (
+            "ranks.leave_if(False) if ranks.rank else ranks.barrier()",
+            "waits for other ranks in phase train, at torch/distributed/.* not advanced for 3 s .*; rank . waits for",
+        ),
+    ],
+    ids=["in a call that does not return", "in different collectives"],
+)
+def test_a_rank_whose_main_thread_is_stuck_ends_all_with_its_name_and_phase(body: str, reason: str) -> None:
+    timeouts = replace(SHORT, silence=60.0, stuck=3.0)
+    with pytest.raises(RanksError, match=reason):
+        run_ranks([sys.executable, "-c", MEETS.format(body=body)], 2, threading.Event(), timeouts)
+
+
+def test_ranks_may_wait_for_the_replay_and_each_other_for_longer_than_one_may_be_stuck() -> None:
+    body = "ranks.together(lambda: time.sleep(17.0 * ranks.rank)); ranks.barrier()"
+    short = replace(SHORT, silence=60.0, stuck=8.0)
+    run_ranks([sys.executable, "-c", MEETS.format(body=body)], 2, threading.Event(), short)
+
+
 @pytest.mark.parametrize(
     ("handler", "timeouts", "error"), [(STOPS, SHORT, StoppedError), (IGNORES, replace(SHORT, stop=1.0), RanksError)]
 )
@@ -146,8 +182,9 @@ def test_a_rank_ends_itself_once_nobody_reads_its_heartbeats(tmp_path: Path) -> 
     read, write = os.pipe()
     code = f"""
 import time
+from asyncrl.learner.activity import Activity
 from asyncrl.learner.launcher import Membership
-Membership(0, 1, "", {write}, 0.1).start_heartbeat()
+Membership(0, 1, "", {write}, 0.1).start_heartbeat(Activity())
 time.sleep(1000)
 """
     rank = subprocess.Popen([sys.executable, "-c", code], pass_fds=[write])

@@ -89,7 +89,8 @@ def test_the_lag_of_a_trajectory_is_that_of_its_oldest_token():
 
 def test_idle_is_the_share_of_a_step_spent_waiting_for_others():
     now = [0.0]
-    phases = Phases(clock=lambda: now[0])
+    begun: list[str] = []
+    phases = Phases(begun.append, lambda: now[0])
     for name, seconds in (("wait", 1.0), ("fetch", 0.5), ("train", 4.5)):
         with phases(name):
             now[0] += seconds

@@ -70,6 +70,12 @@ class LearnerConfig:
         "weights from fewer ranks: use one copy a host where hosts are slowly connected",
         "[1, inf)",
     )
+    rank_timeout_s: float = option(
+        1800.0,
+        "seconds after which a rank whose main thread does not get on is hung, and all ranks start again; longer than "
+        "one pass and the first compilation take",
+        "[1, inf)",
+    )
     export: bool = option(True, "write the policy as a Hugging Face folder at the end")
 
 
