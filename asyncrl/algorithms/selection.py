@@ -28,8 +28,9 @@ def order(values: Tensor) -> Tensor:
 
 def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
     """The smallest key where `condition` holds of the count and sum of all values up to it; 2^32 if there is none."""
-    keys = order(values)
-    before = torch.zeros(2, 1, dtype=torch.float64, device=values.device)
+    # On the CPU: each histogram is waited for anyway, and sums of bins on a GPU are rounded differently each time.
+    keys, values = order(values).cpu(), values.detach().cpu()
+    before = torch.zeros(2, 1, dtype=torch.float64)
     prefix = 0
     for shift in (2 * _BITS, _BITS, 0):
         inside = (keys >> (shift + _BITS)) == prefix
@@ -49,7 +50,7 @@ def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
 
 def top(values: Tensor, count: int, reduce: Reduce) -> Tensor:
     """bool[M]: the `count` largest values of the global batch, with all that equal the last of them."""
-    total = reduce(torch.tensor([values.numel()], dtype=torch.float64, device=values.device))
+    total = reduce(torch.tensor([values.numel()], dtype=torch.float64))
     cut = threshold(values, lambda seen, _: seen > total - count, reduce)
     return order(values) >= cut
 

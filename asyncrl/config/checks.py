@@ -155,6 +155,8 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         yield "learner.shared_prefixes model.attention: this attention reads whole sequences only; use null"
     if config.cluster.learner_ranks % learner.replicas:
         yield "learner.replicas cluster.learner_ranks: copies have equally many ranks; use a divisor of the second"
+    if learner.deterministic and config.model.attention == "flex_attention":
+        yield "learner.deterministic model.attention: flex attention is not known to repeat bit for bit; use sdpa"
     if len(learner.betas) != 2:
         yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
     if learner.lr_floor and learner.schedule == "constant":

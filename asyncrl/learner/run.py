@@ -19,6 +19,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batches import BatchSource, open_batches
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.critic import load_critic
+from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, folder_writer
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.loop import Learner
@@ -51,6 +52,8 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
     recorded = config.replay.source is not None
     if recorded:
         config = replace(config, learner=replace(config.learner, eval_every=0))
+    if config.learner.deterministic:
+        be_deterministic()
     if config.weights.channel == "distributed":
         agree_with_servers(config)
     keep_to_loopback(config, actor=False)

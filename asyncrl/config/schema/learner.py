@@ -70,6 +70,9 @@ class LearnerConfig:
         "weights from fewer ranks: use one copy a host where hosts are slowly connected",
         "[1, inf)",
     )
+    deterministic: bool = option(
+        False, "only kernels that repeat bit for bit on the same GPUs, which are slower; on the CPU all do"
+    )
     rank_timeout_s: float = option(
         1800.0,
         "seconds after which a rank whose main thread does not get on is hung, and all ranks start again; longer than "

@@ -1,0 +1,31 @@
+"""Training that repeats bit for bit on the same GPUs (`learner.deterministic`); on the CPU it always does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+import torch
+
+VARIABLES = {
+    # cuBLAS takes its workspaces from whichever stream is first, unless they have a fixed size.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    # Read by transformers for the package flash_attn; torch's own kernels follow torch.use_deterministic_algorithms.
+    "FLASH_ATTENTION_DETERMINISTIC": "1",
+}
+
+
+def be_deterministic(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let torch use only kernels that repeat their result; an operation without one raises RuntimeError with its name.
+
+    Call this before the first work on a GPU. A value that the environment has already stays. Attention then takes the
+    flash kernel, also where cuDNN's would be faster, since that has no deterministic backward pass.
+    """
+    from torch._inductor import config as compiler
+
+    for name, value in VARIABLES.items():
+        environment.setdefault(name, value)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    # Otherwise the compiler chooses between kernels, which round differently, by how fast they happen to be.
+    compiler.deterministic = True
