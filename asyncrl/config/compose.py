@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
@@ -26,7 +25,7 @@ from asyncrl.config.setting import set_value
 from asyncrl.errors import ConfigError
 
 DEFAULTS = "train"
-"""The file that names the schema and the file of each group that is taken unless another is chosen."""
+"""The file that names the file of each group that is taken unless another is chosen."""
 
 
 def read(words: Sequence[str], folder: Path | None = None) -> TrainConfig:
@@ -82,11 +81,10 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
         except ConfigError as error:
             wrong[key] = str(error)
     config: DictConfig = OmegaConf.structured(TrainConfig)
-    # Hydra composes without types, so that a file may give a part by its name alone.
-    ConfigStore.instance().store(name="schema", node=OmegaConf.to_container(config))
     in_files = files.wrong
     if not in_files:
         try:
+            # Hydra composes the files without types, so that one may give a part by its name alone.
             with initialize_config_dir(str(config_dir()), version_base="1.3"):
                 content = compose(DEFAULTS, [f"{group}={name}" for group, name in chosen.items() if name])
             in_files = list(set_value(config, "", OmegaConf.to_container(content)).values())

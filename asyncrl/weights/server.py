@@ -4,22 +4,19 @@ Receivers pull (transfers.py has the protocol), each with a bounded number of ch
 delays only itself. A thread of its own answers, and training waits for no receiver. A malformed request, or one of
 another run, is answered `refused` with the reason, and counted.
 
-Each version is compared once with the one before it. The last `history` deltas are kept for receivers that hold one of
-their bases. Host memory holds one version, its deltas, and what is in transfer; and a second version while two are
-compared.
+The last `history` deltas are kept for receivers that hold one of their bases. Host memory holds one version, its
+deltas, and what is in transfer.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import closing
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -32,16 +29,10 @@ from asyncrl.network.keys import ServerKeys
 from asyncrl.network.listener import Listener
 from asyncrl.network.throttle import Throttled
 from asyncrl.types import RunIdentity
-from asyncrl.weights.delta import Delta, diff, same_layout
+from asyncrl.weights.delta import Delta
 from asyncrl.weights.group import BroadcastCall
-from asyncrl.weights.manifest import (
-    DTYPES,
-    MAX_CHUNK_BYTES,
-    MAX_MANIFEST_BYTES,
-    WeightSnapshot,
-    dtype_name,
-    take_snapshot,
-)
+from asyncrl.weights.manifest import MAX_MANIFEST_BYTES, WeightSnapshot
+from asyncrl.weights.preparation import Preparation
 from asyncrl.weights.transfers import Broadcasts, Transfers
 from asyncrl.wire import Message, check_run, decode, encode, run_of
 
@@ -81,8 +72,7 @@ class WeightServer:
         broadcasts: Broadcasts | None = None,
         threads: int = 2,
     ) -> None:
-        if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
-            raise WeightsError(f"chunk_bytes is {chunk_bytes}; it must be 1 to {MAX_CHUNK_BYTES}")
+        self._preparation = Preparation(self._offer, chunk_bytes, history > 0, threads)
         check_bind(host, insecure, secured=keys is not None)
         self._listener = Listener(context, f"tcp://{host}:{port}", keys, MAX_REQUEST_BYTES)
         self._router = self._listener.socket
@@ -91,18 +81,10 @@ class WeightServer:
         self._run = run
         self._refusals = Throttled(logger, "refused a request for weights")
         self._undelivered = Throttled(logger, "a receiver has gone before its answer, or takes none", logging.INFO)
-        self._chunk_bytes = chunk_bytes
         self._transfers = Transfers(forget_s, history, broadcasts)
-        self._published = -1
-        self._with_deltas = history > 0
-        self._last: WeightSnapshot | None = None
-        self._measured: dict[str, float] = {}
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
-        # Checksums and deltas have workers of their own so that they hold up neither training nor a transfer.
-        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="weights-preparing")
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
         self._thread = threading.Thread(target=self._serve, name="weights-publisher", daemon=True)
         self._thread.start()
 
@@ -117,24 +99,17 @@ class WeightServer:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Of the last version that was prepared: its bytes, the bytes of its delta, the share of elements that the
-        delta changes, and the seconds of preparing it. Also the requests refused so far."""
-        return {**self._measured, "refused": float(self.refused)}
+        """What `Preparation` measured, and the requests refused so far."""
+        return {**self._preparation.measured, "refused": float(self.refused)}
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
         """Offer `tensors` (on the CPU, never changed again) as `version`; returns at once.
 
         Raises WeightsError: the version is not newer than the last, a tensor cannot travel, or the publisher is closed.
         """
-        if version <= self._published:
-            raise WeightsError(f"version {version} was to follow {self._published}; a version never moves backwards")
-        for name, tensor in tensors.items():
-            if tensor.device.type != "cpu" or dtype_name(tensor.dtype) not in DTYPES:
-                raise WeightsError(f"{name} is {tensor.dtype} on {tensor.device}; move it to the CPU as {list(DTYPES)}")
         if not self._thread.is_alive():
             raise WeightsError("the publisher is closed")
-        self._published = version
-        self._preparing.submit(self._prepare, version, dict(tensors)).add_done_callback(_log_failure)
+        self._preparation.begin(version, tensors)
 
     def call(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
         """Call the receivers that asked to join a broadcast over `backend`; returns who they are.
@@ -154,8 +129,7 @@ class WeightServer:
 
     def close(self) -> None:
         """Stop serving; transfers under way are cut off, and their receivers wait for the next publisher."""
-        self._preparing.shutdown(cancel_futures=True)
-        self._pool.shutdown(cancel_futures=True)
+        self._preparation.close()
         self._closing.set()
         self._wake.send(b".")
         self._thread.join()
@@ -180,25 +154,8 @@ class WeightServer:
                 self._send(receiver, message)
         return receivers
 
-    def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        if version != self._published:
-            return
-        started = time.perf_counter()
-        snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._pool.map)
-        delta = self._delta_to(snapshot)
-        self._last = snapshot
-        self._measured = {"bytes": float(snapshot.manifest.nbytes), "prepare_s": time.perf_counter() - started}
-        if delta is not None:
-            elements = sum(math.prod(spec.shape) for spec in snapshot.manifest.tensors)
-            self._measured["delta_bytes"] = float(len(delta.payload))
-            self._measured["density"] = delta.header.changed / max(1, elements)
-        self._in_thread(partial(self._transfers.offer, snapshot, delta))
-
-    def _delta_to(self, snapshot: WeightSnapshot) -> Delta | None:
-        last = self._last
-        if not self._with_deltas or last is None or not same_layout(last.manifest, snapshot.manifest):
-            return None
-        return diff(last, snapshot, self._pool.map)
+    def _offer(self, snapshot: WeightSnapshot, delta: Delta | None) -> None:
+        self._in_thread(lambda: self._transfers.offer(snapshot, delta))
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -242,8 +199,3 @@ class WeightServer:
             self._router.send_multipart([receiver, *frames], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             self._undelivered.say(error)
-
-
-def _log_failure(done: Future[None]) -> None:
-    if not done.cancelled() and (error := done.exception()) is not None:
-        logger.error("a version was not prepared, receivers stay at the one before", exc_info=error)

@@ -1,0 +1,88 @@
+"""Makes published versions ready for receivers: checksums, and the delta from the version before.
+
+It works in threads of its own, so that it holds up neither training nor a transfer. Host memory holds the last version,
+and a second one while the two are compared.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from asyncrl.errors import WeightsError
+from asyncrl.weights.delta import Delta, diff, same_layout
+from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, WeightSnapshot, dtype_name, take_snapshot
+
+logger = logging.getLogger(__name__)
+
+
+class Preparation:
+    """Prepares versions, each of which it gives to `offer`, with the delta to it if there is one; `offer` may be called
+    in any thread. A version that a newer one overtakes before its turn is left out.
+
+    `measured` has of the last version that was prepared: its bytes, the bytes of its delta, the share of elements that
+    the delta changes (density), and the seconds of preparing it.
+    """
+
+    def __init__(
+        self, offer: Callable[[WeightSnapshot, Delta | None], object], chunk_bytes: int, deltas: bool, threads: int
+    ) -> None:
+        if not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
+            raise WeightsError(f"chunk_bytes is {chunk_bytes}; it must be 1 to {MAX_CHUNK_BYTES}")
+        self.measured: dict[str, float] = {}
+        self._offer = offer
+        self._chunk_bytes = chunk_bytes
+        self._deltas = deltas
+        self._newest = -1
+        self._last: WeightSnapshot | None = None
+        self._versions = ThreadPoolExecutor(1, thread_name_prefix="weights-preparing")
+        self._tensors = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
+
+    def begin(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Prepare `tensors`, on the CPU and never changed again, as `version`; returns at once.
+
+        Raises WeightsError: the version is not newer than the last, or a tensor cannot travel.
+        """
+        if version <= self._newest:
+            raise WeightsError(f"version {version} was to follow {self._newest}; a version never moves backwards")
+        for name, tensor in tensors.items():
+            if tensor.device.type != "cpu" or dtype_name(tensor.dtype) not in DTYPES:
+                raise WeightsError(f"{name} is {tensor.dtype} on {tensor.device}; move it to the CPU as {list(DTYPES)}")
+        self._newest = version
+        self._versions.submit(self._prepare, version, dict(tensors)).add_done_callback(_log_failure)
+
+    def close(self) -> None:
+        """Return once the version under way is prepared."""
+        self._versions.shutdown(cancel_futures=True)
+        self._tensors.shutdown(cancel_futures=True)
+
+    def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        if version != self._newest:
+            return
+        started = time.perf_counter()
+        snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._tensors.map)
+        delta = self._delta_to(snapshot)
+        self._last = snapshot
+        measured = {"bytes": float(snapshot.manifest.nbytes), "prepare_s": time.perf_counter() - started}
+        if delta is not None:
+            elements = sum(math.prod(spec.shape) for spec in snapshot.manifest.tensors)
+            measured["delta_bytes"] = float(len(delta.payload))
+            measured["density"] = delta.header.changed / max(1, elements)
+        self.measured = measured
+        self._offer(snapshot, delta)
+
+    def _delta_to(self, snapshot: WeightSnapshot) -> Delta | None:
+        last = self._last
+        if not self._deltas or last is None or not same_layout(last.manifest, snapshot.manifest):
+            return None
+        return diff(last, snapshot, self._tensors.map)
+
+
+def _log_failure(done: Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        logger.error("a version was not prepared, receivers stay at the one before", exc_info=error)
