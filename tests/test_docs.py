@@ -69,6 +69,7 @@ def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         runpy.run_path("block.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
 def test_yaml_is_a_configuration(block: Block, tmp_path: Path) -> None:
     chosen = CHOSEN_AS.match(block.text)
@@ -76,6 +77,7 @@ def test_yaml_is_a_configuration(block: Block, tmp_path: Path) -> None:
     composed([f"{chosen[1] if chosen else 'experiment'}={tmp_path}/block.yaml"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "words"), commands(), ids=lambda value: value if isinstance(value, str) else None)
 def test_commands_keys_and_options_exist(
     page: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

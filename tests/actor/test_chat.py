@@ -62,6 +62,7 @@ FORGING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalizer", FORGING, ids=str)
 def test_a_tokenizer_that_reads_other_characters_as_a_special_token_is_refused(normalizer):
     with pytest.raises(ConfigError, match="normalized=False"):
@@ -71,6 +72,7 @@ def test_a_tokenizer_that_reads_other_characters_as_a_special_token_is_refused(n
 HARMLESS = [normalizers.NFC(), normalizers.Replace(" ", "▁")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("normalizer", "normalized"), [(each, False) for each in FORGING] + [(each, True) for each in HARMLESS], ids=str
 )

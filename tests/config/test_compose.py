@@ -124,6 +124,7 @@ def test_a_name_alone_stands_for_a_part_with_its_defaults_or_for_a_list_of_one(r
     assert config.actor.tools == ["python"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", choices("algorithm"))
 def test_what_a_run_writes_down_is_read_as_the_same_configuration(
     required: list[str], tmp_path: Path, algorithm: str

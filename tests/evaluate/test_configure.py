@@ -14,6 +14,8 @@ from asyncrl.errors import ConfigError
 from asyncrl.evaluate.configure import EvaluationRequest, require_same, without_training
 from tests.helpers import make_task
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

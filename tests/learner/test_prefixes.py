@@ -21,6 +21,8 @@ from asyncrl.learner.prefixes import find_shared
 from asyncrl.learner.ranks import Ranks
 from tests.learner.support import Run, assert_weights_close, make_config, with_critic
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"vocab_size": 61, "max_position_embeddings": 64, "initializer_range": 0.25, "pad_token_id": 0}
 WINDOW = {"sliding_window": 6}

@@ -7,6 +7,8 @@ from asyncrl.config.compose import read
 from asyncrl.errors import ConfigError
 from tests.scoring.fakes import TextPRM, lines, score
 
+pytestmark = pytest.mark.slow
+
 PRM = TextPRM(lambda text: 0.25 if "perhaps" in text else 0.75)
 RIGHT, WRONG = ["8 * 9", "perhaps 72", "#### 72"], ["8 * 9", "perhaps 71", "#### 71"]
 

@@ -13,6 +13,8 @@ from asyncrl.weights.delta import Delta, apply, diff
 from asyncrl.weights.manifest import DTYPES, WHOLE, bytes_of, take_snapshot
 from tests.weights.fakes import same_bits, some_tensors
 
+pytestmark = pytest.mark.slow
+
 SPECIAL = {"float32": [0x80000000, 0x7FC00001, 0xFFFFFFFF], "bfloat16": [0x8000, 0x7FC1, 0xFFFF]}
 
 

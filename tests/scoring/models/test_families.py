@@ -53,6 +53,7 @@ def scores_of(model, batch):
     return [np.atleast_1d(getattr(each, "logit", each)) for each in model.score(batch)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(batch=BATCHES, bound=st.sampled_from([*BOUNDS]))
 def test_scores_are_those_of_a_plain_forward_whatever_else_is_in_the_batch(family, models, batch, bound):
