@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from asyncrl.learner.optimizer import local_size
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy
 from asyncrl.learner.trainer import Trainer
@@ -67,10 +67,10 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool) -> int:
 
 
 def _not_allocated_yet(trainer: Trainer) -> int:
-    """Bytes of float32 moments, and of gradients of the other models, that training will add."""
+    """Bytes of moments, and of float32 gradients of the other models, that training will add."""
     missing = 0
     for model in trainer.models.values():
-        for parameter in model.module.parameters():
-            weights = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
-            missing += 4 * weights * (2 if model is trainer.policy else 3)
+        missing += model.moment_bytes()
+        if model is not trainer.policy:
+            missing += sum(4 * local_size(parameter) for parameter in model.module.parameters())
     return missing

@@ -64,6 +64,16 @@ class Trainable(Generic[M]):
         states = {each: state for optimizer in self._optimizers for each, state in optimizer.state.items()}
         return {name: states[each] for name, each in self.module.named_parameters() if each in states}
 
+    def moment_bytes(self) -> int:
+        """How many bytes this rank's moments take once all parameters have them."""
+        sizes = {"AdamW": 8, "ShardedMuon": 4, "AdamW8bit": 2}
+        return sum(
+            sizes[type(optimizer).__name__] * local_size(parameter)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+
     def begin_moments(self, names: Collection[str]) -> None:
         """Give the parameters `names` moments to load others into, and the other parameters none. No weight changes."""
         for optimizer in self._optimizers:
@@ -104,6 +114,11 @@ class Trainable(Generic[M]):
             self._step(self.learning_rate(step))
         self.module.zero_grad()
         return update
+
+
+def local_size(parameter: nn.Parameter) -> int:
+    """How many numbers of a parameter this rank has."""
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
 
 
 def lr_scale(config: LearnerConfig, step: int) -> float:

@@ -81,6 +81,17 @@ def test_adamw_is_that_of_a_plain_loop_and_norms_and_biases_have_no_weight_decay
     assert_close(trained(CONFIG), plainly_trained(lambda model: [adamw(model)]))
 
 
+def test_the_bytes_of_moments_are_known_before_there_are_any():
+    for optimizer in ("adamw", "muon"):
+        model = Decoder()
+        trainable = Trainable(model, 1e-2, replace(CONFIG, optimizer=optimizer))
+        expected = trainable.moment_bytes()
+        model.loss(0).backward()
+        trainable.update(0)
+        moments = [each for state in trainable.moments().values() for each in state.values() if each.dim()]
+        assert sum(each.nbytes for each in moments) == expected
+
+
 def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest():
     inner = "layers.0.wide.weight"
 
