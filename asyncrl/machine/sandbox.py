@@ -29,7 +29,12 @@ from asyncrl.errors import AsyncrlError
 
 log = logging.getLogger(__name__)
 
-_CHILD = Path(__file__).with_name("sandbox_child.py")
+_PACKAGE = Path(__file__).parents[1]
+_CHILD = f"""import sys
+sys.path.insert(0, {str(_PACKAGE.parent)!r})
+from asyncrl.machine.sandbox_child.main import main
+main()
+"""
 _MAX_FILE_BYTES = 1 << 20
 _KILLED = 128 + signal.SIGKILL
 _CHECK_S = 60.0
@@ -118,7 +123,7 @@ async def run(
             file.seek(0)
         ours, theirs = (stack.enter_context(each) for each in socket.socketpair())
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(_CHILD)),
+            *(sys.executable, "-I", "-S", "-c", _CHILD),
             *map(str, (theirs.fileno(), source.fileno(), int(namespaces))),
             *map(str, (math.ceil(limits.cpu_s), limits.memory_mb << 20, _MAX_FILE_BYTES, limits.disk_mb << 20)),
             *map(str, (limits.processes, *(_visible() if namespaces else ()))),
@@ -171,7 +176,7 @@ def _visible() -> list[str]:
     """The paths that Python and the system's programs need, and asyncrl's code. No run, no keys, no home folder."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parents[1])}
     python = [f"{prefix}/{name}" for prefix in sorted(prefixes) for name in _OF_PYTHON]
-    return [each for each in (*_SYSTEM, *python, str(_CHILD.parents[1])) if Path(each).exists()]
+    return [each for each in (*_SYSTEM, *python, str(_PACKAGE)) if Path(each).exists()]
 
 
 def _environment(folder: str) -> dict[str, str]:

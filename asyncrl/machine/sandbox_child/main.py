@@ -1,0 +1,54 @@
+"""The launcher, and what the program's process does once it is confined.
+
+On the control socket the watcher reports `status N` or `failed REASON`, and reads only that the caller has closed it.
+"""
+
+import os
+import sys
+from contextlib import suppress
+
+from asyncrl.machine.sandbox_child.namespaces import build_root, enter_namespaces
+from asyncrl.machine.sandbox_child.options import Options
+from asyncrl.machine.sandbox_child.system import libc
+from asyncrl.machine.sandbox_child.watching import watch
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    options = Options(sys.argv[1:])
+    try:
+        if options.namespaces:
+            enter_namespaces(options.user)
+            watcher = os.fork()
+            if watcher:
+                os.waitpid(watcher, 0)
+                os._exit(0)
+            build_root(options)
+        else:
+            with suppress(AttributeError):
+                libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        program = watch(options)
+    except Exception as error:  # noqa: BLE001 - the caller raises it
+        os.write(options.control, f"failed {type(error).__name__}: {error}".encode())
+        os._exit(1)
+    run(program)
+
+
+def run(source: str) -> None:
+    """Run as `python -I -` does: a failure is printed without the frames of this package."""
+    import site
+
+    # The caller's path to this package.
+    del sys.path[0]
+    site.main()
+    sys.argv[:] = ["-"]
+    sys.modules["__main__"] = module = type(sys)("__main__")
+    try:
+        exec(compile(source, "<stdin>", "exec"), module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - printed, as Python does
+        behind = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(type(error), error.with_traceback(behind), behind)
+        sys.exit(1)

@@ -1,0 +1,100 @@
+"""Taking from the program's process all rights that the program must not have."""
+
+import ctypes
+import errno
+import os
+import resource
+import struct
+import sys
+from contextlib import suppress
+
+from asyncrl.machine.sandbox_child.options import Options
+from asyncrl.machine.sandbox_child.system import call
+
+PR_SET_NO_NEW_PRIVS = 38
+CAPABILITY_VERSION = 0x20080522
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, REFUSE = 0x7FFF0000, 0x50000 | errno.EPERM
+CALLS = {"x86_64": (0xC000003E, 41, 29), "aarch64": (0xC00000B7, 198, 194)}
+"""By machine: its number in a filter of system calls, and the numbers of `socket` and `shmget`."""
+IO_URING_SETUP, X32_CALLS = 425, 0x40000000
+FAMILIES = (1, 2, 10, 16)
+"""The families of sockets that namespaces separate: Unix, IPv4, IPv6, netlink."""
+
+
+def confine(options: Options, tell: int) -> None:
+    """Give up all rights that the program must not have. A failure ends the process, with the reason in `tell`."""
+    try:
+        if options.namespaces:
+            os.chroot("/jail")
+            os.chdir("/tmp")
+        os.setsid()
+        if options.user is not None:
+            if not options.namespaces:
+                os.chown(".", options.user, options.user)
+            os.setgroups([])
+            os.setresgid(options.user, options.user, options.user)
+            os.setresuid(options.user, options.user, options.user)
+        with suppress(AttributeError):
+            drop_rights()
+        set_limits(options)
+    except Exception as error:  # noqa: BLE001 - the caller raises it
+        os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
+        os._exit(1)
+    os.close(tell)
+
+
+def drop_rights() -> None:
+    call("capset", (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    refuse_calls()
+
+
+def refuse_calls() -> None:
+    """Refuse calls that neither namespaces nor limits hold: sockets to the host of a virtual machine (vsock), io_uring,
+    which makes sockets that no filter sees, and System V shared memory, which outlives all processes."""
+    known = CALLS.get(os.uname().machine)
+    if known is None or sys.maxsize < 1 << 32:
+        return
+    machine, socket, shmget = known
+    families = len(FAMILIES)
+    steps = [
+        (LOAD, 0, 0, 4),
+        (EQUAL, 0, 6 + families, machine),
+        (LOAD, 0, 0, 0),
+        (AT_LEAST, 4 + families, 0, X32_CALLS),
+        (EQUAL, 3 + families, 0, shmget),
+        (EQUAL, 2 + families, 0, IO_URING_SETUP),
+        (EQUAL, 0, 2 + families, socket),
+        (LOAD, 0, 0, 16),
+        *((EQUAL, families - index, 0, family) for index, family in enumerate(FAMILIES)),
+        (RETURN, 0, 0, REFUSE),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
+    try:
+        call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
+    except OSError as error:
+        # A kernel without filters, as security.md says.
+        if error.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
+
+
+def set_limits(options: Options) -> None:
+    limits = [
+        (resource.RLIMIT_CPU, options.cpu_s),
+        (resource.RLIMIT_AS, options.memory),
+        (resource.RLIMIT_FSIZE, options.file),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+    ]
+    if options.kernel_counts:
+        limits.append((resource.RLIMIT_NPROC, options.processes))
+    for kind, value in limits:
+        _, hard = resource.getrlimit(kind)
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        # macOS knows some of them by name only.
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (most, most))

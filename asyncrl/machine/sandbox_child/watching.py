@@ -1,0 +1,123 @@
+"""Waiting for the program, and ending it with all its children."""
+
+import os
+import resource
+import select
+import signal
+import time
+from contextlib import suppress
+
+from asyncrl.machine.sandbox_child.options import Options
+from asyncrl.machine.sandbox_child.rights import confine
+
+LOOK_S = 0.1
+"""Between two checks of what the kernel does not limit: the memory of all processes together, and on some machines
+their number."""
+
+
+def watch(options: Options) -> str:
+    """Start the program, wait for it, and end with all its children. Returns only in the program's process: the source
+    of the program."""
+    source = os.pread(options.source, os.fstat(options.source).st_size, 0).decode()
+    os.close(options.source)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    # The kernel protects the first process of a namespace only from signals for which it has no handler.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(wake)
+    problem, tell = os.pipe()
+    program = os.fork()
+    if program == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for fd in (options.control, woken, wake, problem):
+            os.close(fd)
+        confine(options, tell)
+        return source
+    os.close(tell)
+    status = wait(program, woken, options)
+    if not options.namespaces:
+        kill_descendants()
+    failed = b""
+    os.set_blocking(problem, False)
+    with suppress(BlockingIOError):
+        failed = os.read(problem, 4096)
+    # The caller may have gone.
+    with suppress(OSError):
+        os.write(options.control, b"failed " + failed if failed else b"status %d" % status)
+    os._exit(0)
+
+
+def wait(program: int, woken: int, options: Options) -> int:
+    """The status of `program`, as a shell gives it; that of a kill where the caller has gone, or where the processes
+    are too many or take too much memory together."""
+    poll = select.poll()
+    poll.register(options.control, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    while True:
+        status = reap(program)
+        if status is not None:
+            return status
+        ready = [fd for fd, _ in poll.poll(LOOK_S * 1000)]
+        if options.control in ready or takes_too_much(options):
+            return 128 + signal.SIGKILL
+        if woken in ready:
+            os.read(woken, 4096)
+
+
+def takes_too_much(options: Options) -> bool:
+    found = descendants(options.proc)
+    if not options.kernel_counts and len(found) > options.processes:
+        return True
+    return sum(memory(f"{options.proc}/{pid}") for pid in found) > options.memory
+
+
+def memory(process: str) -> int:
+    """Bytes of memory. Where the kernel allows a look, shared memory is divided among the processes that share it."""
+    with suppress(OSError, ValueError):
+        with suppress(PermissionError), open(f"{process}/smaps_rollup", "rb") as rollup:
+            return int(rollup.read().partition(b"\nPss:")[2].split()[0]) << 10
+        with open(f"{process}/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def reap(program: int) -> "int | None":
+    """Reap all children that have ended; the status of `program` if it is one of them."""
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == program:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            if pid == 0:
+                break
+    return None
+
+
+def kill_descendants() -> None:
+    """Kill until none is left: some may start others meanwhile."""
+    while True:
+        for pid in descendants("/proc"):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def descendants(proc: str) -> "set[int]":
+    parents = {}
+    for name in filter(str.isdigit, os.listdir(proc)):
+        with suppress(OSError), open(f"{proc}/{name}/stat", "rb") as stat:
+            parents[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
+    found, known = {os.getpid()}, 0
+    while len(found) > known:
+        known = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {os.getpid()}
