@@ -108,7 +108,8 @@ class Trainable(Generic[M]):
         norm, largest = total.item(), self._config.skip_grad_norm
         update = UpdateResult(norm, largest is not None and largest < norm < math.inf)
         if not math.isfinite(norm) or update.too_large:
-            logger.warning("the gradient norm is %s: no update of %s", norm, type(self.module).__name__)
+            why = "above learner.skip_grad_norm" if update.too_large else "not finite"
+            logger.warning("the gradient norm %s is %s: no update of %s", norm, why, type(self.module).__name__)
         elif norm > 0:
             clip_grads_with_norm_(parameters, self._config.max_grad_norm, total)
             self._step(self.learning_rate(step))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import PartConfig
 from asyncrl.errors import InvariantError, StoppedError
 from asyncrl.learner.failures import StepFailedError, StepFailures
@@ -150,6 +151,18 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_counted(
     assert_weights_equal(run.weights[1], run.weights[2])
     assert all(tensor.isfinite().all() for tensor in run.final.values())
     assert "no update of" in caplog.text
+
+
+def test_too_large_gradients_are_left_out_and_counted_and_more_steps_stretch_the_schedule(
+    model: Path, ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = make_config(model, tmp_path, skip_grad_norm=1e-9, schedule="linear", steps=4)
+    run = Run(config, changes=[ConfigChange(2, "learner.steps", 3, 4, 0)]).train(ranks)
+    assert run.metrics.of("updates_too_large") == {0: 1, 1: 2, 2: 3, 3: 4}
+    assert run.metrics.of("updates_skipped")[3] == 0
+    assert run.metrics.of("lr") == pytest.approx({0: 1e-3, 1: 2e-3 / 3, 2: 5e-4, 3: 2.5e-4})
+    assert_weights_equal(run.weights[0], run.final)
+    assert "learner.skip_grad_norm" in caplog.text
 
 
 class StopBetweenPasses(threading.Event):

@@ -91,7 +91,7 @@ class CriticConfig:
         "Hugging Face folder or hub name of its backbone; null: model.path",
         fixed="the critic in the checkpoints began with it",
     )
-    lr: float = option(1e-5, "learning rate of its AdamW", "(0, inf)")
+    lr: float = option(1e-5, "its learning rate, which learner.schedule scales", "(0, inf)")
 
 
 @dataclass
@@ -108,7 +108,7 @@ class ImplicitConfig:
         "Hugging Face folder or hub name of its first weights; null: model.path",
         fixed="the model in the checkpoints began with it",
     )
-    lr: float = option(1e-6, "learning rate of its AdamW", "(0, inf)")
+    lr: float = option(1e-6, "its learning rate, which learner.schedule scales", "(0, inf)")
 
 
 @dataclass
