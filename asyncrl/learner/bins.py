@@ -16,6 +16,8 @@ Bins = list[list[int]]
 
 STEPS = 50
 """Exchanges by which bins are evened out at most."""
+ENOUGH = 1.001
+"""Bins of which none costs more than this times the mean are even enough."""
 
 
 def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> Bins:
@@ -107,9 +109,9 @@ def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: 
         loads = [sum(costs[item] for item in each) for each in bins]
         order = sorted(range(len(bins)), key=lambda index: (loads[index], index))
         dearest = order.pop()
-        if not bins[dearest] or not any(
-            _exchange(lengths, costs, bins[dearest], bins[index], limit) for index in order
-        ):
+        if loads[dearest] * len(bins) <= ENOUGH * sum(loads):
+            break
+        if not any(_exchange(lengths, costs, bins[dearest], bins[index], limit) for index in order):
             break
     return bins
 
