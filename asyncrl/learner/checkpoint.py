@@ -1,8 +1,9 @@
 """Checkpoints: any number of ranks may read what any other number wrote.
 
-A checkpoint is written under a hidden name, renamed, and marked complete; a folder without the mark is no checkpoint.
-Checksums of all its files tell later whether they are still what was written. It holds the weights, the optimisers'
-state and the progress. Random numbers need no state, since every learner step seeds them.
+A checkpoint holds the weights, the optimisers' state and the progress. Random numbers need no state, since every
+learner step seeds them. Training waits only until its state is copied to host memory. Threads write the copy under a
+hidden name, rename it, and mark it complete; a folder without the mark is no checkpoint. Checksums of all its files
+tell later whether they are still what was written.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
-from torch import nn
-from xxhash import xxh3_64
+from torch import Tensor, nn
 
 from asyncrl.errors import CheckpointError
+from asyncrl.learner.checkpoint_files import COMPLETE, FORMAT, PROGRESS, CheckpointFiles, find_damage
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.state import Models, read_state, read_weights, write_state
-from asyncrl.machine.files import sync, when_there_is_room, write_whole
+from asyncrl.learner.state import HostCopy, Models, read_state, read_weights
+from asyncrl.machine.files import when_there_is_room
 from asyncrl.types import BatchPlan
+from asyncrl.weights.threads import begin
 
 logger = logging.getLogger(__name__)
 
-COMPLETE, DAMAGED = "complete", "damaged"
-"""The file that marks a folder as a checkpoint, and its name once the checkpoint was found damaged."""
-FORMAT = "3"
-"""What the mark contains. Earlier versions of asyncrl wrote another number, or nothing."""
-PROGRESS = "progress.json"
-CHECKSUMS = "checksums-"
-CHUNK_BYTES = 16 << 20
+DAMAGED = "damaged"
+"""The name of the mark once the checkpoint was found damaged."""
+POLL_S = 0.1
 _STEP = re.compile(r"step-(\d{6,})")
 
 
@@ -77,37 +78,67 @@ class Checkpoints:
         self._stop = stop or threading.Event()
         self._keep = keep
         self._ranks = ranks
+        self._copy = HostCopy()
+        self._writing: Future[int] | None = None
+        self._gives_up = threading.Event()
 
     def complete(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         return [folder for folder in self._folders() if (folder / COMPLETE).exists()]
 
     def save(self, progress: Progress, models: Models) -> None:
-        """Write a checkpoint, as soon as the disk has room for it. It is complete when this returns.
+        """Begin a checkpoint, once the one before it is complete. What happens to the models and to `progress` after
+        this returns is not in it.
 
-        Raises StoppedError on every rank: one was asked to stop while it waited for room.
+        Raises StoppedError on every rank: one was asked to stop while it waited for room on the disk.
         """
-        final = self._path(progress.step)
-        partial = self._folder / f".tmp-{final.name}"
+        self.wait()
+        files = CheckpointFiles(self._path(progress.step))
         content = {**asdict(progress), "fingerprint": _fingerprint(models), "ranks": self._ranks.shards}
-        self._write(final, lambda: _make_anew(partial), by_first=True)
-        writes = self._ranks.is_in_first_copy
-        self._write(final, lambda: sync(write_state(models, partial, self._ranks)) if writes else None)
-        self._write(final, lambda: write_whole(partial / PROGRESS, json.dumps(content)), by_first=True)
-        self._write(final, lambda: sync(_write_checksums(partial, self._ranks)))
-        if self._ranks.rank == 0:
-            sync(partial)
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
-        self._write(final, lambda: write_whole(final / COMPLETE, FORMAT), by_first=True)
-        if self._ranks.rank == 0:
-            self._clean()
-        self._ranks.barrier()
+        make = partial(when_there_is_room, files.begin, self._stop, str(files.final))
+        self._ranks.together(make if self._ranks.rank == 0 else lambda: None)
+        if self._ranks.is_in_first_copy:
+            write = partial(
+                self._write, files, self._copy.take(models, self._ranks), progress.step, json.dumps(content)
+            )
+            self._writing = begin(write, "checkpoint", daemon=True)
 
-    def _write(self, checkpoint: Path, write: Callable[[], None], by_first: bool = False) -> None:
-        """Have every rank, or the first one alone, `write`. All ranks go on together."""
-        writes = self._ranks.rank == 0 or not by_first
-        self._ranks.together(lambda: when_there_is_room(write, self._stop, str(checkpoint)) if writes else None)
+    def _write(self, files: CheckpointFiles, tensors: Mapping[str, Tensor], step: int, progress: str) -> int:
+        started = time.monotonic()
+        if not files.write(tensors, progress, self._ranks, self._gives_up):
+            return 0
+        self._clean()
+        logger.info("%s is complete, %.1f s after its copy was made", files.final, time.monotonic() - started)
+        return step
+
+    def wait(self) -> None:
+        """Return once no checkpoint is being written.
+
+        Raises StoppedError on every rank: as `save`. Raises on a rank whose part could not be written its OSError.
+        """
+        self._ranks.together(self._wait)
+
+    def _wait(self) -> None:
+        while (writing := self._writing) is not None and not writing.done():
+            if self._stop.is_set():
+                self._gives_up.set()
+            wait([writing], POLL_S)
+        if writing is not None:
+            writing.result()
+
+    def completed(self) -> int:
+        """The steps in a checkpoint that has become complete since the last call, on rank 0; else 0. Does not wait.
+        Raises as `wait`, without agreement of the ranks."""
+        if self._writing is None or not self._writing.done():
+            return 0
+        written, self._writing = self._writing, None
+        return written.result()
+
+    def close(self) -> None:
+        """Let the checkpoint that is being written become complete, unless the disk is full."""
+        self._gives_up.set()
+        if self._writing is not None and (error := self._writing.exception()) is not None:
+            logger.warning("the last checkpoint was not written: %s", error)
 
     def restore(self, models: Models) -> Progress | None:
         """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, where there is no
@@ -147,7 +178,11 @@ class Checkpoints:
                     f"{folder} was written by an earlier version of asyncrl, in another format: finish the run with "
                     "that version, or begin another run.name with model.path at its last export"
                 )
-            damage = _find_damage(folder, self._ranks) if mark == FORMAT else f"its mark is {mark!r:.50}"
+            damage = (
+                find_damage(folder, self._ranks.rank, self._ranks.size)
+                if mark == FORMAT
+                else f"its mark is {mark!r:.50}"
+            )
         except OSError as error:
             # The file is there, and the disk does not give it back.
             damage = f"it cannot be read: {error}"
@@ -208,46 +243,3 @@ def _fingerprint(models: Models) -> str:
         for name, model in models.items()
     }
     return hashlib.sha256(json.dumps(layout).encode()).hexdigest()
-
-
-def _make_anew(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-
-
-def _write_checksums(folder: Path, ranks: Ranks) -> Path:
-    """Write the sizes and checksums of this rank's part of the files in `folder`, once all files are there. Returns the
-    file, which need not be on the disk yet."""
-    files = sorted(file for file in folder.iterdir() if not file.name.startswith(CHECKSUMS))
-    checksums = {file.name: _checksum(file) for file in files[ranks.rank :: ranks.size]}
-    path = folder / f"{CHECKSUMS}{ranks.rank:05d}.json"
-    path.write_text(json.dumps({"ranks": ranks.size, "files": checksums}))
-    return path
-
-
-def _find_damage(folder: Path, ranks: Ranks) -> str | None:
-    """What is wrong with this rank's part of the files in `folder`. Raises OSError."""
-    try:
-        read = [json.loads(path.read_text()) for path in folder.glob(f"{CHECKSUMS}*.json")]
-        checksums = {name: checksum for each in read for name, checksum in each["files"].items()}
-        expected = read[0]["ranks"] if read else 1
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        return f"its checksums cannot be read: {error!r}"
-    if len(read) != expected:
-        return f"{len(read)} of {expected} files of checksums are there"
-    for name in sorted(checksums)[ranks.rank :: ranks.size]:
-        if not (folder / name).is_file():
-            return f"{name} is gone"
-        if _checksum(folder / name) != checksums[name]:
-            return f"{name} is not what was written"
-    return None
-
-
-def _checksum(path: Path) -> list[int | str]:
-    """Size and XXH3 of a file."""
-    digest, size = xxh3_64(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return [size, digest.hexdigest()]

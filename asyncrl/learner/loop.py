@@ -95,7 +95,7 @@ class Learner:
         self._publish(self._version(progress.step))
         if progress.step:
             # An earlier process may have ended after it wrote the checkpoint and before it reported it to the replay.
-            self._together(self._release, progress.step)
+            self._together(self._report_checkpoint, progress.step)
         for step in self._steps():
             self._together(self._evaluate, step)
             self._configure(step)
@@ -113,8 +113,11 @@ class Learner:
                     self._publish(self._version(step + 1))
             with phases("checkpoint"):
                 if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
-                    self._checkpoint(step + 1)
+                    self._checkpoint()
+                else:
+                    self._together(self._release)
             self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
+        self._finish_checkpoint()
         self._together(self._evaluate, config.steps)
 
     def _steps(self) -> Iterator[int]:
@@ -217,12 +220,22 @@ class Learner:
         if self.publisher is not None:
             self.replay.published(version)
 
-    def _checkpoint(self, step: int) -> None:
+    def _checkpoint(self) -> None:
+        """Begin a checkpoint. The replay hears of it in the step at whose end it is complete."""
+        self._finish_checkpoint()
         self.progress.algorithm = self.trainer.algorithm.state()
         self.checkpoints.save(self.progress, self.trainer.models)
-        self._together(self._release, step)
 
-    def _release(self, steps: int) -> None:
+    def _finish_checkpoint(self) -> None:
+        self.checkpoints.wait()
+        self._together(self._release)
+
+    def _release(self) -> None:
+        """Report a checkpoint that has become complete."""
+        if steps := self.checkpoints.completed():
+            self._report_checkpoint(steps)
+
+    def _report_checkpoint(self, steps: int) -> None:
         if self.ranks.rank == 0:
             self.replay.checkpointed(steps, self.checkpoints.covered())
 

@@ -154,7 +154,8 @@ def train(
     )
     if ranks.rank == 0:
         _remove_repeated(folder, loop.progress)
-    loop.train()
+    with closing(checkpoints):
+        loop.train()
     if learner.export:
         export(policy, config.model, folder / "model", ranks, stop)
     logger.info("the learner is done after %d steps", learner.steps)

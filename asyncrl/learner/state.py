@@ -24,13 +24,37 @@ from asyncrl.machine.files import save_tensors
 Models = Mapping[str, Trainable[Any]]
 
 
-def write_state(models: Models, folder: Path, ranks: Ranks) -> Path:
-    """Write this rank's file of `models`, of `ranks.shards` files, into `folder`. Call it on the ranks of the first
-    copy. Returns the file, which need not be on the disk yet. Raises OSError."""
-    local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
-    whole = {name: rows for name, rows in local.items() if ranks.rank == 0 or rows.numel()}
-    path = folder / _file(ranks.rank)
-    save_tensors({part: each.contiguous() for name, rows in whole.items() for part, each in _parts(name, rows)}, path)
+class HostCopy:
+    """Copies in host memory of what this rank writes of models. Each copy takes the memory of the one before it."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def take(self, models: Models, ranks: Ranks) -> Mapping[str, Tensor]:
+        """The tensors of this rank's file of `models`, as they are now. Call it on the ranks of the first copy."""
+        local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
+        own = {name: rows for name, rows in local.items() if ranks.rank == 0 or rows.numel()}
+        parts = {part: each for name, rows in own.items() for part, each in _parts(name, rows)}
+        self._buffers = {name: self._buffer(name, each) for name, each in parts.items()}
+        for name, each in parts.items():
+            self._buffers[name].copy_(each, non_blocking=True)
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
+        return self._buffers
+
+    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
+        """Memory for `tensor`. A GPU copies several times faster into pinned memory, which takes long to get."""
+        buffer = self._buffers.get(name)
+        if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return buffer
+
+
+def write_state(tensors: Mapping[str, Tensor], folder: Path, rank: int) -> Path:
+    """Write the file of `rank` into `folder`. Returns the file, which need not be on the disk yet. Raises OSError."""
+    path = folder / _file(rank)
+    save_tensors(tensors, path)
     return path
 
 

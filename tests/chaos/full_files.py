@@ -26,7 +26,7 @@ from asyncrl.observe.sinks import open_metrics, read_lines
 from asyncrl.weights.folders import FolderWriter
 from tests.chaos.full_disk import fill
 from tests.helpers import OWN_RUN, until
-from tests.learner.support import write_model
+from tests.learner.support import save_whole, write_model
 
 
 class Warnings(BufferingHandler):
@@ -113,7 +113,7 @@ def weights(folder: Path, ranks: Ranks, seen: Warnings) -> None:
     policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     parts = {"policy": Trainable(policy, 0.1, LearnerConfig())}
     checkpoints = Checkpoints(folder / "checkpoints", 2, ranks)
-    waits(folder, lambda: checkpoints.save(Progress(step=1), parts), seen)
+    waits(folder, lambda: save_whole(checkpoints, Progress(step=1), parts), seen)
     assert checkpoints.restore(parts) == Progress(step=1)
     waits(folder, lambda: export(policy, ModelConfig(str(model)), folder / "out", ranks, threading.Event()), seen)
     assert load_file(folder / "out" / "model.safetensors").keys() == policy.weight_format.shapes.keys()

@@ -12,7 +12,7 @@ import yaml
 
 from asyncrl.errors import CheckpointError, ConfigError
 from asyncrl.evaluate.export import export_run, main
-from asyncrl.learner.checkpoint import COMPLETE
+from asyncrl.learner.checkpoint_files import COMPLETE
 from asyncrl.learner.ranks import Ranks, joined
 from tests.learner.support import Run, make_config, write_model
 from tests.learner.test_ranks import contents

@@ -28,6 +28,7 @@ from asyncrl.config.schema import (
 from asyncrl.demo.tokenizer import build_tokenizer
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource
+from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
@@ -56,6 +57,12 @@ def write_model(folder: Path, layers: int = 2, seed: int = 0) -> Path:
 def make_models(model: Path, ranks: Ranks) -> Models:
     policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     return {"policy": Trainable(policy, 0.1, LearnerConfig())}
+
+
+def save_whole(checkpoints: Checkpoints, progress: Progress, models: Models) -> None:
+    """Save a checkpoint, and wait until it is complete."""
+    checkpoints.save(progress, models)
+    checkpoints.wait()
 
 
 def largest_file(folder: Path) -> Path:

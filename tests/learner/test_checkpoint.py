@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from asyncrl.errors import CheckpointError
-from asyncrl.learner.checkpoint import COMPLETE, PROGRESS, Checkpoints, Progress
+from asyncrl.learner.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint_files import COMPLETE, PROGRESS, CheckpointFiles
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import Models
-from tests.learner.support import flip_a_bit, largest_file, make_models, write_model
+from tests.helpers import until
+from tests.learner.support import flip_a_bit, largest_file, make_models, save_whole, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +42,7 @@ def test_what_was_saved_comes_back_bit_for_bit(model: Path, ranks: Ranks, tmp_pa
     models = make_models(model, ranks)
     move(models)
     progress = Progress(step=2, trajectories=16, tokens=300, updates_empty=1, evaluations={2: 1})
-    Checkpoints(tmp_path, 2, ranks).save(progress, models)
+    save_whole(Checkpoints(tmp_path, 2, ranks), progress, models)
     saved = tensors(models)
     fresh = make_models(model, ranks)
     assert Checkpoints(tmp_path / "none", 2, ranks).restore(fresh) is None
@@ -48,15 +54,67 @@ def test_what_was_saved_comes_back_bit_for_bit(model: Path, ranks: Ranks, tmp_pa
     assert same(tensors(fresh), tensors(models))
 
 
+def test_a_step_after_the_copy_changes_nothing_that_is_written(model: Path, ranks: Ranks, tmp_path: Path):
+    models, checkpoints = make_models(model, ranks), Checkpoints(tmp_path, 2, ranks)
+    for step in (1, 2):
+        move(models)
+        saved = tensors(models)
+        checkpoints.save(Progress(step=step), models)
+        move(models)
+        checkpoints.wait()
+        assert (checkpoints.completed(), checkpoints.completed()) == (step, 0)
+        fresh = make_models(model, ranks)
+        assert checkpoints.restore(fresh) == Progress(step=step)
+        assert same(tensors(fresh), saved)
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_where_it_is_waited_for_and_the_one_before_it_stays(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    models, checkpoints = make_models(model, ranks), Checkpoints(tmp_path, 2, ranks)
+    save_whole(checkpoints, Progress(step=1), models)
+    (tmp_path / "step-000002").write_text("a file where the folder should be")
+    checkpoints.save(Progress(step=2), models)
+    with pytest.raises(NotADirectoryError):
+        checkpoints.wait()
+    assert not list(tmp_path.glob(".tmp-*"))
+    assert Checkpoints(tmp_path, 2, ranks).restore(models) == Progress(step=1)
+
+
+def test_a_checkpoint_appears_once_every_rank_has_written_its_part(tmp_path: Path):
+    files, device, never = CheckpointFiles(tmp_path / "step-000001"), torch.device("cpu"), threading.Event()
+    part = {"policy/weights/w": torch.ones(3)}
+    with ThreadPoolExecutor(1) as thread:
+        for other_fails in (False, True):
+            files.begin()
+            first = thread.submit(files.write, part, "{}", Ranks(0, 2, device), never)
+            until(lambda: len(list(files.partial.glob("checksums-*"))) == 1)
+            assert not first.done()
+            if other_fails:
+                (files.partial / "rank-00001.safetensors").mkdir()
+                with pytest.raises(OSError, match="directory"):
+                    files.write(part, "{}", Ranks(1, 2, device), never)
+            else:
+                files.write(part, "{}", Ranks(1, 2, device), never)
+            assert first.result() is not other_fails
+            assert not files.partial.exists()
+    assert (files.final / COMPLETE).exists()
+
+
+def test_a_process_that_is_killed_while_it_saves_loses_no_checkpoint_that_it_reported(tmp_path: Path):
+    command = [sys.executable, "-m", "tests.learner.killed_while_saving", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+
+
 def test_a_half_written_checkpoint_does_not_exist(model: Path, ranks: Ranks, tmp_path: Path):
     models = make_models(model, ranks)
     checkpoints = Checkpoints(tmp_path, 2, ranks)
-    checkpoints.save(Progress(step=2), models)
+    save_whole(checkpoints, Progress(step=2), models)
     for killed_before_its_end in (".tmp-step-000004", "step-000006"):
         shutil.copytree(tmp_path / "step-000002", tmp_path / killed_before_its_end)
         (tmp_path / killed_before_its_end / COMPLETE).unlink()
     assert checkpoints.restore(models) == Progress(step=2)
-    checkpoints.save(Progress(step=4), models)
+    save_whole(checkpoints, Progress(step=4), models)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["step-000002", "step-000004"]
 
 
@@ -67,7 +125,7 @@ def test_only_the_newest_are_kept_and_folders_of_other_names_are_left_alone(mode
     strange.mkdir()
     (strange / COMPLETE).touch()
     for step in (999_999, 1_000_000, 1_000_001):
-        checkpoints.save(Progress(step=step), models)
+        save_whole(checkpoints, Progress(step=step), models)
         covered.append(checkpoints.covered())
     assert covered == [0, 999_999, 1_000_000]
     assert [each.name for each in checkpoints.complete()] == ["step-1000000", "step-1000001"]
@@ -78,7 +136,7 @@ def test_only_the_newest_are_kept_and_folders_of_other_names_are_left_alone(mode
 
 def test_a_checkpoint_of_another_model_is_refused(model: Path, ranks: Ranks, tmp_path: Path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", 2, ranks)
-    checkpoints.save(Progress(step=1), make_models(model, ranks))
+    save_whole(checkpoints, Progress(step=1), make_models(model, ranks))
     other = make_models(write_model(tmp_path / "other", layers=1), ranks)
     with pytest.raises(CheckpointError, match=r"another model.*run\.name"):
         checkpoints.restore(other)
@@ -88,7 +146,7 @@ def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do_and_stays(
     model: Path, ranks: Ranks, tmp_path: Path
 ):
     models, checkpoints = make_models(model, ranks), Checkpoints(tmp_path, 2, ranks)
-    checkpoints.save(Progress(step=2), models)
+    save_whole(checkpoints, Progress(step=2), models)
     (tmp_path / "step-000002" / COMPLETE).write_text("")
     for _ in range(2):
         with pytest.raises(CheckpointError, match="earlier version of asyncrl"):
@@ -129,17 +187,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_resumed_from(
 ):
     models = make_models(model, ranks)
     checkpoints = Checkpoints(tmp_path, 2, ranks)
-    checkpoints.save(Progress(step=2), models)
+    save_whole(checkpoints, Progress(step=2), models)
     saved = tensors(models)
     move(models)
-    checkpoints.save(Progress(step=4), models)
+    save_whole(checkpoints, Progress(step=4), models)
     DAMAGE[damage](tmp_path / "step-000004")
     fresh = make_models(model, ranks)
     assert checkpoints.restore(fresh) == Progress(step=2)
     assert same(tensors(fresh), saved)
     assert "step-000004 is damaged: " in caplog.text
     assert [each.name for each in checkpoints.complete()] == ["step-000002"]
-    checkpoints.save(Progress(step=4), models)
+    save_whole(checkpoints, Progress(step=4), models)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["step-000002", "step-000004"]
 
 
@@ -149,7 +207,7 @@ def test_if_every_checkpoint_is_damaged_the_run_does_not_start_again_by_itself(
     models = make_models(model, ranks)
     checkpoints = Checkpoints(tmp_path, 2, ranks)
     for step in (2, 4):
-        checkpoints.save(Progress(step=step), models)
+        save_whole(checkpoints, Progress(step=step), models)
         flip_a_bit(tmp_path / f"step-{step:06d}")
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged: restore one from a copy"):

@@ -34,7 +34,7 @@ from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.buckets import Bucket, on_host
 from asyncrl.weights.manifest import TensorSpec
-from tests.learner.support import Run, flip_a_bit, make_config, make_models, with_critic
+from tests.learner.support import Run, flip_a_bit, make_config, make_models, save_whole, with_critic
 from tests.mixtures import MIXTURES, mixture
 
 BATCHES = {
@@ -88,7 +88,7 @@ def check_restoring(model: Path, folder: Path, ranks: Ranks) -> None:
     shared, own = folder / "restored", folder / f"restored-{ranks.rank}"
     models, checkpoints = make_models(model, ranks), Checkpoints(own, 2, ranks)
     for step in (2, 4):
-        Checkpoints(shared, 2, ranks).save(Progress(step=step), models)
+        save_whole(Checkpoints(shared, 2, ranks), Progress(step=step), models)
     for step, expected in ((4, 2), (2, None)):
         if ranks.rank == 0:
             flip_a_bit(shared / f"step-{step:06d}")
@@ -210,7 +210,7 @@ def train_and_resume(optimizer: str, folder: Path, ranks: Ranks) -> dict[str, Te
     """The weights after five steps. A resume after three gives the same bit for bit on as many ranks."""
     trained, resumed = make_wide(optimizer, ranks), make_wide(optimizer, ranks)
     train_wide(trained, range(3))
-    Checkpoints(folder / optimizer, 2, ranks).save(Progress(step=3), {"policy": trained})
+    save_whole(Checkpoints(folder / optimizer, 2, ranks), Progress(step=3), {"policy": trained})
     restore_wide(resumed, folder / optimizer, ranks)
     expected, weights = train_wide(trained, range(3, 5)), train_wide(resumed, range(3, 5))
     assert all(torch.equal(expected[name], weights[name]) for name in expected)
