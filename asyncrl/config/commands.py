@@ -24,27 +24,17 @@ class Command:
     subcommands: Sequence[str] = ()
 
 
+LOOKS = ("status", "list", "step", "show", "changes", "export", "import", "dead-letters")
+"""The subcommands of `asyncrl inspect` that change nothing in a run."""
 COMMANDS: Mapping[str, Command] = {
     "train": Command("asyncrl.launch.local", "run everything on this machine: replay, actors, scorers, learner", True),
     "demo": Command("asyncrl.demo.command", "train a tiny calculator policy from nothing, and show the result", True),
     "replay": Command("asyncrl.replay.__main__", "serve the replay of a run", True),
     "inspect": Command(
         "asyncrl.inspect.command",
-        "look at a run: status, list, step, show, changes, export, import, dead-letters",
+        f"look at a run: {', '.join(LOOKS)}",
         False,
-        (
-            "status",
-            "list",
-            "step",
-            "show",
-            "changes",
-            "export",
-            "import",
-            "dead-letters",
-            "requeue",
-            "discard",
-            "skip-plan",
-        ),
+        (*LOOKS, "requeue", "discard", "skip-plan"),
     ),
     "actor": Command("asyncrl.actor.__main__", "run episodes", True),
     "scoring": Command("asyncrl.scoring.__main__", "verify and score trajectories", True),

@@ -21,7 +21,7 @@ import logging
 import math
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ def _described(
     greedy = request.attempts == 1
     what = {"run": str(request.run), "step": steps} if request.run is not None else {"model": request.model}
     how = {"data": str(request.data), "temperature": 0.0 if greedy else config.actor.temperature}
-    return {**what, **how, **_finite(result.as_json())}
+    return {**what, **how, **_finite(asdict(result))}
 
 
 def _finite(value: Any) -> Any:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import comb
 from statistics import fmean
-from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -52,9 +51,6 @@ class EvaluationResult:
     total: EvaluatedSource
     sources: Mapping[str, EvaluatedSource]
     failures: Mapping[str, int]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def pass_at(k: int, right: int, scored: int) -> float:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import MofNCompleteColumn, Progress
+from rich.text import Text
 
 from asyncrl.config.commands import command_name
 from asyncrl.errors import AsyncrlError, ConfigError, RefusedError
@@ -170,11 +171,7 @@ def status(arguments: Namespace) -> int:
         view = next(views)
         if view["running"]:
             view = next(views)
-    if arguments.json:
-        _print_json(view)
-    else:
-        console.print(status_table(view))
-    return 0
+    return _print(arguments, view, lambda: status_table(view), console)
 
 
 def _views(folder: Path, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
@@ -199,14 +196,10 @@ def list_rows(arguments: Namespace) -> int:
             reverse=arguments.reverse,
             limit=arguments.limit or None,
         )
-    if arguments.json:
-        _print_json([asdict(row) for row in rows])
-        return 0
-    console = _wide_console()
-    console.print(episode_table(rows) if rows else "no such episodes")
-    if len(rows) == arguments.limit:
-        console.print(f"the first {len(rows)}; --limit N shows more, --limit 0 all", style="dim")
-    return 0
+    more = f"the first {len(rows)}; --limit N shows more, --limit 0 all" if len(rows) == arguments.limit else ""
+    table = episode_table(rows) if rows else "no such episodes"
+    lines = Group(table, *([Text(more, "dim")] if more else []))
+    return _print(arguments, [asdict(row) for row in rows], lambda: lines, _wide_console())
 
 
 def step(arguments: Namespace) -> int:
@@ -220,12 +213,8 @@ def step(arguments: Namespace) -> int:
             name: [(row, _answer(stored, row.id, decode)) for row in part]
             for name, part in (("best", best), ("worst", worst))
         }
-    if arguments.json:
-        found = {name: [{**asdict(row), "answer": text} for row, text in part] for name, part in parts.items()}
-        _print_json({**asdict(summary), **found})
-    else:
-        Console().print(step_view(summary, parts), soft_wrap=True)
-    return 0
+    found = {name: [{**asdict(row), "answer": text} for row, text in part] for name, part in parts.items()}
+    return _print(arguments, {**asdict(summary), **found}, lambda: step_view(summary, parts), soft_wrap=True)
 
 
 def _answer(stored: StoredRun, name: str, decode: Decode) -> str | None:
@@ -253,11 +242,8 @@ def show(arguments: Namespace) -> int:
         if record.facts is None and record.dead_letter is None and record.trajectory is None:
             raise RefusedError(f"there is no trajectory {name}; {_others(stored, name)}")
     decode = decoder(run, arguments.tokenizer) if record.trajectory else ids_as_text
-    if arguments.json:
-        _print_json(episode.describe(record, decode))
-    else:
-        Console().print(episode.readable(record, decode), soft_wrap=True)
-    return 0
+    described = episode.describe(record, decode) if arguments.json else {}
+    return _print(arguments, described, lambda: episode.readable(record, decode), soft_wrap=True)
 
 
 def _others(stored: StoredRun, name: str) -> str:
@@ -303,22 +289,14 @@ def config_changes(arguments: Namespace) -> int:
     """The changes of a run's configuration."""
     with _opened(arguments) as (_, stored):
         found = stored.changes()
-    if arguments.json:
-        _print_json([asdict(each) for each in found])
-    else:
-        Console().print(change_table(found))
-    return 0
+    return _print(arguments, [asdict(each) for each in found], lambda: change_table(found))
 
 
 def dead_letters(arguments: Namespace) -> int:
     """The dead letters of a run."""
     with _opened(arguments) as (_, stored):
         letters = stored.dead_letters()
-    if arguments.json:
-        _print_json(describe_dead_letters(letters))
-    else:
-        Console().print(dead_letter_table(letters))
-    return 0
+    return _print(arguments, describe_dead_letters(letters), lambda: dead_letter_table(letters))
 
 
 def change_dead_letters(arguments: Namespace) -> int:
@@ -347,5 +325,16 @@ def skip_plan(arguments: Namespace) -> int:
     return 0
 
 
-def _print_json(values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-    sys.stdout.write(json.dumps(values) + "\n")
+def _print(
+    arguments: Namespace,
+    values: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    readable: Callable[[], RenderableType],
+    console: Console | None = None,
+    soft_wrap: bool = False,
+) -> int:
+    """Print plain values as JSON where `--json` asks for it, else what people read. Returns the exit status."""
+    if arguments.json:
+        sys.stdout.write(json.dumps(values) + "\n")
+    else:
+        (console or Console()).print(readable(), soft_wrap=soft_wrap)
+    return 0

@@ -32,16 +32,8 @@ RECENT_PLANS = 10
 TOO_OLD = "too old"
 """The only reason for which a trajectory is evicted: it exceeds `replay.max_lag`."""
 FLOW = (
-    "accepted",
-    "labelled",
-    "trained",
-    "evicted",
-    "filtered",
-    "dropped",
-    "failures",
-    "scoring_failures",
-    "refused",
-    "tokens_thrown_away",
+    *("accepted", "labelled", "trained", "evicted", "filtered", "dropped"),
+    *("failures", "scoring_failures", "refused", "tokens_thrown_away"),
 )
 DEPTHS = ("pending", "tickets", "groups", "ready", "again")
 
