@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from asyncrl.config.schema import LearnerConfig
+from asyncrl.errors import ConfigError
 from asyncrl.learner.optimizer import Trainable, lr_scale
 
 CONFIG = LearnerConfig(
@@ -77,8 +79,19 @@ def assert_close(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
         torch.testing.assert_close(tensor, right[name], atol=1e-6, rtol=1e-6, msg=lambda text, name=name: name + text)
 
 
-def test_adamw_is_that_of_a_plain_loop_and_norms_and_biases_have_no_weight_decay():
-    assert_close(trained(CONFIG), plainly_trained(lambda model: [adamw(model)]))
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+def test_adamw_is_that_of_a_plain_loop_and_norms_and_biases_have_no_weight_decay(optimizer: str):
+    """Matrices as small as these keep moments of 32 bits. tests/learner/test_ranks.py has larger ones."""
+    if optimizer == "adamw_8bit":
+        pytest.importorskip("torchao", exc_type=ImportError)
+    with torch.compiler.set_stance("force_eager"):
+        assert_close(trained(replace(CONFIG, optimizer=optimizer)), plainly_trained(lambda model: [adamw(model)]))
+
+
+@pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is installed")
+def test_an_optimizer_whose_package_is_missing_names_the_extra():
+    with pytest.raises(ConfigError, match=r"pip install 'asyncrl\[adamw-8bit\]'"):
+        Trainable(Decoder(), 1e-2, replace(CONFIG, optimizer="adamw_8bit"))
 
 
 def test_the_bytes_of_moments_are_known_before_there_are_any():
