@@ -62,7 +62,7 @@ def test_a_reader_that_is_killed_inside_a_transaction_costs_no_space_and_writes_
     """Where the clock stands still, the write that finds no room is the first to look for dead readers."""
     settings = make_settings(high_water_bytes=MAP_BYTES // 2)
     with ReplayThread(tmp_path, settings, MAP_BYTES, clock) as replay:
-        client = replay.client(give_up_s=60.0)
+        client = replay.client(give_up_s=60.0, retry_s=0.1)
         train(client, range(1))
         with reading(tmp_path) as reader:
             client.published(1)
