@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 
 import zmq
 from zmq.utils import z85
@@ -83,9 +84,10 @@ class Listener:
             raise UnavailableError("a ZeroMQ context can have one listening socket with keys: make another") from error
 
     def _close_gate(self) -> None:
-        if self._requests.last_endpoint:
-            # ZeroMQ closes a socket later on: until then the next gate of the context could not take the address.
-            self._requests.unbind(ZAP_ENDPOINT)
+        with suppress(zmq.ContextTerminated):
+            if self._requests.last_endpoint:
+                # ZeroMQ closes a socket later on: until then the next gate of the context could not take the address.
+                self._requests.unbind(ZAP_ENDPOINT)
         self._events.close(linger=0)
         self._requests.close()
 

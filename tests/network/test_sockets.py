@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,17 @@ def test_a_second_socket_with_keys_needs_a_context_of_its_own(
 def test_a_socket_with_keys_follows_a_closed_one_in_its_context_at_once(context: zmq.Context[Any], keys: Path) -> None:
     for _ in range(50):
         Listener(context, ANYWHERE, server_of(keys), 1 << 20).close()
+
+
+def test_a_gate_ends_with_its_context(keys: Path) -> None:
+    context = zmq.Context[Any]()
+    listener = Listener(context, ANYWHERE, server_of(keys), 1 << 20)
+    ending = threading.Thread(target=context.term)
+    ending.start()
+    until(lambda: not any(each.name == "network-gate" for each in threading.enumerate()))
+    listener.socket.close()
+    ending.join(GENEROUS_S)
+    assert not ending.is_alive()
 
 
 def test_a_client_waits_for_a_server_that_comes_later(keys: Path, context: zmq.Context[Any]) -> None:
