@@ -18,6 +18,7 @@ OLDER_TABLES = 8
 """Room for tables that a store of another format has."""
 DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)
 ADVICE = "restore the folder from a copy, or start a new run with model.path set to the last export"
+UPGRADE = "resume its run with this version, which upgrades it"
 
 
 def open_environment(
@@ -38,11 +39,12 @@ def open_environment(
         except BaseException:
             environment.close()
             raise
-    except lmdb.Error as error:
+    except lmdb.NotFoundError as error:
         raise StoreError(
-            f"cannot open the store {path}: {error}; if it is damaged, {ADVICE}; if another version of asyncrl "
-            "wrote it, resume its run with this version, which upgrades it"
+            f"the store {path} lacks a table, so an earlier version of asyncrl wrote it: {UPGRADE}"
         ) from error
+    except lmdb.Error as error:
+        raise StoreError(f"cannot open the store {path}: {error}; if it is damaged, {ADVICE}") from error
     return environment, tables
 
 

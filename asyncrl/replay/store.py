@@ -24,7 +24,7 @@ from msgspec import DecodeError, msgpack
 from xxhash import xxh3_64, xxh3_64_digest, xxh3_64_intdigest
 
 from asyncrl.errors import RefusedError, StoreError
-from asyncrl.replay.environment import ADVICE, ReadSnapshot, clear_errors, open_environment, snapshots
+from asyncrl.replay.environment import ADVICE, UPGRADE, ReadSnapshot, clear_errors, open_environment, snapshots
 from asyncrl.types import RunIdentity
 from asyncrl.wire import Buffer
 
@@ -381,7 +381,7 @@ def _closed_on_error(store: Store | StoreReader) -> Iterator[None]:
 
 def _check_format(path: Path, tx: Transaction) -> None:
     if (found := tx.counter("format")) != FORMAT:
-        mend = "resume its run with this version, which upgrades it" if found < FORMAT else "use that version"
+        mend = UPGRADE if found < FORMAT else "use that version"
         raise StoreError(f"the store {path} has format {found or 1} of another version of asyncrl: {mend}")
 
 
