@@ -67,10 +67,14 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool) -> int:
 
 
 def _not_allocated_yet(trainer: Trainer) -> int:
-    """Bytes of moments, and of float32 gradients of the other models, that training will add."""
+    """Bytes of moments, and of float32 gradients of the other models, that training will add. With
+    learner.exchange=update it adds all gradients, and all weights in at most four bytes."""
     missing = 0
     for model in trainer.models.values():
+        parameters = list(model.module.parameters())
         missing += model.moment_bytes()
         if model is not trainer.policy:
-            missing += sum(4 * local_size(parameter) for parameter in model.module.parameters())
+            missing += sum(4 * local_size(parameter) for parameter in parameters)
+        if model.exchanges_once:
+            missing += sum(8 * parameter.numel() for parameter in parameters)
     return missing

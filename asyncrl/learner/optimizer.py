@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -91,6 +92,20 @@ class Trainable(Generic[M]):
         for optimizer in self._optimizers:
             optimizer.step()
         self.module.zero_grad()
+
+    @property
+    def exchanges_once(self) -> bool:
+        """Whether ranks exchange weights and gradients once an update."""
+        return self._config.exchange == "update"
+
+    def begin_pass(self, is_last: bool) -> None:
+        """Say before each forward and backward pass of an update whether it is the last one. The last one leaves the
+        gradients of all passes summed over the ranks, and this rank's shard of them alone."""
+        if isinstance(self.module, FSDPModule):
+            exchanges = is_last or not self.exchanges_once
+            self.module.set_requires_gradient_sync(exchanges)
+            self.module.set_reshard_after_forward(exchanges)
+            self.module.set_reshard_after_backward(exchanges)
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a learner step."""

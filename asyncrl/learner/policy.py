@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
@@ -74,6 +76,18 @@ def load_policy(config: ModelConfig, temperature: float, ranks: Ranks, length: i
     return policy
 
 
+def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool) -> Policy:
+    """The policy that `config` names, as `load_policy` gives it, in `config.dtype` and never trained. With `on_host`
+    its weights stay in the memory of the host, and each layer's are on the device during its forward pass alone.
+
+    Raises ConfigError: see `open_decoder` and `load_sharded`.
+    """
+    stored = open_decoder(config.path, config, ranks, length)
+    policy = Policy(stored.model, temperature, compiles(config, ranks.device))
+    policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length, Frozen(on_host))
+    return policy
+
+
 def open_decoder(path: str, config: ModelConfig, ranks: Ranks, length: int) -> StoredModel:
     """The causal language model at `path`, for sequences of at most `length` tokens.
 
@@ -88,15 +102,21 @@ def open_decoder(path: str, config: ModelConfig, ranks: Ranks, length: int) -> S
 
 
 def load_sharded(
-    root: nn.Module, model: Any, stored: StoredModel, config: ModelConfig, ranks: Ranks, length: int
+    root: nn.Module,
+    model: Any,
+    stored: StoredModel,
+    config: ModelConfig,
+    ranks: Ranks,
+    length: int,
+    frozen: Frozen | None = None,
 ) -> Activations:
     """Shard `root`, which holds the Hugging Face `model`, and read its shards of what is `stored`. Returns what its
     layers keep for the backward pass.
 
     Raises ConfigError: the weights cannot be read, or the model cannot be trained packed.
     """
-    activations = shard(root, model, config, ranks)
-    stored.read(root, ranks.device)
+    activations = shard(root, model, config, ranks, frozen)
+    stored.read(root, torch.device("cpu") if frozen is not None and frozen.on_host else ranks.device)
     with _advice(stored.model.name_or_path, config):
         compiled, dtype = compiles(config, ranks.device), DTYPES[config.dtype]
         attend_packed(root, stored.model, config.attention, length, ranks.device, dtype, compiled)
@@ -122,22 +142,43 @@ def compiles(config: ModelConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.compile is None else config.compile
 
 
-def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks) -> Activations:
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A model that is not trained; `on_host`: its weights stay in the memory of the host."""
+
+    on_host: bool = False
+
+
+def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen: Frozen | None = None) -> Activations:
     """Shard `root`, which holds the Hugging Face `model`, in place: each decoder layer by itself, then the rest.
 
-    Master weights are float32, computation and the weights gathered for it are in `config.dtype`. A layer is compiled
-    and computed again without the hooks of FSDP, which stay outside. Returns what the layers keep for the
-    backward pass.
+    Master weights are float32, computation and the weights gathered for it are in `config.dtype`; a frozen model has no
+    others. A layer is compiled and computed again without the hooks of FSDP, which stay outside. Each layer gathers the
+    weights of the next one before it runs. Returns what the layers keep for the backward pass.
     """
     compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     share = 1.0 if config.activations is None else config.activations
     activations = Activations(share, attention_width(model.config))
-    layers = set(model._no_split_modules or ())
-    for layer in [module for module in model.modules() if type(module).__name__ in layers]:
+    _convert(root, torch.float32 if frozen is None else DTYPES[config.dtype], trained=frozen is None)
+    offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
+    options: dict[str, Any] = {"mesh": ranks.mesh, "mp_policy": precision, "offload_policy": offload}
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    for layer in layers:
         if compiled:
             layer.forward = torch.compile(layer.forward, dynamic=True)
         activations.wrap(layer)
-        fully_shard(layer.float(), mesh=ranks.mesh, mp_policy=precision)
-    fully_shard(root.float(), mesh=ranks.mesh, mp_policy=precision, reshard_after_forward=True)
+        fully_shard(layer, **options)
+    for layer, following in pairwise(layers):
+        layer.set_modules_to_forward_prefetch([following])
+    fully_shard(root, **options, reshard_after_forward=True)
     return activations
+
+
+def _convert(root: nn.Module, dtype: torch.dtype, trained: bool) -> None:
+    """Give the weights this dtype. Buffers, such as the frequencies of rotary embeddings, are float32."""
+    root.float()
+    for parameter in root.parameters():
+        parameter.data = parameter.data.to(dtype)
+        parameter.requires_grad_(trained)

@@ -25,7 +25,7 @@ from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.memory import fit_activations, usable_bytes
 from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import Policy, load_policy
+from asyncrl.learner.policy import Policy, load_policy, load_reference
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.shapes import model_shapes
@@ -133,7 +133,9 @@ def train(
     implicit = _implicit(config, ranks)
     algorithms = (Algorithm.from_config(each.algorithm, each.learner.minibatches) for each in history.configs())
     wants_reference = implicit is not None or any(each.needs_reference for each in algorithms)
-    reference = load_policy(config.model, temperature, ranks, length) if wants_reference else None
+    reference = (
+        load_reference(config.model, temperature, ranks, length, learner.reference_on_host) if wants_reference else None
+    )
     critic = load_critic(config.critic, config.model, ranks, length) if algorithm.needs_critic else None
     trainer = Trainer(
         ranks,

@@ -133,7 +133,9 @@ class Trainer:
         algorithm drops tokens."""
         result, sums = StepResult(), Sums()
         for minibatch in minibatches:
-            for each in self._passes(batch, minibatch):
+            for number, each in enumerate(self._passes(batch, minibatch), 1):
+                for model in self.models.values():
+                    model.begin_pass(is_last=number == len(minibatch.passes))
                 for name, value in self._backward(batch, episodes, each, minibatch.totals).items():
                     value = value.detach().double()
                     sums[name] = sums[name] + value if name in sums else value

@@ -44,7 +44,7 @@ def copies(
     """Two copies of the model, each over two ranks. The run "lonely" goes on from the checkpoint of two ranks."""
     folder = tmp_path_factory.mktemp("copies")
     shutil.copytree(two[1] / "lonely", folder / "lonely")
-    return done_by(4, 2, model, mixture, folder, "even", "lonely")
+    return done_by(4, 2, model, mixture, folder, "even", "alike", "lonely")
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,10 @@ def test_copies_of_the_model_train_as_one_rank_does(
     one: dict[str, Any], two: tuple[dict[str, Any], Path], copies: tuple[dict[str, Any], Path]
 ):
     assert copies[0]["size"] == 4
-    weights, _ = copies[0]["results"]["even"]
-    for version, tensors in weights.items():
-        assert_weights_close(tensors, one["even"][0][version], atol=1e-5)
+    for batch in ("even", "alike"):
+        weights, _ = copies[0]["results"][batch]
+        for version, tensors in weights.items():
+            assert_weights_close(tensors, one[batch][0][version], atol=1e-5)
     resumed = copies[0]["results"]["lonely"][0]
     assert list(resumed) == [2]
     assert_weights_equal(resumed[2], two[0]["results"]["lonely"][0][2])

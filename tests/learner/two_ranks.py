@@ -53,7 +53,7 @@ def configs(model: Path, experts: Path, folder: Path) -> dict[str, TrainConfig]:
     mixture of experts."""
     runs = {name: make_config(model, folder / name, **values) for name, values in BATCHES.items()}
     return runs | {
-        "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"])),
+        "critic": with_critic(make_config(model, folder / "critic", **BATCHES["odd"], micro_tokens=32)),
         "mixture": make_config(experts, folder / "mixture", **BATCHES["odd"]),
     }
 
@@ -66,6 +66,8 @@ def train_all(
     for name, config in configs(model, experts, folder).items():
         if names and name not in names:
             continue
+        if ranks.size > 1 and name in ("alike", "critic"):
+            config.learner.exchange, config.learner.reference_on_host = "update", True
         run = Run(config, changes=[CHANGE], alike=name == "alike").train(ranks)
         results[name] = (run.weights, {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/mean")})
     return results

@@ -64,6 +64,17 @@ class LearnerConfig:
     eval_attempts: int = option(
         1, "attempts at each held-out task: one is greedy, several are sampled at actor.temperature", "[1, inf)"
     )
+    reference_on_host: bool = option(
+        False,
+        "keep the weights of the reference policy in the memory of the host: a GPU has room for more, and each pass "
+        "copies these weights to it",
+    )
+    exchange: str = option(
+        "pass",
+        "when ranks exchange weights and gradients: in each pass, or once an update: this saves time where one "
+        "has several passes, and each rank then has room for all weights in model.dtype and all gradients in float32",
+        choices=("pass", "update"),
+    )
     replicas: int = option(
         1,
         "copies of the model, each sharded over an equal part of the ranks; several take more memory, and gather "
