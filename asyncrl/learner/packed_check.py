@@ -31,12 +31,13 @@ def attend_packed(
 
     Raises ConfigError: the model would compute something else than with its own attention.
     """
-    trial = _Trial(model, attention, length, device, dtype, any(each is model for each in root.modules()))
+    trial = _Trial(model, attention, device, dtype, any(each is model for each in root.modules()))
     # FSDP gathers the weights for a forward pass of the root only.
     root.attend_packed = trial.run  # type: ignore[assignment]
     register_fsdp_forward_method(root, "attend_packed")
     with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-        root.attend_packed()  # type: ignore[operator]
+        # With a GPU, FSDP needs an argument of the forward pass.
+        root.attend_packed(length)  # type: ignore[operator]
     del root.attend_packed
 
 
@@ -46,19 +47,18 @@ class _Trial:
 
     model: Any
     attention: str
-    length: int
     device: torch.device
     dtype: torch.dtype
     with_head: bool
 
-    def run(self) -> None:
+    def run(self, length: int) -> None:
         model, attention = self.model, self.attention
         plain = model.config._attn_implementation
         # Only flex attention builds masks; transformers gives soft caps and sinks to the kernels of flash attention.
         allowed = () if attention == "sdpa" else ("softcap", "s_aux")
         found = []
         if attention != "flex_attention":
-            found = inspect_attention(model, self.length, allowed, self.device)
+            found = inspect_attention(model, length, allowed, self.device)
         if not isinstance(model.get_decoder(), PreTrainedModel) or model.get_decoder() is model:
             raise ConfigError("its decoder cannot be run without its head")
         narrowest = min((each.window for each in found if each.window is not None), default=0)
