@@ -21,7 +21,7 @@ from asyncrl.config.group_files import FAILURES, GroupFiles, reason
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import REQUIRED
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.setting import set_value
+from asyncrl.config.setting import set_value, typed_defaults
 from asyncrl.errors import ConfigError
 
 DEFAULTS = "train"
@@ -80,7 +80,7 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
                 settings.append((key, value))
         except ConfigError as error:
             wrong[key] = str(error)
-    config: DictConfig = OmegaConf.structured(TrainConfig)
+    config = typed_defaults()
     in_files = files.wrong
     if not in_files:
         try:

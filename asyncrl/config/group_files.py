@@ -21,8 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from asyncrl.config.files import GROUPS, choices
 from asyncrl.config.keys import did_you_mean
 from asyncrl.config.option import as_yaml
-from asyncrl.config.schema import TrainConfig
-from asyncrl.config.setting import set_value
+from asyncrl.config.setting import set_value, typed_defaults
 from asyncrl.errors import ConfigError
 
 FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError)
@@ -100,7 +99,7 @@ class GroupFiles:
         found = PACKAGE.search(text)
         package = found[1] if found else "_global_" if group == "experiment" else group
         defaults = content.pop("defaults", [])
-        refused = set_value(OmegaConf.structured(TrainConfig), package.removeprefix("_global_"), content)
+        refused = set_value(typed_defaults(), package.removeprefix("_global_"), content)
         self.wrong += [f"{path}: {line}" for line in refused.values()]
         if not isinstance(defaults, list):
             raise ConfigError("defaults must be a list, such as [override /algorithm: dapo]")
