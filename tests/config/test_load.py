@@ -11,6 +11,8 @@ import pytest
 
 from tests.helpers import GENEROUS_S
 
+pytestmark = pytest.mark.slow
+
 
 def run(module: str, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", module, *arguments]

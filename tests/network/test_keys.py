@@ -95,6 +95,7 @@ def test_the_list_may_be_edited_by_hand_and_nonsense_in_it_is_refused(folder: Pa
         allowed_keys(path)
 
 
+@pytest.mark.slow
 def test_the_command_makes_keys_and_says_what_goes_where(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "asyncrl", "keys", "--out", str(tmp_path / "keys"), *arguments]

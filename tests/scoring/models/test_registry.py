@@ -67,6 +67,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
         registry.load_prm(ScoringModelConfig())
 
 
+@pytest.mark.slow
 def test_naming_families_needs_no_torch():
     code = "import sys; import asyncrl.scoring.models.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
