@@ -28,9 +28,9 @@ def usable_bytes(device: torch.device) -> float:
 def fit_activations(trainer: Trainer, lengths: Sequence[int], usable: float) -> float:
     """Have all models of `trainer` keep as much of their activations as fits into `usable` bytes of a GPU.
 
-    All ranks call this while no optimizer has moments yet. A pass of the policy over sequences of these `lengths`, the
-    largest that there will be, is tried with nothing kept. Its peak and the size of the activations, which grows with
-    the tokens, say what fits. Returns the share that is kept, the same on all ranks.
+    All ranks call this while no optimizer has moments yet. Passes of the policy over sequences of these `lengths`, the
+    largest that there will be, are tried with nothing kept. Their peak and the size of the activations, which grows
+    with the tokens, say what fits. Returns the share that is kept, the same on all ranks.
     """
     policy, ranks = trainer.policy.module, trainer.ranks
     for each in trainer.models.values():
@@ -56,12 +56,15 @@ def fit_activations(trainer: Trainer, lengths: Sequence[int], usable: float) -> 
 
 
 def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool) -> int:
-    """The most bytes that are allocated during a forward and backward pass, whose gradients are dropped."""
+    """The most bytes that are allocated during the second of two passes with gradients, which are dropped."""
     device = next(policy.parameters()).device
     ids = torch.arange(sum(lengths)) % policy.vocabulary
-    torch.cuda.reset_peak_memory_stats(device)
-    logprobs, entropy = policy(PackedSequences.of(ids.split(list(lengths))).to(device), with_entropy)
-    (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
+    packed = PackedSequences.of(ids.split(list(lengths))).to(device)
+    # All passes of an update but the first begin with the gradients of those before.
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats(device)
+        logprobs, entropy = policy(packed, with_entropy)
+        (logprobs.sum() if entropy is None else (logprobs + entropy).sum()).backward()
     policy.zero_grad()
     return torch.cuda.max_memory_allocated(device)
 
