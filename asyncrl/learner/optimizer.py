@@ -124,7 +124,8 @@ class Trainable(Generic[M]):
         update = UpdateResult(norm, largest is not None and largest < norm < math.inf)
         if not math.isfinite(norm) or update.too_large:
             why = "above learner.skip_grad_norm" if update.too_large else "not finite"
-            logger.warning("the gradient norm %s is %s: no update of %s", norm, why, type(self.module).__name__)
+            model = type(self.module).__name__.removeprefix("FSDP").lower()
+            logger.warning("the gradient norm %.4g is %s: no update of the %s", norm, why, model)
         elif norm > 0:
             clip_grads_with_norm_(parameters, self._config.max_grad_norm, total)
             self._step(self.learning_rate(step))
