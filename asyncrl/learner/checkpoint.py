@@ -86,6 +86,11 @@ class Checkpoints:
         """Complete checkpoints, oldest first."""
         return [folder for folder in self._folders() if (folder / COMPLETE).exists()]
 
+    def prepare(self, models: Models) -> None:
+        """Begin to get the memory that `save` needs. Call this once the optimisers have their moments."""
+        if self._ranks.is_in_first_copy:
+            self._copy.reserve(models, self._ranks)
+
     def save(self, progress: Progress, models: Models) -> None:
         """Begin a checkpoint, once the one before it is complete. What happens to the models and to `progress` after
         this returns is not in it.

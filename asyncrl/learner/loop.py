@@ -115,6 +115,7 @@ class Learner:
                 if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
                     self._checkpoint()
                 else:
+                    self.checkpoints.prepare(self.trainer.models)
                     self._together(self._release)
             self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
         self._finish_checkpoint()

@@ -7,7 +7,9 @@ sharded tensor are those of all files in the order of the ranks. A tensor that i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from asyncrl.errors import CheckpointError
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.ranks import Ranks, shard_of
 from asyncrl.machine.files import save_tensors
+from asyncrl.weights.threads import begin
 
 Models = Mapping[str, Trainable[Any]]
 
@@ -29,26 +32,43 @@ class HostCopy:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._reserving: Future[None] | None = None
+
+    def reserve(self, models: Models, ranks: Ranks) -> None:
+        """Begin to get the memory that a copy of `models` needs, which takes longer than the copy itself."""
+        if self._reserving is None:
+            self._reserving = begin(partial(self._reserve, _own_parts(models, ranks)), "checkpoint", daemon=True)
 
     @torch.no_grad()
     def take(self, models: Models, ranks: Ranks) -> Mapping[str, Tensor]:
         """The tensors of this rank's file of `models`, as they are now. Call it on the ranks of the first copy."""
-        local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
-        own = {name: rows for name, rows in local.items() if ranks.rank == 0 or rows.numel()}
-        parts = {part: each for name, rows in own.items() for part, each in _parts(name, rows)}
-        self._buffers = {name: self._buffer(name, each) for name, each in parts.items()}
+        if self._reserving is not None:
+            self._reserving.result()
+        parts = _own_parts(models, ranks)
+        self._reserve(parts)
         for name, each in parts.items():
             self._buffers[name].copy_(each, non_blocking=True)
         if ranks.device.type == "cuda":
             torch.cuda.synchronize(ranks.device)
         return self._buffers
 
+    def _reserve(self, parts: Mapping[str, Tensor]) -> None:
+        self._buffers = {name: self._buffer(name, each) for name, each in parts.items()}
+
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
-        """Memory for `tensor`. A GPU copies several times faster into pinned memory, which takes long to get."""
+        """Memory for `tensor`, pinned for one on a GPU, which copies into such memory several times faster."""
         buffer = self._buffers.get(name)
         if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            # The system gives memory where it is first written.
+            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).zero_()
         return buffer
+
+
+def _own_parts(models: Models, ranks: Ranks) -> dict[str, Tensor]:
+    """The tensors of this rank's file of `models`, as they stand in it."""
+    local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
+    own = {name: rows for name, rows in local.items() if ranks.rank == 0 or rows.numel()}
+    return {part: each for name, rows in own.items() for part, each in _parts(name, rows)}
 
 
 def write_state(tensors: Mapping[str, Tensor], folder: Path, rank: int) -> Path:
