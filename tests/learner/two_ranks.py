@@ -181,11 +181,12 @@ OPTIMIZERS = ["muon", *(["adamw_8bit"] if find_spec("torchao") else [])]
 
 
 class Wide(nn.Module):
-    """Matrices whose moments adamw_8bit gives 8 bits on one rank and on two, on one rank only, and on none."""
+    """Matrices whose moments adamw_8bit gives 8 bits on one rank and on two, on one rank only, and on none.
+    One of two ranks has nothing of the last one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(256, rows) for rows in (96, 20, 3))
+        self.layers = nn.ModuleList(nn.Linear(256, rows) for rows in (96, 20, 1))
 
 
 def make_wide(optimizer: str, ranks: Ranks) -> Trainable[Wide]:
