@@ -2,7 +2,7 @@
 
 Groups with a common prompt and answers of their own, Qwen3 shapes with random weights, one update a step, passes as the
 learner's schedule makes them. Rates count the tokens of whole sequences, also those that a pass computes once for
-several. Times are medians of `--runs` steps after one other, with an idle device at both ends.
+several. Times are medians of `--runs` steps after one other: with an idle GPU at both ends, or of the processor.
 
 `--errors` compares the log-probs and the gradient of one group, in the dtype of the benchmark, with those of float32
 and unshared prefixes: the largest difference of log-probs, and the norm of the gradient's difference as a share.
@@ -16,8 +16,10 @@ import argparse
 import gc
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,13 +107,21 @@ def measure(trainer: Trainer, case: Case, shared: bool, micro_tokens: int, runs:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         policy.watch = Stopwatch(device)
-        prepared, watch = trainer.prepare(batch, episodes, [minibatch]), Stopwatch(device)
-        watch("train", lambda data=prepared, of=episodes, part=minibatch: trainer.learn(0, data, of, [part]))
-        seconds.append(watch.seconds["train"])
+        prepared = trainer.prepare(batch, episodes, [minibatch])
+        started = _seconds(device)
+        trainer.learn(0, prepared, episodes, [minibatch])
+        seconds.append(_seconds(device) - started)
     median = statistics.median(seconds[1:])
     peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
     rate = sum(case.lengths) / median
     return Row(case.prompt, case.answer, shared, len(minibatch.passes), median, rate, peak)
+
+
+def _seconds(device: torch.device) -> float:
+    if device.type != "cuda":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def errors(shape: str, case: Case, ranks: Ranks) -> dict[str, tuple[float, float]]:
@@ -119,7 +129,7 @@ def errors(shape: str, case: Case, ranks: Ranks) -> dict[str, tuple[float, float
     half = "bfloat16" if ranks.device.type == "cuda" else "float32"
     logprobs, gradients = {}, {}
     for name, dtype, shared in (("float32", "float32", False), ("unshared", half, False), ("shared", half, True)):
-        policy = make_trainer(shape, {"model.dtype": dtype, "model.compile": dtype != "float32"}, ranks).policy.module
+        policy = _trainer(shape, ranks, {"model.dtype": dtype, "model.compile": dtype != "float32"}).policy.module
         sequences = [torch.from_numpy(each.tokens).long() for each in case.trajectories(policy.vocabulary, 0)]
         packed = PackedSequences.of(sequences, int(shared)).to(ranks.device)
         logprobs[name], _ = policy(packed)
@@ -137,6 +147,10 @@ def errors(shape: str, case: Case, ranks: Ranks) -> dict[str, tuple[float, float
         )
         for name in ("unshared", "shared")
     }
+
+
+def _trainer(shape: str, ranks: Ranks, changes: Mapping[str, Any]) -> Trainer:
+    return make_trainer(shape, {"model.activations": 1.0, **changes}, ranks, [], None)
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
@@ -163,7 +177,7 @@ def main() -> None:
         device = torch.cuda.get_device_name() if ranks.device.type == "cuda" else machine()
         print(f"{device}, {options.shape}, {options.groups} x {options.members}, torch {torch.__version__}")
         print(f"{'prompt':>8}{'answer':>8}{'passes':>14}{'seconds':>16}{'GB':>14}{'tok/s':>18}{'faster':>8}")
-        trainer, found = make_trainer(options.shape, {}, ranks), []
+        trainer, found = _trainer(options.shape, ranks, {}), []
         for prompt, answer in itertools.product(options.prompts, options.answers):
             case = Case(options.groups, options.members, prompt, answer)
             plain, shared = (measure(trainer, case, each, options.micro_tokens, options.runs) for each in (False, True))
