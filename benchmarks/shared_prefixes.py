@@ -29,6 +29,7 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.learner.bundles import schedule_shared
 from asyncrl.learner.packing import LocalBatch, PackedSequences, build_episodes, build_local_batch
 from asyncrl.learner.policy import Policy
+from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.trainer import Minibatch, Trainer
 from asyncrl.modelling.flops import ForwardFlops
@@ -94,7 +95,7 @@ class Case:
         common = [self.prompt if shared and each.member else 0 for each in made]
         flops = ForwardFlops.of(policy, policy.model.config)
         ((passes,),) = schedule_shared(self.lengths, common, flops, 1, 1, max(micro_tokens, *self.lengths))
-        batch = build_local_batch(range(len(made)), made, device, int(shared))
+        batch = build_local_batch(range(len(made)), made, device, EVERY if shared else None)
         return batch, build_episodes(plan, labels, device), Minibatch(passes, Totals(sum(sampled), len(made)))
 
 
@@ -131,7 +132,7 @@ def errors(shape: str, case: Case, ranks: Ranks) -> dict[str, tuple[float, float
     for name, dtype, shared in (("float32", "float32", False), ("unshared", half, False), ("shared", half, True)):
         policy = _trainer(shape, ranks, {"model.dtype": dtype, "model.compile": dtype != "float32"}).policy.module
         sequences = [torch.from_numpy(each.tokens).long() for each in case.trajectories(policy.vocabulary, 0)]
-        packed = PackedSequences.of(sequences, int(shared)).to(ranks.device)
+        packed = PackedSequences.of(sequences, EVERY if shared else None).to(ranks.device)
         logprobs[name], _ = policy(packed)
         weights = torch.randn(len(logprobs[name]), generator=torch.Generator().manual_seed(0)).to(ranks.device)
         (logprobs[name] * weights).mean().backward()

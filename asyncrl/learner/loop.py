@@ -28,7 +28,7 @@ from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.gathering import gather, plan_gather
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
-from asyncrl.learner.prefixes import WORTHWHILE
+from asyncrl.learner.prefixes import EVERY, WORTHWHILE, Sharing
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes
@@ -180,8 +180,11 @@ class Learner:
 
     def _minibatches(self, plan: BatchPlan) -> list[Minibatch]:
         config = self._step_config.learner
-        least = self._least_shared()
-        shared = [count if count >= least > 0 else 0 for count in plan.shared or [0] * len(plan.ids)]
+        sharing, common = self._sharing(), plan.shared or [0] * len(plan.ids)
+        shared = [
+            count if sharing is not None and sharing.takes(count, length) else 0
+            for count, length in zip(common, plan.tokens, strict=True)
+        ]
         parts = schedule_shared(
             plan.tokens, shared, self._flops, self.ranks.size, config.minibatches, config.micro_tokens
         )
@@ -196,14 +199,13 @@ class Learner:
             if int(each.tokens.max()) >= vocabulary:
                 raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
         episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
-        return episodes, build_local_batch(members, trajectories, device, self._least_shared())
+        return episodes, build_local_batch(members, trajectories, device, self._sharing())
 
-    def _least_shared(self) -> int:
-        """How long a prefix must be to be shared; 0: none is."""
+    def _sharing(self) -> Sharing | None:
         shares = self._step_config.learner.shared_prefixes
         if shares is None:
-            return WORTHWHILE if self.trainer.policy.module.shares_prefixes else 0
-        return int(shares)
+            return WORTHWHILE if self.trainer.policy.module.shares_prefixes else None
+        return EVERY if shares else None
 
     def _publish(self, version: int) -> None:
         policy, bucket_bytes = self.trainer.policy.module, self.config.weights.bucket_mb << 20

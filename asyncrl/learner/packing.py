@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.view import View
-from asyncrl.learner.prefixes import find_shared
+from asyncrl.learner.prefixes import Sharing, find_shared
 from asyncrl.modelling.packed_layout import PackedLayout, send
 from asyncrl.types import BatchPlan, Labels, Trajectory
 
@@ -40,20 +40,20 @@ class PackedSequences:
     copies: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def of(sequences: Sequence[Tensor], least_shared: int = 0) -> PackedSequences:
+    def of(sequences: Sequence[Tensor], sharing: Sharing | None = None) -> PackedSequences:
         """Sequences int64[T] on the host; every token that has one before it is needed."""
         positions = torch.cat([torch.arange(len(each)) for each in sequences])
         lengths = [len(each) for each in sequences]
-        return PackedSequences.build(torch.cat(list(sequences)), positions, positions > 0, lengths, least_shared)
+        return PackedSequences.build(torch.cat(list(sequences)), positions, positions > 0, lengths, sharing)
 
     @staticmethod
     def build(
-        ids: Tensor, positions: Tensor, mask: Tensor, lengths: Sequence[int], least_shared: int
+        ids: Tensor, positions: Tensor, mask: Tensor, lengths: Sequence[int], sharing: Sharing | None
     ) -> PackedSequences:
         """N tokens on the host, in sequences of these `lengths`; those of `mask` bool[N] are needed, which never has
-        the first of a sequence. Prefixes of at least `least_shared` tokens are shared; 0: none."""
+        the first of a sequence. Prefixes that `sharing` takes are computed once."""
         needed = mask.nonzero()[:, 0]
-        shared = find_shared(ids.numpy(), lengths, least_shared) if least_shared else None
+        shared = None if sharing is None else find_shared(ids.numpy(), lengths, sharing)
         if shared is None:
             return PackedSequences(ids, positions, needed, needed - 1, PackedLayout.of(lengths), len(ids))
         kept, rows, paths = (torch.from_numpy(each) for each in (shared.kept, shared.rows, shared.paths))
@@ -100,8 +100,8 @@ class LocalBatch:
     `tokens` are on the rank's device. What passes are built from stays on the host, which never waits for the device to
     build one: ids int64[N] are the token ids of `tokens`, and mask bool[N] is theirs. A forward pass takes every branch
     of an episode as a sequence: positions int64[N] restart with each branch, and `lengths` has the tokens of each
-    branch by the episode's index in the plan, ascending. Prefixes of at least `least_shared` tokens that sequences of a
-    pass share are computed once; 0: none.
+    branch by the episode's index in the plan, ascending. A pass computes prefixes once that its sequences share and
+    `sharing` takes.
     """
 
     ids: Tensor
@@ -109,7 +109,7 @@ class LocalBatch:
     mask: Tensor
     positions: Tensor
     lengths: dict[int, list[int]]
-    least_shared: int = 0
+    sharing: Sharing | None = None
 
     def rows(self, members: Sequence[int]) -> Tensor:
         """Where among the N tokens those of the episodes `members` are, int64, on the host."""
@@ -129,11 +129,11 @@ class LocalBatch:
         if not members:
             return PackedSequences.of([self.ids.new_zeros(2)])
         lengths = [length for each in members for length in self.lengths[each]]
-        return PackedSequences.build(self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.least_shared)
+        return PackedSequences.build(self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.sharing)
 
 
 def build_local_batch(
-    members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device, least_shared: int = 0
+    members: Sequence[int], trajectories: Sequence[Trajectory], device: torch.device, sharing: Sharing | None = None
 ) -> LocalBatch:
     """The batch of `trajectories`, whose indices in the plan are `members`, ascending."""
     owners = [np.full(len(each), member) for member, each in zip(members, trajectories, strict=True)]
@@ -149,7 +149,7 @@ def build_local_batch(
     mask = _joined([each.loss_mask for each in trajectories], torch.bool, host)
     lengths = [[end - start for start, end in each.branches] for each in trajectories]
     positions = _joined([np.arange(length) for branches in lengths for length in branches], torch.int64, host)
-    return LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)), least_shared)
+    return LocalBatch(ids, tokens, mask, positions, dict(zip(members, lengths, strict=True)), sharing)
 
 
 def build_episodes(

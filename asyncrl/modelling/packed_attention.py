@@ -24,8 +24,8 @@ from asyncrl.modelling.gpu_attention import Gradients, RunAttention, have_kernel
 from asyncrl.modelling.packed_layout import PackedLayout, Run, runs_between
 
 PACKED = "asyncrl_packed"
-BLOCK = 1024
-"""Queries at a time in a backward pass without kernels for GPUs."""
+BLOCK = 256
+"""Queries at a time where attention has a mask, and in the operator's backward pass, without kernels for GPUs."""
 
 
 def packed_attention(
@@ -176,10 +176,27 @@ def _one_sequence(query: Tensor, key: Tensor, value: Tensor, scaling: float | No
     queries, keys, gqa = len(query), len(key), query.shape[1] != key.shape[1]
     q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
     # Where a prefix is shared, the queries are the last of the keys.
-    plain = queries == keys and (window is None or keys <= window)
-    seen = None if plain else ~_hidden(range(keys - queries, keys), range(keys), window, query.device)
-    output = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=plain, scale=scaling, enable_gqa=gqa)
-    return output[0].transpose(0, 1)
+    if queries == keys and (window is None or keys <= window):
+        output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
+        return output[0].transpose(0, 1)
+    outputs = []
+    # A mask costs as much where it hides keys as where it does not.
+    for block, seen in _blocks(queries, keys, window):
+        rows, others = q[:, :, block.start - keys + queries : block.stop - keys + queries], slice(seen.start, seen.stop)
+        mask = ~_hidden(block, seen, window, query.device)
+        outputs.append(
+            F.scaled_dot_product_attention(
+                rows, k[:, :, others], v[:, :, others], attn_mask=mask, scale=scaling, enable_gqa=gqa
+            )
+        )
+    return torch.cat(outputs, 2)[0].transpose(0, 1)
+
+
+def _blocks(queries: int, keys: int, window: int | None) -> Iterator[tuple[range, range]]:
+    """The positions of `BLOCK` queries at a time, which are the last of the keys, and those of all keys they see."""
+    for start in range(keys - queries, keys, BLOCK):
+        stop = min(start + BLOCK, keys)
+        yield range(start, stop), range(0 if window is None else max(0, start - window + 1), stop)
 
 
 def _hidden(queries: range, keys: range, window: int | None, device: torch.device) -> Tensor:
@@ -206,10 +223,9 @@ def _plain_backward(
     shift = (of_rows * rows).sum(-1, keepdim=True)
     of_query, of_key, of_value = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     ahead = len(key) - len(query)
-    for start in range(0, len(query), BLOCK):
-        queries = slice(start, min(start + BLOCK, len(query)))
-        keys = slice(0 if window is None else max(0, ahead + start - window + 1), ahead + queries.stop)
-        hidden = _hidden(range(ahead + start, keys.stop), range(keys.start, keys.stop), window, q.device)
+    for block, seen in _blocks(len(query), len(key), window):
+        queries, keys = slice(block.start - ahead, block.stop - ahead), slice(seen.start, seen.stop)
+        hidden = _hidden(block, seen, window, q.device)
         shares = (q[:, queries] @ k[:, keys].mT * scale).masked_fill(hidden, -torch.inf).softmax(-1)
         of_scores = shares * (of_rows[:, queries] @ v[:, keys].mT - shift[:, queries]) * scale
         of_query[:, queries] = of_scores @ k[:, keys]

@@ -12,6 +12,10 @@ from torch import Tensor
 
 LONG = 1024
 """Tokens from which a sequence goes to cuDNN."""
+LONG_SUFFIX = 4096
+"""Tokens behind a shared prefix from which they may go to cuDNN."""
+FASTER = 1.7
+"""How much longer the variable-length kernel takes for as many pairs of a query and a key, forward and backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,17 @@ def _width(queries: int, keys: int) -> int | None:
     """Over how many tokens cuDNN computes a sequence; None where cuDNN does not take it. cuDNN prepares itself for
     every width anew, which takes longer than a pass, so there are few: four between a number and its double.
 
-    cuDNN computes the rows of a shared prefix, too, which the variable-length kernel leaves out at half the speed.
+    Behind a shared prefix cuDNN has much to do besides: it computes the rows of the prefix, too, takes each sequence by
+    itself, and needs copies. So it takes long suffixes of short prefixes only, where it is faster all the same.
     """
-    if keys < LONG or 2 * (keys - queries) ** 2 > keys**2:
+    if keys < LONG:
         return None
     step = 1 << (keys.bit_length() - 3)
-    return -(-keys // step) * step
+    width = -(-keys // step) * step
+    pairs = keys**2 - (keys - queries) ** 2
+    if queries < keys and (queries < LONG_SUFFIX or FASTER * pairs < width**2):
+        return None
+    return width
 
 
 @dataclass(slots=True, eq=False)

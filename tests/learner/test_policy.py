@@ -16,6 +16,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy, load_policy
+from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks
 from tests.learner.support import random_sequences
 
@@ -156,7 +157,15 @@ def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: 
         if shares:
             sequences = [torch.cat([sequences[0], each]) for each in [sequences[0], *sequences]]
         with torch.compiler.set_stance("fail_on_recompile" if attempt > 1 else "default"):
-            policy(PackedSequences.of(sequences, least_shared=shares))[0].sum().backward()
+            policy(PackedSequences.of(sequences, EVERY if shares else None))[0].sum().backward()
     assert not counters["graph_break"]
     # The layers share one, and one with shared prefixes; two follow the logits, forward and backward.
     assert counters["stats"]["unique_graphs"] <= 4
+    trained = []
+    for sharing in (None, EVERY):
+        policy.zero_grad()
+        logprobs, _ = policy(PackedSequences.of(sequences, sharing))
+        logprobs.mean().backward()
+        trained.append([logprobs.detach(), *gradients(policy).values()])
+    for ours, theirs in zip(*trained, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)

@@ -15,6 +15,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import Trainable, UpdateResult
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.policy import Policy, load_policy
+from asyncrl.learner.prefixes import EVERY, Sharing
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes
 from asyncrl.learner.trainer import Minibatch, Trainer
@@ -118,13 +119,15 @@ def test_proximal_log_probs_do_not_depend_on_the_passes(setup: Setup):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the host waits for GPUs only")
-@pytest.mark.parametrize("shares", [0, 2])
-def test_the_host_does_not_wait_for_the_gpu_in_passes(model: Path, ranks: Ranks, tmp_path: Path, shares: int):
+@pytest.mark.parametrize("sharing", [None, EVERY])
+def test_the_host_does_not_wait_for_the_gpu_in_passes(
+    model: Path, ranks: Ranks, tmp_path: Path, sharing: Sharing | None
+):
     config = make_config(model, tmp_path)
     config.model.dtype = "bfloat16"
     config.algorithm.entropy_weight = 0.01
     setup = Setup(config, ranks)
-    prepared = replace(setup.prepared([setup.members]), least_shared=shares)
+    prepared = replace(setup.prepared([setup.members]), sharing=sharing)
     passes = [[3], [0, 1, 2], [4, 6, 7], [5], []]
     setup.gradient(prepared, passes)
     torch.cuda.set_sync_debug_mode("error")
