@@ -25,6 +25,8 @@ STEP_SECTIONS = ("learner", "critic", "implicit", "algorithm")
 """What a learner step reads. Changes of other keys show in what the replay records."""
 ADDRESSES = ("network", "run.dir")
 """Keys that say where a run is; their changes are no changes of the run."""
+HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface")
+"""Keys in which the hosts of a learner differ; their changes are no changes of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 
     Raises ConfigError, with a line for each key that a resumed run must keep.
     """
-    keys = [key for key in KEYS if before[key] != after[key] and not key.startswith(ADDRESSES)]
+    keys = [key for key in KEYS if before[key] != after[key] and is_of_run(key)]
     refused = {key: OPTIONS[key].fixed for key in keys if OPTIONS[key].fixed}
     if _kinds(before) != _kinds(after):
         models = [key for key in keys if key in ("scoring.prm.path", "scoring.outcome_model.path")]
@@ -87,6 +89,11 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
             )
         )
     return keys
+
+
+def is_of_run(key: str) -> bool:
+    """Whether a key is the same for the whole run: it does not say where a process is."""
+    return key not in HOST_KEYS and not key.startswith(ADDRESSES)
 
 
 def _kinds(values: Mapping[str, Any]) -> tuple[str, ...]:

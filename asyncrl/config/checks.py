@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from asyncrl.config.bind import CHAT_API_FIX, GROUP_FIX, KEYS_FIX, SERVER_GROUP_FIX, is_loopback
+from asyncrl.config.bind import CHAT_API_FIX, GROUP_FIX, HOSTS_FIX, KEYS_FIX, SERVER_GROUP_FIX, is_loopback
 from asyncrl.config.keys import sections
 from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import TrainConfig
@@ -153,7 +153,8 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         yield "learner.checkpoint_every learner.publish_every: checkpoints are versions; use a multiple of the second"
     if learner.shared_prefixes and config.model.attention in ("flash_attention_2", "flex_attention"):
         yield "learner.shared_prefixes model.attention: this attention reads whole sequences only; use null"
-    if config.cluster.learner_ranks % learner.replicas:
+    yield from _hosts(config)
+    if learner.nodes * config.cluster.learner_ranks % learner.replicas:
         yield "learner.replicas cluster.learner_ranks: copies have equally many ranks; use a divisor of the second"
     if learner.deterministic and config.model.attention == "flex_attention":
         yield "learner.deterministic model.attention: flex attention is not known to repeat bit for bit; use sdpa"
@@ -165,6 +166,23 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         yield "learner.eval_every data.eval: evaluation needs data.eval, a Parquet file of held-out tasks"
     if config.implicit.train and config.algorithm.advantage.name != "prime":
         yield "implicit.train algorithm.advantage.name: only the advantage prime reads this model; use algorithm=prime"
+
+
+def _hosts(config: TrainConfig) -> Iterator[str]:
+    learner, network = config.learner, config.network
+    if learner.node >= learner.nodes:
+        yield f"learner.node learner.nodes: hosts are numbered from 0 to {learner.nodes - 1}"
+    if learner.nodes == 1:
+        return
+    host, _, port = (learner.rendezvous or "").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        yield "learner.rendezvous learner.nodes: name an address of host 0 and a free port there, such as 10.0.0.1:5757"
+    elif not is_loopback(host) and not network.insecure:
+        yield f"learner.rendezvous: {HOSTS_FIX}"
+    elif not network.replay_port:
+        yield "network.replay_port learner.nodes: the other hosts must know the port; name one"
+    elif not is_loopback(host) and is_loopback(network.host):
+        yield "network.host learner.rendezvous: other hosts must reach the replay; set an address of host 0"
 
 
 def _scoring(config: TrainConfig) -> Iterator[str]:

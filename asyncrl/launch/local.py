@@ -154,8 +154,11 @@ def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
     """Run everything until the learner is done (True) or a signal comes (False).
 
     A run that has done more steps than `config` asks for starts nothing. `overrides` is the command line, for the
-    command that resumes. Raises AsyncrlError: the run cannot start or go on.
+    command that resumes. On a host of the learner other than the first, everything is the ranks of this host. Raises
+    AsyncrlError: the run cannot start or go on.
     """
+    if config.learner.node:
+        return _train_on_other_host(config)
     run_dir = locations.run_dir(config.run)
     stop = process.stop_on_signals()
     with exclusively(run_dir):
@@ -187,6 +190,23 @@ def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
             resume = shlex.join(["asyncrl", "train", *overrides])
             sys.stderr.write(report(run_dir, config.learner.steps, result, reason, resume))
         return done
+
+
+def _train_on_other_host(config: TrainConfig) -> bool:
+    """Its folder within that of the run has the logs of the learner's ranks here."""
+    folder, stop = locations.run_dir(config.run) / f"host-{config.learner.node}", process.stop_on_signals()
+    with exclusively(folder):
+        write_whole(folder / CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
+        supervisor = Supervisor(
+            [role_command("learner", "learner", folder / CONFIG_FILE)],
+            folder,
+            ROLE_ENVIRONMENT,
+            config.cluster.max_restarts,
+            "learner",
+            config.cluster.restart_pause_s,
+        )
+        log.info("host %d of the learner; logs are in %s", config.learner.node, folder / "logs")
+        return supervisor.run(stop.is_set, lambda: None)
 
 
 def run(config: TrainConfig) -> None:

@@ -32,6 +32,14 @@ def check_ports(config: TrainConfig) -> None:
             except OSError as error:
                 fix = "if another run uses it, set network.replay_port=0 network.weights_port=0 (both)"
                 taken.append(f"network.{key}={first}: port {port} cannot be used ({error}); {fix}")
+    if config.learner.nodes > 1 and config.learner.rendezvous is not None:
+        host, _, number = config.learner.rendezvous.rpartition(":")
+        try:
+            try_port(host, int(number))
+        except OSError as error:
+            taken.append(
+                f"learner.rendezvous={config.learner.rendezvous}: it cannot be used ({error}); name another port"
+            )
     if taken:
         raise UnavailableError("\n".join(taken))
 

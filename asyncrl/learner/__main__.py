@@ -1,6 +1,7 @@
 """`python -m asyncrl.learner`: train until all steps are done, or a signal.
 
-With `cluster.learner_ranks` of two or more this process starts the ranks, by the same command, and watches them.
+With `cluster.learner_ranks` or `learner.nodes` of two or more this process starts the ranks of this host, by the same
+command, and watches them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.learner.hosts import open_host
 from asyncrl.learner.launcher import Membership, Timeouts, run_ranks
 from asyncrl.machine import process
 
@@ -20,12 +22,14 @@ def run(config: TrainConfig) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "torchrun cannot start the learner, since anybody could connect to its store: "
-            "set cluster.learner_ranks and start one `python -m asyncrl.learner`, which starts the ranks"
+            "set cluster.learner_ranks and start one `python -m asyncrl.learner` a host, which starts the ranks"
         )
     stop = process.stop_on_signals()
-    if config.cluster.learner_ranks > 1 and Membership.of_this_process() is None:
+    ranks, hosts = config.cluster.learner_ranks, config.learner.nodes
+    if ranks * hosts > 1 and Membership.of_this_process() is None:
         command = [sys.executable, "-m", "asyncrl.learner", *sys.argv[1:]]
-        run_ranks(command, config.cluster.learner_ranks, stop, Timeouts.within(config.learner.rank_timeout_s))
+        timeouts = Timeouts.within(config.learner.rank_timeout_s)
+        run_ranks(command, ranks, stop, timeouts, open_host(config, timeouts) if hosts > 1 else None)
         return
     process.limit_threads(config.cluster.learner_threads)
     from asyncrl.learner.run import run as learn

@@ -1,14 +1,14 @@
 """The learner's ranks as processes of this machine: started together, watched, and ended together.
 
-The process that starts the ranks is not one of them. The ranks meet in a file of a folder that only this user can
-enter, so no port is open for their rendezvous. Each rank writes heartbeats into a pipe of its own, which tell what its
-main thread does. A rank without heartbeats is stopped or hangs. A rank with heartbeats may be stuck: see `activity`. A
-rank whose pipe has no reader ends itself. Linux also kills the ranks when the process that started them ends.
+The process that starts the ranks is not one of them. The ranks of one machine meet in a file of a folder that only this
+user can enter, so no port is open for their rendezvous; `hosts` has that of several machines. Each rank writes
+heartbeats into a pipe of its own, which tell what its main thread does. A rank without heartbeats is stopped or hangs.
+A rank with heartbeats may be stuck: see `activity`. A rank whose pipe has no reader ends itself. Linux also kills the
+ranks when the process that started them ends.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -18,8 +18,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "ASYNCRL_RANK"
 """The environment variable in which a rank gets its membership, as JSON."""
+ENDED = "; all ranks were ended"
+CAUSES = (-signal.SIGKILL, EXIT_USAGE, EXIT_HOPELESS)
+"""Statuses that no failure of another rank explains."""
 PIPE_BYTES = 1 << 16
 """As many as a pipe holds."""
 KILLED_S = 10.0
@@ -41,6 +45,12 @@ KILLED_S = 10.0
 
 class RanksError(AsyncrlError):
     """A rank died, hung or did not stop, and all ranks were ended; the message says which and how."""
+
+
+def all_ended(reason: str, final: bool = False) -> AsyncrlError:
+    """The error of a launcher that ended all its ranks for `reason`, which may be that of another launcher."""
+    message = f"{reason.removesuffix(ENDED)}{ENDED}"
+    return ConfigError(message) if final else RanksError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +81,63 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where `size` ranks meet, of which those of this host begin with `first`: at a file of this machine, or at the
+    address of the first of several hosts, which have the name of a `round` and a network `interface`."""
+
+    first: int
+    size: int
+    place: str
+    round: str = ""
+    interface: str = ""
+
+
+class Hosts(Protocol):
+    """The hosts on which the ranks run, and whether there are several."""
+
+    several: bool
+
+    def meet(self, stop: threading.Event) -> Meeting:
+        """Where the ranks meet, once they can start."""
+
+    def report(self, states: Sequence[RankState], stopping: bool) -> bool:
+        """Whether the ranks must stop, given what those of this host do. Called at every poll. Raises RanksError: they
+        must end."""
+
+    def finish(self, reason: str, final: bool) -> None:
+        """The ranks of this host have ended, with a reason if they failed. `final`: no start will do better."""
+
+
+class OneHost:
+    """This machine alone, with `size` ranks."""
+
+    several = False
+
+    def __init__(self, size: int, timeouts: Timeouts) -> None:
+        self._size = size
+        self._stuck = timeouts.stuck
+        self._folder = tempfile.TemporaryDirectory(prefix="asyncrl-ranks-")
+
+    def meet(self, stop: threading.Event) -> Meeting:
+        return Meeting(0, self._size, str(Path(self._folder.name) / "rendezvous"))
+
+    def report(self, states: Sequence[RankState], stopping: bool) -> bool:
+        if stuck := find_stuck(states, self._stuck):
+            raise all_ended(stuck)
+        return False
+
+    def finish(self, reason: str, final: bool) -> None:
+        self._folder.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
 class Membership:
-    """What a rank knows of its group: its number, how many there are, the file in which they meet, its pipe for
-    heartbeats, and the seconds between two."""
+    """What a rank knows of its group: its number, in all and on its host, where they meet, its pipe for heartbeats, and
+    the seconds between two."""
 
     rank: int
-    size: int
-    rendezvous: str
+    local: int
+    meeting: Meeting
     pipe: int
     interval_s: float
 
@@ -85,7 +145,7 @@ class Membership:
     def of_this_process() -> Membership | None:
         """What `run_ranks` gave this process, or None where it was started otherwise."""
         given = os.environ.get(VARIABLE)
-        return Membership(**json.loads(given)) if given else None
+        return msgspec.json.decode(given, type=Membership) if given else None
 
     def start_heartbeat(self, activity: Activity) -> None:
         """Write heartbeats from now on. Kills this process once nobody reads them."""
@@ -103,13 +163,14 @@ class Membership:
 class _Rank:
     """One rank, running since it was made."""
 
-    def __init__(self, command: Sequence[str], rank: int, size: int, rendezvous: Path, timeouts: Timeouts) -> None:
-        self.name = f"rank {rank} of {size}"
+    def __init__(self, command: Sequence[str], local: int, meeting: Meeting, timeouts: Timeouts) -> None:
+        rank = meeting.first + local
+        self.name = f"rank {rank} of {meeting.size}"
         self._timeouts = timeouts
         self._heartbeats, write = os.pipe()
         os.set_blocking(self._heartbeats, False)
-        membership = Membership(rank, size, str(rendezvous), write, timeouts.heartbeat)
-        variables = {VARIABLE: json.dumps(asdict(membership)), WORKER_VARIABLE: f"learner-{rank}"}
+        membership = Membership(rank, local, meeting, write, timeouts.heartbeat)
+        variables = {VARIABLE: msgspec.json.encode(membership).decode(), WORKER_VARIABLE: f"learner-{rank}"}
         try:
             self._process = subprocess.Popen(
                 list(command),
@@ -155,10 +216,8 @@ class _Rank:
             self._state = state
         limit = self._timeouts.silence if self._state is not None else self._timeouts.start
         if self.status is None and self._silent >= limit:
-            raise RanksError(
-                f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs; all ranks were ended"
-                + (f"; its last heartbeat: {self._state}" if self._state is not None else "")
-            )
+            last_seen = f"; before, {self._state}" if self._state is not None else ""
+            raise all_ended(f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs{last_seen}")
 
     def terminate(self) -> None:
         self._process.terminate()
@@ -173,32 +232,52 @@ class _Rank:
         os.close(self._heartbeats)
 
 
-def run_ranks(command: Sequence[str], size: int, stop: threading.Event, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
-    """Run `command` as `size` ranks until all have ended with status 0.
+def run_ranks(
+    command: Sequence[str],
+    count: int,
+    stop: threading.Event,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    hosts: Hosts | None = None,
+) -> None:
+    """Run `command` as `count` ranks on this machine, and those of the other `hosts`, until all ended with status 0.
 
     Raises StoppedError: `stop` was set before all were done. Raises RanksError: one died, hung, was asked to stop
-    alone, or did not stop in time. Raises ConfigError: one cannot be configured. All have ended when this returns or
-    raises. If this process is killed, the ranks are killed too.
+    alone, or did not stop in time. Raises ConfigError: one cannot be configured, or hosts do not fit together. All have
+    ended when this returns or raises. If this process is killed, the ranks are killed too.
     """
-    with tempfile.TemporaryDirectory(prefix="asyncrl-ranks-") as folder, ExitStack() as stack:
-        meeting = Path(folder) / "rendezvous"
-        ranks = [stack.enter_context(closing(_Rank(command, rank, size, meeting, timeouts))) for rank in range(size)]
-        _watch(ranks, stop, timeouts)
+    hosts = hosts or OneHost(count, timeouts)
+    reason, final = "its launcher ended", False
+    try:
+        meeting = hosts.meet(stop)
+        with ExitStack() as stack:
+            ranks = [stack.enter_context(closing(_Rank(command, each, meeting, timeouts))) for each in range(count)]
+            _watch(ranks, stop, timeouts, hosts)
+        reason = ""
+    except StoppedError:
+        reason = ""
+        raise
+    except AsyncrlError as error:
+        reason, final = str(error), isinstance(error, ConfigError | TooManyFailuresError)
+        raise
+    finally:
+        hosts.finish(reason, final)
 
 
-def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts) -> None:
+def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, hosts: Hosts) -> None:
     stopping: float | None = None
     while True:
         well = (None, 0) if stopping is None else (None, 0, EXIT_STOPPED)
         failed = next((rank for rank in ranks if rank.status not in well), None)
         if failed is not None and stopping is None:
-            raise _failure(failed, ranks, timeouts)
+            raise _failure(ranks, timeouts, hosts)
         if all(rank.status == 0 for rank in ranks):
             return
         # If a rank fails while all are stopping, the others would wait for it for ever.
         if failed is not None or all(rank.status is not None for rank in ranks):
             raise StoppedError("the ranks were asked to stop before they were done")
-        if stopping is None and stop.is_set():
+        states = [rank.state for rank in ranks if rank.state is not None]
+        stops = hosts.report(states, stop.is_set()) or stop.is_set()
+        if stops and stopping is None:
             stopping = 0.0
             for rank in ranks:
                 rank.terminate()
@@ -209,15 +288,15 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts) ->
                 raise RanksError(f"the ranks did not stop within {timeouts.stop:.0f} s, and were killed")
         for rank in ranks:
             rank.check_heartbeat()
-        stuck = find_stuck([rank.state for rank in ranks if rank.state is not None], timeouts.stuck)
-        if stuck is not None:
-            raise RanksError(f"{stuck}; all ranks were ended")
 
 
-def _failure(first: _Rank, ranks: Sequence[_Rank], timeouts: Timeouts) -> AsyncrlError:
-    """Why the ranks must end, after the others had time to end by themselves."""
-    left = timeouts.others
-    while left > 0 and any(rank.status is None for rank in ranks):
+def _failure(ranks: Sequence[_Rank], timeouts: Timeouts, hosts: Hosts) -> AsyncrlError:
+    """Why the ranks must end, after others had time to end by themselves. Raises RanksError: another host knows."""
+    first = min((rank for rank in ranks if rank.status), key=lambda rank: rank.status not in CAUSES)
+    left = 0.0 if first.status in CAUSES else timeouts.others
+    while left > 0 and (hosts.several or any(rank.status is None for rank in ranks)):
+        if hosts.report([], False) and first.status == EXIT_STOPPED:
+            return StoppedError("the ranks of another host were asked to stop")
         time.sleep(timeouts.poll)
         left -= timeouts.poll
     for rank in ranks:
@@ -227,6 +306,6 @@ def _failure(first: _Rank, ranks: Sequence[_Rank], timeouts: Timeouts) -> Asyncr
             return TooManyFailuresError(f"{rank.name} has ended the run; its message is above")
     status = first.status or 0
     if status == EXIT_STOPPED:
-        return RanksError(f"{first.name} was asked to stop, alone; all ranks were ended")
+        return all_ended(f"{first.name} was asked to stop, alone")
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    return RanksError(f"{first.name} {how}; all ranks were ended")
+    return all_ended(f"{first.name} {how}")

@@ -1,4 +1,4 @@
-"""The learner's ranks: one process each, all on one machine, on GPUs with NCCL or on the CPU with gloo.
+"""The learner's ranks: one process each, on one or several machines, on GPUs with NCCL or on the CPU with gloo.
 
 They send each other tensors and safetensors bytes. Nothing that arrives from a socket is unpickled.
 """
@@ -16,13 +16,17 @@ from typing import TypeVar
 import safetensors.torch
 import torch
 import torch.distributed as dist
+import zmq
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from asyncrl.errors import StoppedError
 from asyncrl.learner.activity import Activity
-from asyncrl.learner.launcher import DEFAULT_TIMEOUTS, Membership
-from asyncrl.weights.group import loopback_interface
+from asyncrl.learner.host_store import HostStore
+from asyncrl.learner.launcher import DEFAULT_TIMEOUTS, Meeting, Membership
+from asyncrl.learner.rendezvous import Caller
+from asyncrl.network.interfaces import loopback_interface
+from asyncrl.network.keys import ClientKeys
 
 T = TypeVar("T")
 
@@ -130,30 +134,39 @@ def shard_of(rows: int, rank: int, ranks: int) -> range:
     return range(min(rows, rank * share), min(rows, (rank + 1) * share))
 
 
+def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tuple[dist.Store, Caller | None]:
+    if meeting.round:
+        caller = Caller(zmq.Context.instance(), meeting.place, keys)
+        return HostStore(caller, meeting.round, limit_s), caller
+    return (dist.FileStore(meeting.place, meeting.size) if meeting.place else dist.HashStore()), None
+
+
 @contextmanager
-def joined(replicas: int = 1, limit_s: float = DEFAULT_TIMEOUTS.stuck) -> Iterator[Ranks]:
+def joined(
+    replicas: int = 1, limit_s: float = DEFAULT_TIMEOUTS.stuck, keys: ClientKeys | None = None
+) -> Iterator[Ranks]:
     """The ranks that `launcher.run_ranks` started with this process, or this process alone. They hold `replicas` copies
     of a model, a divisor of their number. They disconnect at the end. A collective fails after `limit_s` and a minute,
-    except those that may wait for the replay."""
+    except those that may wait for the replay. Ranks of several hosts find each other at host 0 with `keys`."""
     activity = Activity()
-    # gloo listens even with one rank. All ranks are on this machine, so loopback is enough.
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
-    member = Membership.of_this_process()
-    store: dist.Store = dist.HashStore()
-    if member is not None:
+    member = Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""), 0, 0.0)
+    meeting, rank, size = member.meeting, member.rank, member.meeting.size
+    # gloo listens even with one rank. Ranks on one machine need no more than loopback.
+    os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface or loopback_interface()
+    if size > 1:
         member.start_heartbeat(activity)
-        store = dist.FileStore(member.rendezvous, member.size)
-    rank, size = (member.rank, member.size) if member is not None else (0, 1)
+    # torch keeps no reference to a store in Python, and uses it until the end.
+    store, caller = _open_store(meeting, limit_s, keys)
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(member.local)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     limit = timedelta(seconds=limit_s + ENDED_BY_LAUNCHER_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     waiting = DeviceMesh.from_group(dist.new_group(timeout=WAIT, backend="gloo"), "cpu") if size > 1 else None
     try:
         kind = "cuda" if cuda else "cpu"
-        device = torch.device(kind, rank) if cuda else torch.device(kind)
+        device = torch.device(kind, member.local) if cuda else torch.device(kind)
         shape = (size,) if replicas == 1 else (replicas, size // replicas)
         names = ("replicas", "shards")[-len(shape) :]
         yield Ranks(rank, size, device, init_device_mesh(kind, shape, mesh_dim_names=names), waiting, activity)
@@ -162,3 +175,5 @@ def joined(replicas: int = 1, limit_s: float = DEFAULT_TIMEOUTS.stuck) -> Iterat
         gc.collect()
         activity.advance()
         dist.destroy_process_group()
+        if caller is not None:
+            caller.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from contextlib import ExitStack, closing
@@ -22,6 +23,7 @@ from asyncrl.learner.critic import load_critic
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, folder_writer
 from asyncrl.learner.failures import StepFailures
+from asyncrl.learner.launcher import Membership
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.memory import fit_activations, usable_bytes
 from asyncrl.learner.optimizer import Trainable
@@ -29,7 +31,7 @@ from asyncrl.learner.policy import Policy, load_policy, load_reference
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.shapes import model_shapes
-from asyncrl.network.keys import server_keys
+from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
 from asyncrl.observe.sinks import metrics_file, open_learner_metrics, remove_steps
 from asyncrl.weights.broadcast import Broadcaster
@@ -56,9 +58,13 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         be_deterministic()
     if config.weights.channel == "distributed":
         agree_with_servers(config)
-    keep_to_loopback(config, actor=False)
+    member, learner = Membership.of_this_process(), config.learner
+    if member is not None and member.meeting.interface:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={member.meeting.interface}")
+    else:
+        keep_to_loopback(config, actor=False)
     with ExitStack() as stack:
-        ranks = stack.enter_context(joined(config.learner.replicas, config.learner.rank_timeout_s))
+        ranks = stack.enter_context(joined(learner.replicas, learner.rank_timeout_s, client_keys(config.network)))
         context = stack.enter_context(zmq.Context())
         replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop)))
         publisher: Publisher | None = None

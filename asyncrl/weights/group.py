@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from asyncrl.config.bind import is_loopback
 from asyncrl.errors import UnavailableError
+from asyncrl.network.interfaces import loopback_interface
 from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
 
@@ -59,14 +60,6 @@ def join_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
         return dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s), wait_for_workers=False)
     except RuntimeError as error:
         raise UnavailableError(f"the learner's store at {host}:{port} cannot be reached: {error}") from error
-
-
-def address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to `host`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        address: str = probe.getsockname()[0]
-    return address
 
 
 def torch_group(store: dist.Store, rank: int, size: int, device: torch.device, address: str, wait: timedelta) -> Any:
@@ -201,11 +194,6 @@ def keep_to_loopback(config: TrainConfig, actor: bool, environment: MutableMappi
     broadcast = config.weights.channel == "distributed" and not is_loopback(config.network.host)
     if not (broadcast or (actor and _servers_by_nccl(config))):
         environment["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"
-
-
-def loopback_interface() -> str:
-    """The name of the network interface that only this machine reaches: lo, or lo0."""
-    return next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
 
 
 def _servers_by_nccl(config: TrainConfig) -> bool:

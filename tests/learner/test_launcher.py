@@ -75,7 +75,7 @@ def once_running(folder: Path, action: Callable[[list[int]], None]) -> Iterator[
 
 
 def test_ranks_that_all_end_well_are_done_also_after_a_long_wait(tmp_path: Path) -> None:
-    run_ranks(ranks_of(tmp_path, "time.sleep(5)\nassert own.size == 2"), 2, threading.Event(), SHORT)
+    run_ranks(ranks_of(tmp_path, "time.sleep(5)\nassert own.meeting.size == 2"), 2, threading.Event(), SHORT)
     assert len(set(pids(tmp_path))) == 2
 
 
@@ -183,8 +183,8 @@ def test_a_rank_ends_itself_once_nobody_reads_its_heartbeats(tmp_path: Path) -> 
     code = f"""
 import time
 from asyncrl.learner.activity import Activity
-from asyncrl.learner.launcher import Membership
-Membership(0, 1, "", {write}, 0.1).start_heartbeat(Activity())
+from asyncrl.learner.launcher import Meeting, Membership
+Membership(0, 0, Meeting(0, 1, ""), {write}, 0.1).start_heartbeat(Activity())
 time.sleep(1000)
 """
     rank = subprocess.Popen([sys.executable, "-c", code], pass_fds=[write])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from json import JSONDecodeError
 
+import msgspec
 import pytest
 
 from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
 from asyncrl.learner import run as learner
 from asyncrl.learner.launcher import VARIABLE
-from asyncrl.weights.group import agree_with_servers, keep_to_loopback, loopback_interface
+from asyncrl.network.interfaces import loopback_interface
+from asyncrl.weights.group import agree_with_servers, keep_to_loopback
 
 CUMEM, INTERFACE = "NCCL_CUMEM_ENABLE", "NCCL_SOCKET_IFNAME"
 
@@ -67,6 +68,6 @@ def test_a_learner_in_a_group_with_such_an_actor_agrees_before_its_ranks_join(
     del os.environ[CUMEM]
     # With a membership that no launcher wrote, joining fails.
     monkeypatch.setenv(VARIABLE, "{")
-    with pytest.raises(JSONDecodeError):
+    with pytest.raises(msgspec.DecodeError):
         learner.run(config(channel=channel), threading.Event())
     assert os.environ.get(CUMEM) == expected

@@ -84,6 +84,12 @@ class LearnerConfig:
     deterministic: bool = option(
         False, "only kernels that repeat bit for bit on the same GPUs, which are slower; on the CPU all do"
     )
+    nodes: int = option(1, "hosts that have ranks, cluster.learner_ranks each; all share run.dir", "[1, inf)")
+    node: int = option(0, "which of them this host is; host 0 also runs the replay", "[0, inf)")
+    rendezvous: str | None = option(None, "ADDRESS:PORT at which host 0 listens for the other hosts; null: one host")
+    interface: str | None = option(
+        None, "network interface of gloo and NCCL between hosts; null: the one on the way to learner.rendezvous"
+    )
     rank_timeout_s: float = option(
         1800.0,
         "seconds after which a rank whose main thread does not get on is hung, and all ranks start again; longer than "

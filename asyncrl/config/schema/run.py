@@ -76,7 +76,7 @@ class ClusterConfig:
 
     actors: int = option(1, "actor processes", "[1, inf)")
     scorers: int = option(1, "scoring processes", "[1, inf)")
-    learner_ranks: int = option(1, "ranks of the learner", "[1, inf)")
+    learner_ranks: int = option(1, "ranks of the learner on each of its hosts", "[1, inf)")
     actor_threads: int = option(1, "torch threads of one actor", "[1, inf)")
     scorer_threads: int = option(1, "torch threads of one scorer", "[1, inf)")
     learner_threads: int = option(1, "torch threads of one learner rank", "[1, inf)")

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError, WeightsError, WireError
+from asyncrl.network.interfaces import address_towards
 from asyncrl.weights.buckets import Bucket
 from asyncrl.weights.channels.requests import Requests
-from asyncrl.weights.group import BACKENDS, BroadcastCall, WeightGroup, address_towards, gpu_of, join_store, sum_of
+from asyncrl.weights.group import BACKENDS, BroadcastCall, WeightGroup, gpu_of, join_store, sum_of
 from asyncrl.weights.manifest import Manifest, new_bytes
 from asyncrl.weights.receiver import ExcludedError
 from asyncrl.weights.threads import in_own_thread

@@ -21,7 +21,7 @@ from asyncrl.actor.engine.fleet.update import CPU
 from asyncrl.actor.engine.sglang.transports.base import DiskTransport, ServerEnd, Transport
 from asyncrl.actor.engine.sglang.transports.distributed import DistributedTransport
 from asyncrl.actor.engine.sglang.transports.ipc import IpcTransport
-from asyncrl.weights.group import address_towards
+from asyncrl.network.interfaces import address_towards
 
 AUTO = "auto"
 GPU_BUCKET_BYTES = 512 << 20

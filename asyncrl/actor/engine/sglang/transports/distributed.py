@@ -26,7 +26,8 @@ from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
 from asyncrl.config.bind import SERVER_GROUP_FIX, check_bind
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
-from asyncrl.weights.group import BACKENDS, WeightGroup, address_towards, join_store, open_store
+from asyncrl.network.interfaces import address_towards
+from asyncrl.weights.group import BACKENDS, WeightGroup, join_store, open_store
 from asyncrl.weights.threads import OwnThreads
 
 FORGET_S = 5.0

@@ -1,0 +1,99 @@
+"""A whole run whose learner has two hosts: two network namespaces, joined by a virtual cable."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.machine.process import WORKER_VARIABLE
+from asyncrl.network.keys import make_keys
+from asyncrl.observe.sinks import metrics_file, read_lines
+from tests.chaos.world import World
+from tests.end_to_end.support import ROOT
+from tests.helpers import GENEROUS_S, until
+
+pytestmark = pytest.mark.long
+
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
+STEPS = 60
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """The names of two network namespaces with ADDRESSES."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and the program ip")
+    names = [f"asyncrl-{os.getpid()}-{node}" for node in range(2)]
+    with ExitStack() as stack:
+        for name in names:
+            done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"this machine grants no network namespace: {done.stderr.strip()}")
+            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
+        ends = [f"link add veth0 netns {names[0]} type veth peer name veth0 netns {names[1]}"]
+        for name, address in zip(names, ADDRESSES, strict=True):
+            ends += [f"-n {name} link set lo up", f"-n {name} addr add {address}/24 dev veth0"]
+            ends += [f"-n {name} link set veth0 up"]
+        for each in ends:
+            subprocess.run(["ip", *each.split()], check=True)
+        yield names
+
+
+def worker(root: subprocess.Popen[bytes], name: str) -> int | None:
+    """The process id of a worker that `root` has started, or one of its workers."""
+    for each in psutil.Process(root.pid).children(recursive=True):
+        try:
+            if each.environ().get(WORKER_VARIABLE) == name:
+                return int(each.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def test_a_run_over_two_hosts_goes_on_after_a_rank_hangs_and_after_a_host_loses_its_launcher(
+    namespaces: list[str], tmp_path: Path
+) -> None:
+    world = World.make(tmp_path)
+    make_keys(tmp_path / "keys")
+    words = [
+        *world.overrides(1),
+        *("cluster.learner_ranks=1", "cluster.actors=1", "cluster.scorers=1", f"learner.steps={STEPS}"),
+        *("learner.nodes=2", "learner.rank_timeout_s=10", f"learner.rendezvous={ADDRESSES[0]}:5757"),
+        *(f"network.host={ADDRESSES[0]}", f"network.keys={tmp_path / 'keys'}", "network.insecure=true"),
+        *(f"run.dir={tmp_path}", "run.name=run"),
+    ]
+    run = tmp_path / "run"
+
+    def newest_step() -> int:
+        return max((line["step"] for line in read_lines(metrics_file(run, "learner"))), default=-1)
+
+    with ExitStack() as stack:
+        hosts = []
+        for node, name in enumerate(namespaces):
+            output = stack.enter_context((tmp_path / f"output-{node}").open("wb"))
+            command = ["ip", "netns", "exec", name, sys.executable, "-m", "asyncrl", "train", *words]
+            host = subprocess.Popen([*command, f"learner.node={node}"], cwd=ROOT, stdout=output, stderr=output)
+            hosts.append(stack.enter_context(host))
+            stack.callback(host.terminate)
+        until(lambda: newest_step() >= 5)
+        os.kill(worker(hosts[1], "learner-1") or 0, signal.SIGSTOP)
+        until(lambda: "rank 1 of 2 has not run for" in (run / "host-1" / "logs" / "learner.log").read_text())
+        until(lambda: newest_step() >= 20)
+        os.kill(worker(hosts[1], "learner") or 0, signal.SIGKILL)
+        assert [host.wait(GENEROUS_S) for host in hosts] == [0, 0]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (run / "model" / "model.safetensors").exists(), summary
+    assert newest_step() == STEPS - 1
+    log = (run / "logs" / "learner.log").read_text()
+    assert "host 1: rank 1 of 2 has not run for" in log
+    assert "host 1 began anew" in log or "host 1 has not been heard of" in log
