@@ -164,6 +164,8 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         yield "learner.lr_floor learner.schedule: a constant learning rate has no floor; use linear or cosine"
     if learner.eval_every and config.data.eval is None:
         yield "learner.eval_every data.eval: evaluation needs data.eval, a Parquet file of held-out tasks"
+    if learner.keep_best and (not learner.eval_every or learner.eval_every % learner.checkpoint_every):
+        yield "learner.keep_best learner.eval_every: checkpoints are evaluated; use a multiple of checkpoint_every"
     if config.implicit.train and config.algorithm.advantage.name != "prime":
         yield "implicit.train algorithm.advantage.name: only the advantage prime reads this model; use algorithm=prime"
 

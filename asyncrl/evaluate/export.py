@@ -1,7 +1,8 @@
-"""`asyncrl export RUN [--step K] [--to DIR]`: the policy of any checkpoint as a Hugging Face folder.
+"""`asyncrl export RUN [--step K|best] [--to DIR]`: the policy of any checkpoint as a Hugging Face folder.
 
 Works on the CPU, while the run runs and after it, and changes nothing of the run. RUN is the folder of a run, such as
-runs/NAME, or its name. Without --step it takes the newest checkpoint. The folder has the same files as the folder
+runs/NAME, or its name. Without --step it takes the newest checkpoint, with `--step best` the one with the best
+evaluation that a run with learner.keep_best has. The folder has the same files as the folder
 `model` that a finished run writes: the weights in model.dtype, the configuration and the tokenizer.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from asyncrl.config.commands import command_name
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.evaluate.runs import FinishedSteps, checkpoint_of, config_of, read_checkpoint, require_run
+from asyncrl.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint, require_run
 
 
 def main() -> None:
@@ -23,7 +24,12 @@ def main() -> None:
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
-    parser.add_argument("--step", type=int, metavar="K", help="take the checkpoint after K learner steps (the newest)")
+    parser.add_argument(
+        "--step",
+        type=_step,
+        metavar="K",
+        help="take the checkpoint after K learner steps, or the best one (the newest)",
+    )
     parser.add_argument("--to", type=Path, metavar="DIR", help="write this folder (RUN/exports/step-K)")
     given = parser.parse_args()
     try:
@@ -35,8 +41,12 @@ def main() -> None:
         sys.exit(1)
 
 
-def export_run(name: str, steps: int | None = None, to: Path | None = None) -> Path:
-    """Export the policy of a checkpoint, by default the newest; returns the new folder.
+def _step(given: str) -> int | str:
+    return given if given == BEST else int(given)
+
+
+def export_run(name: str, steps: int | str | None = None, to: Path | None = None) -> Path:
+    """Export the policy of a checkpoint, by default the newest (see `checkpoint_of`); returns the new folder.
 
     Raises ConfigError: there is no such run, or something is at `to` already; CheckpointError: there is no such
     checkpoint, or it cannot be read; OSError.

@@ -40,9 +40,12 @@ def config_of(run: Path) -> TrainConfig:
     return read_config(run / CONFIG_FILE)
 
 
-def checkpoint_of(run: Path, config: TrainConfig, steps: int | None) -> FinishedSteps:
-    """The checkpoint after `steps` learner steps, or the newest. Raises CheckpointError, which lists those there are:
-    there is none, or it is damaged."""
+BEST = "best"
+
+
+def checkpoint_of(run: Path, config: TrainConfig, steps: int | str | None) -> FinishedSteps:
+    """The checkpoint after `steps` learner steps, the one with the BEST evaluation, or the newest. Raises
+    CheckpointError, which lists those there are: there is none, or it is damaged."""
     # Loads torch, which takes seconds: a wrong name is refused before.
     from asyncrl.learner.checkpoint import Checkpoints, step_of
     from asyncrl.learner.ranks import Ranks
@@ -52,7 +55,13 @@ def checkpoint_of(run: Path, config: TrainConfig, steps: int | None) -> Finished
     if not kept:
         every = config.learner.checkpoint_every
         raise CheckpointError(f"{run} has no checkpoint yet; the run writes one every {every} steps and one at its end")
-    chosen = max(kept) if steps is None else steps
+    if steps == BEST:
+        steps = next((step_of(folder) for folder in checkpoints.best()), BEST)
+        if steps == BEST:
+            raise CheckpointError(
+                f"no checkpoint of {run} was evaluated: train with learner.keep_best=1, or name a step"
+            )
+    chosen = max(kept) if steps is None else int(steps)
     if chosen not in kept:
         raise CheckpointError(
             f"{run} has no checkpoint after {chosen} steps: use --step with one of {', '.join(map(str, kept))} "

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -27,7 +28,7 @@ from asyncrl.errors import CheckpointError
 from asyncrl.learner.checkpoint_files import COMPLETE, FORMAT, PROGRESS, CheckpointFiles, find_damage
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import HostCopy, Models, read_state, read_weights
-from asyncrl.machine.files import when_there_is_room
+from asyncrl.machine.files import when_there_is_room, write_whole
 from asyncrl.types import BatchPlan
 from asyncrl.weights.threads import begin
 
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 DAMAGED = "damaged"
 """The name of the mark once the checkpoint was found damaged."""
+RATINGS = "ratings.json"
+"""The file beside the checkpoints that has the value of an evaluation by step."""
 POLL_S = 0.1
 _STEP = re.compile(r"step-(\d{6,})")
 
@@ -70,11 +73,15 @@ class Progress:
 
 
 class Checkpoints:
-    """The checkpoints under `folder`, of which the newest `keep` stay. Every method is called by all ranks alike. A
-    write that waits for room on the disk ends when `stop` is set."""
+    """The checkpoints under `folder`, of which the newest `keep` stay, and the best `keep_best` of those that were
+    rated. Every method is called by all ranks alike, but for those of rank 0. A write that waits for room on the disk
+    ends when `stop` is set."""
 
-    def __init__(self, folder: Path, keep: int, ranks: Ranks, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self, folder: Path, keep: int, ranks: Ranks, stop: threading.Event | None = None, keep_best: int = 0
+    ) -> None:
         self._folder = folder
+        self._keep_best = keep_best
         self._stop = stop or threading.Event()
         self._keep = keep
         self._ranks = ranks
@@ -103,16 +110,17 @@ class Checkpoints:
         make = partial(when_there_is_room, files.begin, self._stop, str(files.final))
         self._ranks.together(make if self._ranks.rank == 0 else lambda: None)
         if self._ranks.is_in_first_copy:
-            write = partial(
-                self._write, files, self._copy.take(models, self._ranks), progress.step, json.dumps(content)
-            )
+            tensors, pending = self._copy.take(models, self._ranks), list(progress.evaluations)
+            write = partial(self._write, files, tensors, progress.step, json.dumps(content), pending)
             self._writing = begin(write, "checkpoint", daemon=True)
 
-    def _write(self, files: CheckpointFiles, tensors: Mapping[str, Tensor], step: int, progress: str) -> int:
+    def _write(
+        self, files: CheckpointFiles, tensors: Mapping[str, Tensor], step: int, progress: str, pending: Collection[int]
+    ) -> int:
         started = time.monotonic()
         if not files.write(tensors, progress, self._ranks, self._gives_up):
             return 0
-        self._clean()
+        self.clean(pending)
         logger.info("%s is complete, %.1f s after its copy was made", files.final, time.monotonic() - started)
         return step
 
@@ -144,6 +152,22 @@ class Checkpoints:
         self._gives_up.set()
         if self._writing is not None and (error := self._writing.exception()) is not None:
             logger.warning("the last checkpoint was not written: %s", error)
+
+    def rate(self, step: int, value: float) -> None:
+        """Remember the evaluation of the weights after `step` steps; higher is better. For rank 0. Raises StoppedError:
+        as `save`."""
+        ratings = json.dumps({**self._ratings(), step: value})
+        when_there_is_room(lambda: write_whole(self._folder / RATINGS, ratings), self._stop, RATINGS)
+
+    def _ratings(self) -> dict[int, float]:
+        path = self._folder / RATINGS
+        return {int(step): value for step, value in json.loads(path.read_text()).items()} if path.exists() else {}
+
+    def best(self) -> list[Path]:
+        """Complete checkpoints that were rated, the best one first, and of equal ones the newest."""
+        ratings = self._ratings()
+        rated = [folder for folder in self.complete() if not math.isnan(ratings.get(step_of(folder), math.nan))]
+        return sorted(rated, key=lambda folder: (ratings[step_of(folder)], step_of(folder)), reverse=True)
 
     def restore(self, models: Models) -> Progress | None:
         """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, where there is no
@@ -212,15 +236,21 @@ class Checkpoints:
         return self._folder / f"step-{step:06d}"
 
     def _newest(self) -> int:
-        """The step of the newest complete checkpoint; 0 where there is none."""
-        return max(map(step_of, self.complete()), default=0)
+        """The step of the newest complete checkpoint; 0 where there is none. Only the newest `keep` count: the replay
+        need not have what was trained after an older one."""
+        marked = [each for each in self._folders() if (each / COMPLETE).exists() or (each / DAMAGED).exists()]
+        return max((step_of(each) for each in marked[-self._keep :] if (each / COMPLETE).exists()), default=0)
 
     def _folders(self) -> list[Path]:
         """The folders with the name of a checkpoint, oldest first. Others are left alone."""
         return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
 
-    def _clean(self) -> None:
+    def clean(self, pending: Collection[int] = ()) -> None:
+        """Remove all but the newest and the best checkpoints, and those whose steps are `pending` an evaluation. For
+        rank 0, while no checkpoint is being written."""
         keep = self.complete()[-self._keep :]
+        if self._keep_best:
+            keep += [*self.best()[: self._keep_best], *map(self._path, pending)]
         for folder in [*self._folders(), *self._folder.glob(".tmp-*")]:
             if folder not in keep:
                 shutil.rmtree(folder)

@@ -120,6 +120,8 @@ class Learner:
             self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
         self._finish_checkpoint()
         self._together(self._evaluate, config.steps)
+        if self.ranks.rank == 0:
+            self.checkpoints.clean()
 
     def _steps(self) -> Iterator[int]:
         steps, chosen = range(self.progress.step, self.config.learner.steps), self.config.observe.profile_steps
@@ -261,6 +263,8 @@ class Learner:
                 if self.stop.is_set():
                     raise StoppedError("stopped while waiting for an evaluation")
             if result is not None:
+                if self.config.learner.keep_best:
+                    self.checkpoints.rate(step, float(result[self.config.learner.best_by]))
                 values = {f"eval/{name}": float(value) for name, value in result.items()}
                 self.evaluations.log(step, {**values, "eval/version": float(version)})
                 del pending[step]

@@ -155,7 +155,7 @@ def train(
     if config.model.activations is None and ranks.device.type == "cuda":
         fit_activations(trainer, _largest_pass(history), usable_bytes(ranks.device))
     folder = locations.run_dir(config.run)
-    checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop)
+    checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop, learner.keep_best)
     failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
     loop = Learner(
         config, history, ranks, trainer, checkpoints, replay, publisher, metrics, evaluations, stop, failures

@@ -134,6 +134,21 @@ def test_only_the_newest_are_kept_and_folders_of_other_names_are_left_alone(mode
     assert checkpoints.restore(models) == Progress(step=1_000_001)
 
 
+def test_the_best_evaluations_stay_beside_the_newest_and_are_not_resumed_from(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    models, checkpoints = make_models(model, ranks), Checkpoints(tmp_path, 1, ranks, keep_best=1)
+    for step, value in ((1, 0.5), (2, 0.7), (3, float("nan")), (4, 0.7), (5, 0.6)):
+        save_whole(checkpoints, Progress(step=step, evaluations={step - 1: 0}), models)
+        checkpoints.rate(step, value)
+    assert [each.name for each in checkpoints.complete()] == ["step-000004", "step-000005"]
+    assert [each.name for each in checkpoints.best()] == ["step-000004", "step-000005"]
+    assert checkpoints.covered() == 5
+    flip_a_bit(tmp_path / "step-000005")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoints.restore(models)
+
+
 def test_a_checkpoint_of_another_model_is_refused(model: Path, ranks: Ranks, tmp_path: Path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", 2, ranks)
     save_whole(checkpoints, Progress(step=1), make_models(model, ranks))

@@ -57,7 +57,15 @@ class LearnerConfig:
         1, "steps between two weight publishes", "[1, inf)", fixed="versions count these publishes"
     )
     checkpoint_every: int = option(20, "steps between two checkpoints", "[1, inf)")
-    keep_checkpoints: int = option(2, "checkpoints that are kept", "[1, inf)")
+    keep_checkpoints: int = option(2, "newest checkpoints that are kept", "[1, inf)")
+    keep_best: int = option(
+        0, "checkpoints with the best evaluations that are kept beside the newest, for export", "[0, inf)"
+    )
+    best_by: str = option(
+        "accuracy",
+        "the result of evaluations that learner.keep_best goes by",
+        choices=("accuracy", "outcome", "reward"),
+    )
     eval_every: int = option(
         0, "steps between two evaluations on data.eval, the first before step 1; 0: none", "[0, inf)"
     )
