@@ -84,7 +84,7 @@ class Listener:
             raise UnavailableError("a ZeroMQ context can have one listening socket with keys: make another") from error
 
     def _close_gate(self) -> None:
-        with suppress(zmq.ContextTerminated):
+        with suppress(zmq.ZMQError):  # the context has ended
             if self._requests.last_endpoint:
                 # ZeroMQ closes a socket later on: until then the next gate of the context could not take the address.
                 self._requests.unbind(ZAP_ENDPOINT)

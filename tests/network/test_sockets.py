@@ -153,11 +153,13 @@ def test_a_socket_with_keys_follows_a_closed_one_in_its_context_at_once(context:
 
 
 def test_a_gate_ends_with_its_context(keys: Path) -> None:
-    context = zmq.Context[Any]()
+    context, others = zmq.Context[Any](), set(threading.enumerate())
     listener = Listener(context, ANYWHERE, server_of(keys), 1 << 20)
+    [gate] = set(threading.enumerate()) - others
     ending = threading.Thread(target=context.term)
     ending.start()
-    until(lambda: not any(each.name == "network-gate" for each in threading.enumerate()))
+    gate.join(GENEROUS_S)
+    assert not gate.is_alive()
     listener.socket.close()
     ending.join(GENEROUS_S)
     assert not ending.is_alive()
