@@ -42,6 +42,8 @@ def main() -> None:
 
 
 def _step(given: str) -> int | str:
+    if given != BEST and not given.isdecimal():
+        raise argparse.ArgumentTypeError(f"{given!r} is neither a number of steps nor {BEST}")
     return given if given == BEST else int(given)
 
 
