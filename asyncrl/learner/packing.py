@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.view import View
@@ -28,7 +29,7 @@ class PackedSequences:
     - `before` int64[M]: the token before each of them in its sequence.
     - `copies` has two int64[K] where sequences share prefixes: among the N tokens of the unshared sequences those whose
       log-prob is needed, and for each of them its index in `needed`.
-    - `count` is N; without shared prefixes N = U.
+    - `count` is N; without shared prefixes and padding N = U.
     """
 
     ids: Tensor
@@ -62,6 +63,13 @@ class PackedSequences:
         before = rows[kept[once] - 1]
         return PackedSequences(ids[kept], positions[kept], once, before, layout, len(ids), (needed, copies))
 
+    def padded(self) -> PackedSequences:
+        """The same with tokens behind the sequences, up to one of 16 sizes between a number and its double, so that few
+        shapes are compiled for and allocated. These tokens belong to no sequence, and nothing needs them."""
+        step = 1 << max(4, (len(self.ids) - 1).bit_length() - 5)
+        missing = -len(self.ids) % step
+        return replace(self, ids=pad(self.ids, (0, missing)), positions=pad(self.positions, (0, missing)))
+
     def to(self, device: torch.device) -> PackedSequences:
         """The same on `device`; the host does not wait for it."""
         ids, positions, needed, before = (
@@ -86,6 +94,10 @@ class ForwardPass:
     packed: PackedSequences
     rows: Tensor
     view: View
+
+    def padded(self) -> ForwardPass:
+        """The same with `PackedSequences.padded`."""
+        return replace(self, packed=self.packed.padded())
 
     def to(self, device: torch.device) -> ForwardPass:
         """The same on `device`; the host does not wait for it."""

@@ -54,6 +54,11 @@ class Policy(nn.Module):
         """Whether a pass may compute a prefix once that several sequences share."""
         return bool(self.model.config._attn_implementation == PACKED)
 
+    @property
+    def pads_passes(self) -> bool:
+        """Whether passes should be padded: where layers are compiled, fewer sizes are faster."""
+        return self._compiled and self.shares_prefixes
+
     def forward(self, packed: PackedSequences, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probs float32[N], each of a token given those before it in its sequence, and entropies float32[N] of
         the distributions they were drawn from, or None. Both are 0 on tokens that are not needed."""

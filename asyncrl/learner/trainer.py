@@ -126,7 +126,8 @@ class Trainer:
     def _passes(self, batch: LocalBatch, minibatch: Minibatch) -> Iterator[ForwardPass]:
         for members in minibatch.passes:
             self.ranks.leave_if(self.stop.is_set())
-            yield batch.forward_pass(members).to(self.ranks.device)
+            this = batch.forward_pass(members)
+            yield (this.padded() if self.policy.module.pads_passes else this).to(self.ranks.device)
 
     def learn(self, step: int, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> StepResult:
         """One update for each minibatch. The host waits for the GPU once an update, and in a pass only where the

@@ -111,6 +111,25 @@ def test_an_empty_pass_contributes_exactly_nothing(setup: Setup):
     assert all(torch.equal(a, b) for a, b in zip(alone, accompanied, strict=True))
 
 
+@pytest.mark.parametrize("shares", [0, 2])
+def test_compiled_layers_and_padded_passes_change_nothing(
+    setup: Setup, model: Path, ranks: Ranks, tmp_path: Path, shares: int
+):
+    config = make_config(model, tmp_path)
+    config.model.compile = True
+    compiled = Setup(config, ranks)
+    assert compiled.policy.module.pads_passes
+    passes = [[3], [0, 1, 2], [4, 6, 7], [], [5]]
+    loss, gradient = setup.gradient(setup.prepared([setup.members]), passes)
+    batch = replace(compiled.prepared([setup.members]), least_shared=shares)
+    sizes = [len(batch.forward_pass(members).padded().packed.ids) for members in passes]
+    assert all(size % 16 == 0 for size in sizes)
+    padded_loss, padded_gradient = compiled.gradient(batch, passes)
+    assert padded_loss == pytest.approx(loss, abs=1e-6)
+    for ours, theirs in zip(padded_gradient, gradient, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
 def test_proximal_log_probs_do_not_depend_on_the_passes(setup: Setup):
     together = setup.prepared([setup.members]).tokens.proximal
     apart = setup.prepared([[0, 5], [1], []], [[2, 3, 4], [6, 7]]).tokens.proximal
