@@ -118,7 +118,7 @@ class Soak:
         names = [read_trajectory(decode(split(frame))).id for frame in leased.frames]
         labels = [encode(labels_message(Labels(name, 1.0, 1.0, "soak"))) for name in names]
         self._requests.ask(self._server, [(PutLabels(*WHO), frames) for frames in labels])
-        self._ask(GetPlan(self._step))
+        self._ask(GetPlan(self._step, ahead=False))
         self._step += 1
         self._ask(Published(self._step))
         self._ask(Checkpointed(self._step, self._step))

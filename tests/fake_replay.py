@@ -89,6 +89,9 @@ class FakeReplay:
         self.calls.append(("plan", step))
         return self.core.plan(step)
 
+    def plan_ahead(self, step: int) -> BatchPlan | None:
+        return self.core.plan_ahead(step)
+
     def labels(self, ids: Sequence[str]) -> list[Labels]:
         return self.core.labels(ids)
 

@@ -35,6 +35,8 @@ class BatchSource(Protocol):
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]: ...
 
+    def plan_ahead(self, step: int) -> BatchPlan | None: ...
+
     # A source without actors inherits what follows: nobody waits for its versions, or evaluates them.
 
     def published(self, version: int) -> None:
@@ -72,6 +74,9 @@ class RecordedReplay(BatchSource):
         return self._stored.changes()
 
     def plan(self, step: int) -> BatchPlan | None:
+        return self._stored.plan(step)
+
+    def plan_ahead(self, step: int) -> BatchPlan | None:
         return self._stored.plan(step)
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:

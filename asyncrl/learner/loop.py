@@ -16,24 +16,22 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from asyncrl.algorithms.batch import Episodes, Totals
+from asyncrl.algorithms.batch import Episodes
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import InvariantError, StoppedError
+from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource
-from asyncrl.learner.bundles import schedule_shared
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.failures import StepFailures
+from asyncrl.learner.fetching import BatchFetcher
 from asyncrl.learner.gathering import gather, plan_gather
-from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
-from asyncrl.learner.prefixes import EVERY, WORTHWHILE, Sharing
+from asyncrl.learner.packing import LocalBatch
 from asyncrl.learner.profiling import profiled
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.schedule import Passes
 from asyncrl.learner.step_metrics import Phases, lag_counts, step_values, use_of_rank, use_values
-from asyncrl.learner.trainer import Minibatch, StepResult, Trainer
+from asyncrl.learner.trainer import StepResult, Trainer
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import BatchPlan
@@ -78,6 +76,7 @@ class Learner:
         policy = self.trainer.policy.module
         device, dtype = self.ranks.device, DTYPES[self.config.model.dtype]
         self._flops = ForwardFlops.of(policy, policy.model.config)
+        self._fetcher = BatchFetcher(self.config, self.history, self.ranks, policy, self._flops, self.replay)
         self._peak = measured_peak(device, dtype) if device.type == "cuda" else None
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
         # What the algorithm keeps is of the last step that was trained.
@@ -148,14 +147,15 @@ class Learner:
     def _learn(self, plan: BatchPlan, phases: Phases) -> TrainedStep:
         """Train one plan. Raises StepFailedError: its training fails again and again."""
         with self.failures(plan.step):
-            minibatches = self._minibatches(plan)
             with phases("fetch"):
-                episodes, batch = self._together(self._fetch, plan, minibatches)
+                fetched = self._together(self._fetcher.take, plan)
+            episodes, minibatches = fetched.episodes, fetched.minibatches
             torch.manual_seed((self.config.run.seed << 32) + plan.step)
-            with phases("proximal"):
-                batch = self.trainer.prepare(batch, episodes, minibatches)
-            with phases("train"):
-                result = self.trainer.learn(plan.step, batch, episodes, minibatches)
+            with self._fetcher.ahead_of(plan.step + 1):
+                with phases("proximal"):
+                    batch = self.trainer.prepare(fetched.batch, episodes, minibatches)
+                with phases("train"):
+                    result = self.trainer.learn(plan.step, batch, episodes, minibatches)
         return TrainedStep(episodes, batch, result)
 
     def _together(self, request: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -179,35 +179,6 @@ class Learner:
             if self.stop.is_set():
                 raise StoppedError("stopped while waiting for a batch")
         return plan
-
-    def _minibatches(self, plan: BatchPlan) -> list[Minibatch]:
-        config = self._step_config.learner
-        sharing, common = self._sharing(), plan.shared or [0] * len(plan.ids)
-        shared = [
-            count if sharing is not None and sharing.takes(count, length) else 0
-            for count, length in zip(common, plan.tokens, strict=True)
-        ]
-        parts = schedule_shared(
-            plan.tokens, shared, self._flops, self.ranks.size, config.minibatches, config.micro_tokens
-        )
-        return [Minibatch(ranks[self.ranks.rank], _totals(plan, ranks)) for ranks in parts]
-
-    def _fetch(self, plan: BatchPlan, minibatches: Sequence[Minibatch]) -> tuple[Episodes, LocalBatch]:
-        members = sorted(member for each in minibatches for passed in each.passes for member in passed)
-        labels = self.replay.labels(plan.ids)
-        trajectories = self.replay.fetch([plan.ids[member] for member in members])
-        device, vocabulary = self.ranks.device, self.trainer.policy.module.vocabulary
-        for each in trajectories:
-            if int(each.tokens.max()) >= vocabulary:
-                raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
-        episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
-        return episodes, build_local_batch(members, trajectories, device, self._sharing())
-
-    def _sharing(self) -> Sharing | None:
-        shares = self._step_config.learner.shared_prefixes
-        if shares is None:
-            return WORTHWHILE if self.trainer.policy.module.shares_prefixes else None
-        return EVERY if shares else None
 
     def _publish(self, version: int) -> None:
         policy, bucket_bytes = self.trainer.policy.module, self.config.weights.bucket_mb << 20
@@ -282,8 +253,3 @@ class Learner:
             pushed = self.publisher.measured if self.publisher is not None else {}
             values |= {f"weights/{name}": value for name, value in pushed.items()}
             self.metrics.log(plan.step, {**values, "lr": self.trainer.policy.learning_rate(plan.step), **seconds})
-
-
-def _totals(plan: BatchPlan, ranks: Sequence[Passes]) -> Totals:
-    members = [member for passes in ranks for members in passes for member in members]
-    return Totals(sum(plan.sampled[member] for member in members), len(members))

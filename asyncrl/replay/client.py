@@ -178,7 +178,11 @@ class ReplayClient:
 
     def plan(self, step: int) -> BatchPlan | None:
         """The plan of a learner step; waits about a second for it, then None. Raises TooManyFailuresError."""
-        return self._ask(protocol.GetPlan(step), protocol.PLAN)
+        return self._ask(protocol.GetPlan(step, ahead=False), protocol.PLAN)
+
+    def plan_ahead(self, step: int) -> BatchPlan | None:
+        """The plan of a step after the learner's, if it is certain already; does not wait for it."""
+        return self._ask(protocol.GetPlan(step, ahead=True), protocol.PLAN)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
         """Trajectories, in the order of `ids`. Raises RefusedError: one is gone."""

@@ -74,11 +74,23 @@ class Planning:
 
         Groups that are older than the bound at this step are evicted. Raises RefusedError: steps were skipped.
         """
+        if tx.counter("learner_step") != step and step <= tx.count("plans"):
+            tx.set("learner_step", step)
+        return self._planned(tx, step)
+
+    def plan_ahead(self, tx: Transaction, step: int) -> BatchPlan | None:
+        """The plan of a step after the learner's; None where a later request could get another one.
+
+        The groups that are too old for that step, and those that were completed first, are the same now and later.
+        """
+        if self._settings.sampler.in_order and step == tx.count("plans"):
+            return self._planned(tx, step)
+        return tx.get("plans", step, BatchPlan)
+
+    def _planned(self, tx: Transaction, step: int) -> BatchPlan | None:
         recorded = tx.get("plans", step, BatchPlan)
         if recorded is None and step != tx.count("plans"):
             raise RefusedError(f"step {step} cannot be planned: the next one is {tx.count('plans')}")
-        if tx.counter("learner_step") != step:
-            tx.set("learner_step", step)
         if recorded is not None or tx.count("ready") < self._wanted:
             return recorded
         version = self._settings.version_at(step)

@@ -124,9 +124,11 @@ class Configure(ReplayRequest, frozen=True):
 
 
 class GetPlan(ReplayRequest, frozen=True):
-    """The batch plan of a learner step."""
+    """The batch plan of a learner step. With `ahead` the learner is not there yet, and the reply is none where a later
+    request could get another plan."""
 
     step: Whole
+    ahead: bool
 
 
 class Fetch(ReplayRequest, frozen=True):
@@ -255,7 +257,7 @@ class Reply:
 
 NUMBER, TEXT = Decoder(int), Decoder(str)
 VALUES, RESULT = Decoder(dict[str, Any]), Decoder(dict[str, Any] | None)
-TICKETS, PLAN, LEASES = Decoder(list[Ticket]), Decoder(BatchPlan), Decoder(list[LeasedTask])
+TICKETS, PLAN, LEASES = Decoder(list[Ticket]), Decoder(BatchPlan | None), Decoder(list[LeasedTask])
 CHANGES = Decoder(list[ConfigChange])
 _HEADER = Decoder(_Header)
 _RUN = Decoder(RunIdentity | None)

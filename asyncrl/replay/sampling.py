@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -41,7 +41,10 @@ class Filters:
 
 class Sampler(Protocol):
     """Chooses `count` different groups out of at least as many, which stand in the order in which they were completed.
-    Returns the index of each chosen group, and its importance weight, at most 1."""
+    Returns the index of each chosen group, and its importance weight, at most 1. `in_order`: groups that are completed
+    later do not change what it chooses."""
+
+    in_order: ClassVar[bool]
 
     def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]: ...
 
@@ -50,6 +53,8 @@ class Sampler(Protocol):
 class Fifo:
     """The groups that were completed first."""
 
+    in_order: ClassVar[bool] = True
+
     def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
         return [(index, 1.0) for index in range(count)]
 
@@ -57,6 +62,8 @@ class Fifo:
 @dataclass(frozen=True, slots=True)
 class Freshest:
     """The groups whose oldest token is the newest; of equally fresh ones, those that were completed first."""
+
+    in_order: ClassVar[bool] = False
 
     def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
         return [(index, 1.0) for index in sorted(range(len(ready)), key=lambda index: -ready[index].oldest)[:count]]
@@ -72,6 +79,7 @@ class Prioritised:
 
     alpha: float
     beta: float
+    in_order: ClassVar[bool] = False
 
     def choose(self, ready: Sequence[ReadyGroup], count: int, rng: np.random.Generator) -> list[tuple[int, float]]:
         powers = np.array([max(each.spread, MIN_PRIORITY) ** self.alpha for each in ready])

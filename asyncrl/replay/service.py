@@ -178,6 +178,8 @@ class ReplayService:
         match request:
             case protocol.Configure():
                 return Reply(configure(tx, request.values, request.time))
+            case protocol.GetPlan() if request.ahead:
+                return Reply(self._planning.plan_ahead(tx, request.step))
             case protocol.GetPlan():
                 check_all(self._limits)
                 plan = self._planning.plan(tx, request.step)

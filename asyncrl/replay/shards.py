@@ -39,8 +39,14 @@ class ShardedReplay:
 
     def plan(self, step: int) -> BatchPlan | None:
         """The parts of all shards, joined; None while one has none."""
-        parts = self._all(lambda client: client.plan(step))
-        plans = [part for part in parts if part is not None]
+        return self._joined(lambda client: client.plan(step))
+
+    def plan_ahead(self, step: int) -> BatchPlan | None:
+        """The plan of a step after the learner's, if it is certain already; does not wait for it."""
+        return self._joined(lambda client: client.plan_ahead(step))
+
+    def _joined(self, ask: Callable[[ReplayClient], BatchPlan | None]) -> BatchPlan | None:
+        plans = [part for part in self._all(ask) if part is not None]
         return join_plans(plans) if len(plans) == len(self._clients) else None
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:

@@ -164,6 +164,7 @@ class PlannedReplay(FakeReplay):
         self._changes = changes
         self._alike = alike
         self._played = 0
+        self.ahead: list[int] = []
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
         return [*super().configure(values, time), *self._changes]
@@ -189,6 +190,13 @@ class PlannedReplay(FakeReplay):
             raise StoppedError("stop")
         self._play_until(step + 1)
         return super().plan(step)
+
+    def plan_ahead(self, step: int) -> BatchPlan | None:
+        if step == self._stop_at:
+            return None
+        self._play_until(step + 1)
+        self.ahead.append(step)
+        return super().plan_ahead(step)
 
     def checkpointed(self, steps: int, kept: int) -> None:
         self._play_until(steps)

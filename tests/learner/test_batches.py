@@ -46,6 +46,9 @@ class LiveReplay(FakeReplay):
             self.core.label(trajectory.id, float(self._rng.random()))
         return super().plan(step)
 
+    def plan_ahead(self, step: int) -> BatchPlan | None:
+        return None if step == self._stop_at else super().plan_ahead(step)
+
 
 def make_core(folder: Path, **settings: Any) -> Core:
     return Core(folder, make_settings(admission=Admission(2, 8), batch_size=8, group_size=4, **settings))

@@ -13,6 +13,7 @@ from asyncrl.config.schema import PartConfig
 from asyncrl.errors import InvariantError, StoppedError
 from asyncrl.learner.failures import StepFailedError, StepFailures
 from asyncrl.learner.ranks import Ranks
+from asyncrl.types import BatchPlan
 from tests.learner.support import (
     VOCABULARY,
     PlannedReplay,
@@ -191,6 +192,7 @@ def test_a_skipped_plan_trains_nothing_and_its_version_is_published_all_the_same
     model: Path, ranks: Ranks, tmp_path: Path
 ):
     run = Run(make_config(model, tmp_path), skip=1).train(ranks)
+    assert run.replay.ahead == [1, 3], "a step that trains nothing leaves no time to fetch another"
     assert list(run.weights) == [0, 1, 2, 3, 4]
     assert_weights_equal(run.weights[1], run.weights[2])
     assert run.metrics.of("trajectories_trained") == {0: 8, 2: 16, 3: 24}
@@ -198,11 +200,40 @@ def test_a_skipped_plan_trains_nothing_and_its_version_is_published_all_the_same
     assert run.replay.called("checkpointed") == [2, 4]
 
 
+class SkippedLate(PlannedReplay):
+    """Skips the plan of step 2 after the learner got it ahead."""
+
+    def plan(self, step: int) -> BatchPlan | None:
+        if step == 2:
+            assert self.ahead[-1] == step
+            self.core.skip(step)
+        return super().plan(step)
+
+
+class NothingAhead(PlannedReplay):
+    def plan_ahead(self, step: int) -> BatchPlan | None:
+        return None
+
+
+def test_batches_that_are_fetched_ahead_train_the_same_and_may_still_be_skipped(
+    model: Path, ranks: Ranks, tmp_path: Path, whole: tuple[Run, Path]
+):
+    config = make_config(model, tmp_path / "alone", steps=6)
+    assert whole[0].replay.ahead == [1, 2, 3, 4, 5]
+    assert_weights_equal(Run(config, NothingAhead(config)).train(ranks).final, whole[0].final)
+    config = make_config(model, tmp_path / "skipped")
+    run = Run(config, SkippedLate(config)).train(ranks)
+    assert run.metrics.of("steps_skipped") == {0: 0, 1: 0, 2: 1, 3: 1}
+    assert_weights_equal(run.weights[2], run.weights[3])
+
+
 def test_a_step_that_fails_again_and_again_says_how_to_skip_its_plan(model: Path, ranks: Ranks, tmp_path: Path):
     config = make_config(model, tmp_path, steps=2)
     for _ in range(2):
+        run = Run(config, poison=1)
         with pytest.raises(InvariantError, match=f"token id {VOCABULARY}; the policy has {VOCABULARY} ids"):
-            Run(config, poison=1).train(ranks)
+            run.train(ranks)
+        assert max(run.weights) == 1, "the batch was fetched while step 0 trained, which it does not harm"
     for times in (3, 4):
         with pytest.raises(StepFailedError, match=rf"step 1 has failed {times} times(.|\n)*skip-plan 1 --reason"):
             Run(config, poison=1).train(ranks)

@@ -111,9 +111,9 @@ def test_an_empty_pass_contributes_exactly_nothing(setup: Setup):
     assert all(torch.equal(a, b) for a, b in zip(alone, accompanied, strict=True))
 
 
-@pytest.mark.parametrize("shares", [0, 2])
+@pytest.mark.parametrize("shares", [None, EVERY])
 def test_compiled_layers_and_padded_passes_change_nothing(
-    setup: Setup, model: Path, ranks: Ranks, tmp_path: Path, shares: int
+    setup: Setup, model: Path, ranks: Ranks, tmp_path: Path, shares: Sharing | None
 ):
     config = make_config(model, tmp_path)
     config.model.compile = True
@@ -121,7 +121,7 @@ def test_compiled_layers_and_padded_passes_change_nothing(
     assert compiled.policy.module.pads_passes
     passes = [[3], [0, 1, 2], [4, 6, 7], [], [5]]
     loss, gradient = setup.gradient(setup.prepared([setup.members]), passes)
-    batch = replace(compiled.prepared([setup.members]), least_shared=shares)
+    batch = replace(compiled.prepared([setup.members]), sharing=shares)
     sizes = [len(batch.forward_pass(members).padded().packed.ids) for members in passes]
     assert all(size % 16 == 0 for size in sizes)
     padded_loss, padded_gradient = compiled.gradient(batch, passes)

@@ -146,7 +146,11 @@ class Core:
         return changes
 
     def plan(self, step: int) -> BatchPlan | None:
-        plan: BatchPlan | None = self.ask(protocol.GetPlan(step))
+        plan: BatchPlan | None = self.ask(protocol.GetPlan(step, ahead=False))
+        return plan
+
+    def plan_ahead(self, step: int) -> BatchPlan | None:
+        plan: BatchPlan | None = self.ask(protocol.GetPlan(step, ahead=True))
         return plan
 
     def planned(self, step: int) -> BatchPlan:

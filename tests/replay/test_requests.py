@@ -31,7 +31,7 @@ VALID: list[ReplayRequest] = [
     protocol.PutLabels(*WHO),
     protocol.FailScoring(*WHO, "nobody", "x"),
     protocol.Configure(values_of(TrainConfig()), 1),
-    protocol.GetPlan(10**6),
+    protocol.GetPlan(10**6, ahead=False),
     protocol.Fetch("data", ["nobody", "no one"]),
     protocol.Published(0),
     protocol.Checkpointed(0, 0),

@@ -204,3 +204,41 @@ def test_a_full_store_of_kept_trajectories_stops_tickets_rather_than_dropping(tm
     else:
         pytest.fail("the high-water mark was never reached")
     assert core.status()["depth_data"] == core.status()["accepted"] >= trained > 0
+
+
+def test_a_plan_is_handed_out_ahead_only_if_it_would_be_the_same_later(tmp_path: Path) -> None:
+    def play(core: Core, groups: int) -> None:
+        core.deliver(core.tickets(2 * groups))
+        core.label_all()
+
+    for name, sampler in (("fifo", Fifo()), ("freshest", Freshest())):
+        admission = Admission(max_lag=3, per_version=4)
+        now, later = (
+            Core(tmp_path / f"{name}-{each}", make_settings(admission=admission, sampler=sampler)) for each in range(2)
+        )
+        for core in (now, later):
+            play(core, 3)
+            core.planned(0)
+        assert now.plan_ahead(1) is None, "one group is left, and two are needed"
+        for core in (now, later):
+            play(core, 1)
+        ahead = now.plan_ahead(1)
+        assert now.plan_ahead(1) == ahead
+        now.restart()
+        for core in (now, later):
+            play(core, 2)
+            core.publish(1)
+        assert now.planned(1).ids == later.planned(1).ids
+        assert (ahead is None) == (name == "freshest")
+        if name == "freshest":
+            assert now.plan_ahead(1) == now.planned(1), "what is recorded is certain"
+
+
+def test_a_step_is_not_trained_because_a_later_plan_was_handed_out_ahead(tmp_path: Path) -> None:
+    core = Core(tmp_path, make_settings(admission=Admission(max_lag=3, per_version=4)))
+    core.deliver(core.tickets(8))
+    core.label_all()
+    core.planned(0)
+    assert core.plan_ahead(1) is not None
+    core.skip(0)
+    assert core.planned(0).skipped == "poison"

@@ -146,7 +146,7 @@ def test_failures_in_a_turn_that_is_undone_and_made_again_count_once(turns: Turn
     assert turns.ask(*failures, ("b", encode_request(Discard("x"), 1)))["b"].kind == BUSY
     assert turns.counter("failures") == FEWEST // 2
     turns.now += SINGLE_GROUP_S
-    plan = ("learner", encode_request(GetPlan(0), 1))
+    plan = ("learner", encode_request(GetPlan(0, ahead=False), 1))
     assert turns.ask(plan) == {}, "half as many failed as end a run"
     for _ in range(2):
         again = turns.ask(("a", tickets("a", FEWEST // 2)))["a"].read(TICKETS)

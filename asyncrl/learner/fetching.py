@@ -1,0 +1,121 @@
+"""From a plan to this rank's batch. A thread fetches the next one while a step trains.
+
+The next plan is taken ahead only if the replay is certain of it: it is recorded, or what is delivered later cannot
+change it. So every step trains the same plan as without.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from asyncrl.algorithms.batch import Episodes, Totals
+from asyncrl.config.changes import ConfigHistory
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import InvariantError
+from asyncrl.learner.batches import BatchSource
+from asyncrl.learner.bundles import schedule_shared
+from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
+from asyncrl.learner.policy import Policy
+from asyncrl.learner.prefixes import EVERY, WORTHWHILE, Sharing
+from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.schedule import Passes
+from asyncrl.learner.trainer import Minibatch
+from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.types import BatchPlan
+
+LOOK_S = 0.2
+"""Seconds between two requests for a plan that is not certain yet."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchedBatch:
+    """What one rank needs to train a plan."""
+
+    plan: BatchPlan
+    minibatches: Sequence[Minibatch]
+    episodes: Episodes
+    batch: LocalBatch
+
+
+@dataclass(eq=False)
+class BatchFetcher:
+    """Fetches and builds the batches of one rank. Nobody else may use `replay` within `ahead_of`."""
+
+    config: TrainConfig
+    history: ConfigHistory
+    ranks: Ranks
+    policy: Policy
+    flops: ForwardFlops
+    replay: BatchSource
+    _next: Future[FetchedBatch | None] | None = field(default=None, init=False)
+
+    def take(self, plan: BatchPlan) -> FetchedBatch:
+        """The batch of `plan`. Raises what fetching it raises, also where it was fetched ahead."""
+        ahead, self._next = self._next, None
+        found = None if ahead is None else ahead.result()
+        return found if found is not None and found.plan == plan else self._fetch(plan)
+
+    @contextmanager
+    def ahead_of(self, step: int) -> Iterator[None]:
+        """Within the block, a thread fetches the batch of `step`, once its plan is certain. At the block's end all
+        ranks wait for what has begun."""
+        over = threading.Event()
+        with ThreadPoolExecutor(1, thread_name_prefix="next-batch") as thread:
+            fetched = self._next = thread.submit(self._fetch_ahead, step, over)
+            try:
+                yield
+                over.set()
+                self.ranks.together(lambda: wait([fetched]))
+            finally:
+                over.set()
+
+    def _fetch_ahead(self, step: int, over: threading.Event) -> FetchedBatch | None:
+        if step >= self.config.learner.steps:
+            return None
+        if self.ranks.device.type == "cuda":
+            torch.cuda.set_device(self.ranks.device)
+        while (plan := self.replay.plan_ahead(step)) is None:
+            if over.wait(LOOK_S):
+                return None
+        return None if plan.skipped else self._fetch(plan)
+
+    def _fetch(self, plan: BatchPlan) -> FetchedBatch:
+        sharing = self._sharing(plan.step)
+        minibatches = self._minibatches(plan, sharing)
+        members = sorted(member for each in minibatches for passed in each.passes for member in passed)
+        labels = self.replay.labels(plan.ids)
+        trajectories = self.replay.fetch([plan.ids[member] for member in members])
+        device, vocabulary = self.ranks.device, self.policy.vocabulary
+        for each in trajectories:
+            if int(each.tokens.max()) >= vocabulary:
+                raise InvariantError(f"{each.id} has the token id {each.tokens.max()}; the policy has {vocabulary} ids")
+        episodes = build_episodes(plan, labels, device, self.config.algorithm.greedy_sibling)
+        return FetchedBatch(plan, minibatches, episodes, build_local_batch(members, trajectories, device, sharing))
+
+    def _sharing(self, step: int) -> Sharing | None:
+        shares = self.history.at(step).learner.shared_prefixes
+        if shares is None:
+            return WORTHWHILE if self.policy.shares_prefixes else None
+        return EVERY if shares else None
+
+    def _minibatches(self, plan: BatchPlan, sharing: Sharing | None) -> list[Minibatch]:
+        config, common = self.history.at(plan.step).learner, plan.shared or [0] * len(plan.ids)
+        shared = [
+            count if sharing is not None and sharing.takes(count, length) else 0
+            for count, length in zip(common, plan.tokens, strict=True)
+        ]
+        parts = schedule_shared(
+            plan.tokens, shared, self.flops, self.ranks.size, config.minibatches, config.micro_tokens
+        )
+        return [Minibatch(ranks[self.ranks.rank], _totals(plan, ranks)) for ranks in parts]
+
+
+def _totals(plan: BatchPlan, ranks: Sequence[Passes]) -> Totals:
+    members = [member for passes in ranks for members in passes for member in members]
+    return Totals(sum(plan.sampled[member] for member in members), len(members))
