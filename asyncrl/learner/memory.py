@@ -59,7 +59,8 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool) -> int:
     """The most bytes that are allocated during the second of two passes with gradients, which are dropped."""
     device = next(policy.parameters()).device
     ids = torch.arange(sum(lengths)) % policy.vocabulary
-    packed = PackedSequences.of(ids.split(list(lengths))).to(device)
+    packed = PackedSequences.of(ids.split(list(lengths)))
+    packed = (packed.padded() if policy.pads_passes else packed).to(device)
     # All passes of an update but the first begin with the gradients of those before.
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats(device)
