@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
 from operator import lt
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -246,6 +246,15 @@ def common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
     shorter = min(len(left), len(right))
     differing = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(differing[0]) if len(differing) else shorter
+
+
+def dtype_of(hint: Any) -> np.dtype[Any] | None:
+    """The dtype that the annotation of an array names, such as `NDArray[np.int32]`; None for other annotations."""
+    # NDArray is an alias of ndarray in older versions of numpy, and a type alias of its own from 2.5 on.
+    if get_origin(hint) is not get_origin(NDArray[Any]):
+        return None
+    element = get_args(hint)[-1]
+    return np.dtype(get_args(element)[0] if get_origin(element) is np.dtype else element)
 
 
 def runs_of(versions: NDArray[np.int32]) -> NDArray[np.int32]:

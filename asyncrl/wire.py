@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from types import NoneType
-from typing import Any, Generic, TypeVar, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from asyncrl.errors import RefusedError, WireError
 from asyncrl.text import cut, encodable
-from asyncrl.types import Labels, RunIdentity, Task, Trajectory
+from asyncrl.types import Labels, RunIdentity, Task, Trajectory, dtype_of
 
 T = TypeVar("T")
 
@@ -279,7 +279,7 @@ class _Codec(Generic[T]):
     def __init__(self, kind: str, noun: type[T], **renamed: str) -> None:
         types = get_type_hints(noun)
         self._kind, self._noun = kind, noun
-        self._arrays = [(name, renamed.get(name, name)) for name in types if get_origin(types[name]) is np.ndarray]
+        self._arrays = [(name, renamed.get(name, name)) for name in types if dtype_of(types[name]) is not None]
         self._plain = [name for name in types if name not in dict(self._arrays)]
         self._wire_names = [renamed.get(name, name) for name in self._plain]
         self._values = attrgetter(*self._plain)

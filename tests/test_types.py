@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from asyncrl.errors import InvariantError
-from asyncrl.types import BatchPlan, Labels, Role, Sampling, Step, Task, Trajectory, Turn, runs_of
+from asyncrl.types import BatchPlan, Labels, Role, Sampling, Step, Task, Trajectory, Turn, dtype_of, runs_of
 from tests.helpers import make_task, make_trajectory
 
 
@@ -141,3 +142,9 @@ def test_impossible_sampling_and_tasks_are_refused() -> None:
         Sampling(temperature=-1)
     with pytest.raises(InvariantError, match="no messages"):
         make_task(messages=[])
+
+
+def test_the_annotation_of_an_array_names_its_dtype() -> None:
+    assert dtype_of(NDArray[np.float32]) == np.float32
+    assert dtype_of(list[int]) is None
+    assert dtype_of(int) is None

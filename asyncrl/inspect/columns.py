@@ -22,7 +22,7 @@ from asyncrl.inspect.episodes import EpisodeRow, StepRow, answer, prompt
 from asyncrl.inspect.run import Decode
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.types import BatchPlan, Finish, Labels, Step, Trajectory, Turn, runs_of
+from asyncrl.types import BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
 
 FORMAT = 4
 
@@ -41,10 +41,9 @@ Columns = Mapping[str, Column]
 
 def column_of(kind: Any) -> Column:
     """The column for values of a Python type, as it is annotated."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is np.ndarray:
-        dtype = np.dtype(get_args(inner[1])[0])
+    if (dtype := dtype_of(kind)) is not None:
         return Column(pa.list_(pa.from_numpy_dtype(dtype)), _as_it_is, partial(_array, dtype=dtype), is_array=True)
+    origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return column_of(inner[0])
     if origin is Mapping:

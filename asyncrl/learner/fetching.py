@@ -101,7 +101,7 @@ class BatchFetcher:
     def _sharing(self, step: int) -> Sharing | None:
         shares = self.history.at(step).learner.shared_prefixes
         if shares is None:
-            return WORTHWHILE if self.policy.shares_prefixes else None
+            return WORTHWHILE[self.ranks.device.type] if self.policy.shares_prefixes else None
         return EVERY if shares else None
 
     def _minibatches(self, plan: BatchPlan, sharing: Sharing | None) -> list[Minibatch]:

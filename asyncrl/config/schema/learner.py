@@ -29,7 +29,8 @@ class LearnerConfig:
     shared_prefixes: bool | None = option(
         None,
         "compute tokens once that sequences of a pass begin with alike, such as the prompt of a group, and keep groups "
-        "together where that is faster; null: prefixes of 32 tokens that are at least an eighth of the sequence",
+        "together where that is faster; null: prefixes of at least 32 tokens that are an eighth of the sequence, on "
+        "GPUs half of it",
     )
     optimizer: str = option(
         "adamw",
