@@ -254,7 +254,8 @@ def dtype_of(hint: Any) -> np.dtype[Any] | None:
     if get_origin(hint) is not get_origin(NDArray[Any]):
         return None
     element = get_args(hint)[-1]
-    return np.dtype(get_args(element)[0] if get_origin(element) is np.dtype else element)
+    found: np.dtype[Any] = np.dtype(get_args(element)[0] if get_origin(element) is np.dtype else element)
+    return found
 
 
 def runs_of(versions: NDArray[np.int32]) -> NDArray[np.int32]:
