@@ -44,19 +44,28 @@ def open_model(path: str, config: ModelConfig) -> StoredModel:
         return _open_shards(path, config.trust_remote_code)
     except _LoadWholeError as reason:
         logger.warning("each rank loads the whole of %s, which takes more memory: %s", path, reason)
-        return StoredModel(read_model(path, config))
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise ConfigError(f"{path!r} cannot be loaded: {error}") from error
+        model, missing = _read_whole(path, config)
+        return StoredModel(model, missing=missing)
+    except (OSError, ValueError, LookupError, ImportError, SafetensorError) as error:
+        raise ConfigError(f"{path!r} cannot be loaded: {error!r}") from error
 
 
 def read_model(path: str, config: ModelConfig) -> Any:
-    """The causal language model at `path` on the CPU, in the dtype of its files. Raises ConfigError: it cannot be
-    loaded."""
+    """The causal language model at `path` on the CPU, in the dtype of its files; what they lack is random. Raises
+    ConfigError: it cannot be loaded."""
+    return _read_whole(path, config)[0]
+
+
+def _read_whole(path: str, config: ModelConfig) -> tuple[Any, frozenset[str]]:
+    """As `read_model`, and the names of what is random."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{path!r} cannot be loaded: {error}") from error
-    return model.eval()
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype="auto", trust_remote_code=config.trust_remote_code, output_loading_info=True
+        )
+    except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"{path!r} cannot be loaded: {error!r}") from error
+    model, info = read
+    return model.eval(), frozenset(info["missing_keys"])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,16 +99,18 @@ class _Weights:
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredModel:
     """A Hugging Face `model` and where its parameters come from, which are still on the meta device; its buffers have
-    their values. Without `weights` the model is complete."""
+    their values. Without `weights` the model has all but the `missing` tensors, which its files lack."""
 
     model: Any
     weights: _Weights | None = None
+    missing: frozenset[str] = frozenset()
 
     @torch.no_grad()
     def read(self, root: nn.Module, device: torch.device) -> None:
         """Give the parameters that `root` shares with the model their values: this rank's shards, on `device`. Call
-        this once `root` is sharded. Raises ConfigError: a file cannot be read."""
+        this once `root` is sharded. Raises ConfigError: a file cannot be read, or tensors of `root` are missing."""
         if self.weights is None:
+            self._check_whole(root)
             return
         root._apply(lambda each: torch.empty_like(each, device=device) if each.is_meta else each)
         parameters = dict(self.model.named_parameters())
@@ -111,6 +122,16 @@ class StoredModel:
                     _read(self.weights, part, targets)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"the weights of {self.model.name_or_path!r} cannot be read: {error}") from error
+
+    def _check_whole(self, root: nn.Module) -> None:
+        # A critic has no head of a language model. Each rank would have random numbers of its own.
+        own = {id(each) for each in (*root.parameters(), *root.buffers())}
+        named = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
+        if lacking := sorted(name for name in self.missing if id(named.get(name)) in own):
+            raise ConfigError(
+                f"the files of {self.model.name_or_path!r} lack {len(lacking)} tensors of the model, such as "
+                f"{lacking[0]}: copy them again, or correct config.json"
+            )
 
 
 def _read(weights: _Weights, part: ConvertedTensors, targets: Mapping[str, Tensor]) -> None:
@@ -149,7 +170,10 @@ def _open_shards(path: str, trust_remote_code: bool) -> StoredModel:
         raise _LoadWholeError("its weights are quantised")
     files, shapes = _stored(path)
     # As from_pretrained decides with dtype="auto".
-    dtype = config.dtype or next(each for file in dict.fromkeys(files.values()) for each in _float_dtypes(file))
+    floats = (each for file in dict.fromkeys(files.values()) for each in _float_dtypes(file))
+    dtype = config.dtype or next(floats, None)
+    if dtype is None:
+        raise ValueError("its files have no floating-point tensor")
     with _parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code).eval()
     if model.can_generate():

@@ -121,6 +121,45 @@ def test_weights_and_buffers_are_those_that_transformers_loads(
         assert torch.equal(parameter.full_tensor(), expected.get_decoder().get_parameter(name).float()), name
 
 
+def without_head(folder: Path) -> None:
+    make(Qwen3Config(**SHAPE, **HEADS)).save_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
+    del stored["lm_head.weight"]
+    save_file(stored, folder / "model.safetensors")
+
+
+def of_another_shape(folder: Path) -> None:
+    make(Qwen3Config(**SHAPE, **HEADS)).save_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
+    save_file({**stored, "model.norm.weight": torch.ones(31)}, folder / "model.safetensors")
+
+
+def with_a_broken_index(folder: Path) -> None:
+    make(Qwen3Config(**SHAPE, **HEADS)).save_pretrained(folder, max_shard_size=20_000)
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (without_head, "lack 1 tensors of the model, such as lm_head.weight"),
+        (of_another_shape, "cannot be loaded"),
+        (with_a_broken_index, "cannot be loaded.*weight_map"),
+    ],
+)
+def test_files_that_do_not_hold_the_model_are_refused(
+    write: Callable[[Path], None], reason: str, ranks: Ranks, tmp_path: Path
+):
+    write(tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        load_policy(ModelConfig(str(tmp_path)), 1.0, ranks, 64)
+
+
+def test_a_critic_needs_no_head_of_a_language_model(ranks: Ranks, tmp_path: Path):
+    without_head(tmp_path)
+    load_critic(CriticConfig(str(tmp_path)), ModelConfig("unused"), ranks, 64)
+
+
 def test_a_file_that_is_cut_off_is_an_error_with_the_path(ranks: Ranks, tmp_path: Path):
     tied().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
