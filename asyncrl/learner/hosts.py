@@ -86,6 +86,7 @@ class FirstHost:
         self._meeting = _meeting(config, self._round)
         self._settings = settings_of(config)
         self._members: dict[int, _Member] = {}
+        self._replaced: set[str] = set()
         self._store: dict[str, bytes] = {}
         self._refused = self._over = ""
         self._begun = self._stopping = self._final = False
@@ -217,11 +218,15 @@ class FirstHost:
     def _join(self, join: Join) -> Joined:
         if join.node not in self._others:
             return Joined("", f"learner.nodes={len(self._others) + 1} has no host {join.node}", False, [])
+        twice = f"another host has learner.node={join.node} too; give each host its own"
+        if join.process in self._replaced:
+            return Joined("", twice, False, [])
         known = self._members.get(join.node)
         if known is not None and known.join.process != join.process:
             if self._begun:
-                self._fail(f"host {join.node} began anew")
+                self._fail(f"host {join.node} began anew, or {twice}")
                 return Joined(self._round, "", False, [])
+            self._replaced.add(known.join.process)
             known = None
         both = join.sees_folder and mark_of(self._folder, self._round, join.node).exists()
         member = self._members[join.node] = known or _Member(join)

@@ -84,7 +84,7 @@ class Two:
         self.config.network.keys = str(folder / "keys")
         self.config.cluster.learner_ranks, self.config.learner.nodes = ranks, 2
         self.config.learner.rendezvous = f"127.0.0.2:{free_ports(1)}"
-        self._threads = ThreadPoolExecutor(2)
+        self._threads = ThreadPoolExecutor(3)
 
     def start(self, node: int, timeouts: Timeouts = SHORT, config: TrainConfig | None = None) -> Future[None]:
         config = config or self.config
@@ -178,6 +178,19 @@ def test_a_run_resumes_on_one_rank_on_two_hosts_of_two_and_on_two_ranks_as_if_it
             assert_weights_close(weights, whole.weights[version], atol=1e-5)
     exported = load_file(folder / "run" / "model" / "model.safetensors")
     assert_weights_equal({name: parts[-1][8][name] for name in exported}, exported)
+
+
+def test_of_two_hosts_with_the_same_number_one_is_refused_while_others_are_awaited(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    three = replace(two.config, learner=replace(two.config.learner, nodes=3))
+    two.start(0, config=three)
+    alike = [two.start(1, config=three) for _ in range(2)]
+    until(lambda: any(each.done() for each in alike))
+    [refused] = [each for each in alike if each.done()]
+    with pytest.raises(ConfigError, match=r"another host has learner\.node=1 too"):
+        refused.result()
+    for stop in two.stops:
+        stop.set()
 
 
 def other_seed(config: TrainConfig, folder: Path) -> None:
