@@ -77,7 +77,8 @@ class CheckpointFiles:
     def _complete(self, count: int, stop: threading.Event) -> bool:
         """Make the checkpoint appear once `count` ranks have written their parts. False: one could not."""
         while not all(self._checksums(rank).exists() for rank in range(count)):
-            if not self.partial.exists():
+            # Another rank removes the folder, perhaps while this one wrote its checksums.
+            if not (self.partial / PROGRESS).exists():
                 return False
             time.sleep(POLL_S)
         shutil.rmtree(self.final, ignore_errors=True)

@@ -101,6 +101,17 @@ def test_a_checkpoint_appears_once_every_rank_has_written_its_part(tmp_path: Pat
     assert (files.final / COMPLETE).exists()
 
 
+def test_a_part_that_is_removed_while_checksums_are_written_is_not_waited_for(tmp_path: Path):
+    files, two = CheckpointFiles(tmp_path / "step-000001"), Ranks(0, 2, torch.device("cpu"))
+    files.begin()
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(files.write, {"policy/weights/w": torch.ones(3)}, "{}", two, threading.Event())
+        until(lambda: len(list(files.partial.glob("checksums-*"))) == 1)
+        for name in ("rank-00000.safetensors", "progress.json"):
+            (files.partial / name).unlink()
+        assert first.result() is False
+
+
 def test_a_process_that_is_killed_while_it_saves_loses_no_checkpoint_that_it_reported(tmp_path: Path):
     command = [sys.executable, "-m", "tests.learner.killed_while_saving", str(tmp_path)]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
