@@ -3,8 +3,9 @@
 A forward pass takes N packed tokens [1, N]: first one token of each decoding slot, then chunks of prompts. The model's
 own modules compute everything but attention. transformers' attention interface passes that to this file, with the
 `Layout` of the pass. The layout writes the new keys and values into their slots. Then the decoding slots attend
-together, over a view of the cache as long as the longest of them, and the chunks one by one. Nothing is copied out of
-the cache, and no prompt is padded.
+together, over a view of the cache as long as the longest of them, and the chunks one by one. No prompt is padded. On a
+CPU a few decoding slots of like lengths attend together, over copies of their keys and values: reading what no query
+sees would take longer than copying what one does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from asyncrl.modelling.attention import check_positions, check_same_logits, insp
 
 _NAME = "asyncrl_slots"
 _TRIAL = 8
+_CPU_ROWS = 14
+"""Decoding slots that attend together on a CPU."""
 
 
 class SlotCache:
@@ -70,15 +73,29 @@ class Layout:
         self._slots = self._tensor(slots.repeat(counts))
         self.positions = self._tensor(np.arange(ends[-1]) - (ends - stops).repeat(counts))[None]
         self._decoding = int((counts == 1).sum())
-        if self._decoding:
-            # A lower slot that decodes nothing now sees nothing, and its output is not used.
-            seen = np.zeros(slots[: self._decoding].max() + 1, np.int64)
-            seen[slots[: self._decoding]] = stops[: self._decoding]
-            self._mask = self._hide_from(seen)[:, None, None]
+        self._groups = self._group(slots[: self._decoding], stops[: self._decoding])
         self._chunks = [
             (slice(end - count, end), slot, self._hide_from(np.arange(stop - count, stop) + 1).repeat(cache.groups, 1))
             for slot, stop, count, end in zip(slots, stops, counts, ends, strict=True)
             if count > 1
+        ]
+
+    def _group(
+        self, slots: np.ndarray[Any, Any], stops: np.ndarray[Any, Any]
+    ) -> list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
+        """The decoding slots that attend together: their packed tokens, the slots if they are copied, and their mask.
+        Where nothing is copied, the mask is that of all slots up to the highest."""
+        if not len(slots):
+            return []
+        if self.cache.keys[0].device.type != "cpu":
+            # A lower slot that decodes nothing now sees nothing, and its output is not used.
+            seen = np.zeros(slots.max() + 1, np.int64)
+            seen[slots] = stops
+            return [(self._tensor(np.arange(len(slots))), None, self._hide_from(seen)[:, None, None])]
+        parts = np.array_split(stops.argsort(kind="stable"), -(-len(stops) // _CPU_ROWS))
+        return [
+            (self._tensor(part), self._tensor(slots[part]), self._hide_from(stops[part])[:, None, None])
+            for part in parts
         ]
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -96,16 +113,23 @@ class Layout:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.transpose(1, 2)[self._slots, self.positions[0]] = key
         values.transpose(1, 2)[self._slots, self.positions[0]] = value
-        outputs = []
-        if self._decoding:
-            rows = self._slots[: self._decoding]
-            spread = query.new_zeros(len(self._mask), *query.shape[1:]).index_copy_(0, rows, query[: self._decoding])
-            every = slice(len(self._mask))
-            outputs.append(_attend(spread[:, None], keys[every], values[every], self._mask, scale)[rows, 0])
+        output = torch.empty_like(query)
+        for rows, slots, mask in self._groups:
+            if slots is None:
+                slots = self._slots[: self._decoding]
+                spread = query.new_zeros(len(mask), *query.shape[1:]).index_copy_(0, slots, query[rows])
+                every = slice(len(mask))
+                attended = _attend(spread[:, None], keys[every], values[every], mask, scale)[slots]
+            else:
+                seen_keys, seen_values = (
+                    each[:, :, : mask.shape[-1]].index_select(0, slots) for each in (keys, values)
+                )
+                attended = _attend(query[rows, None], seen_keys, seen_values, mask, scale)
+            output[rows] = attended[:, 0]
         for tokens, slot, mask in self._chunks:
             one = slice(slot, slot + 1)
-            outputs.append(_attend(query[None, tokens], keys[one], values[one], mask[None, None], scale)[0])
-        return torch.cat(outputs)
+            output[tokens] = _attend(query[None, tokens], keys[one], values[one], mask[None, None], scale)[0]
+        return output
 
 
 def _attend(

@@ -119,8 +119,9 @@ class EmbeddedEngine:
         limit = min(sampling.max_new_tokens, self._max_length - len(tokens))
         key = request_key(self._seed, session)
         request = Request(session, tokens.copy(), sampling.temperature, limit, frozenset(stop), key)
+        self._check_open()
+        self._commands.put(partial(self._submit, request))
         try:
-            await self._between_passes(partial(self._scheduler.submit, request))
             return await asyncio.wrap_future(request.future)
         except asyncio.CancelledError:
             self._commands.put(partial(self._scheduler.cancel, request))
@@ -140,9 +141,11 @@ class EmbeddedEngine:
 
         Raises EngineError: the engine is closed before.
         """
-        reached: Future[None] = Future()
-        await self._between_passes(partial(self._wait, version, reached))
-        await asyncio.wrap_future(reached)
+        self._check_open()
+        if version > self._version:
+            reached: Future[None] = Future()
+            self._commands.put(partial(self._wait, version, reached))
+            await asyncio.wrap_future(reached)
 
     def stats(self) -> EngineStats:
         return EngineStats(self._sampled, *self._idle.read(), len(self._scheduler.running))
@@ -155,8 +158,7 @@ class EmbeddedEngine:
 
     async def _between_passes(self, call: Callable[[], None]) -> None:
         """Run `call` in the engine's thread. Raises its errors."""
-        if self._closed:
-            raise EngineError("the engine is closed")
+        self._check_open()
         done: Future[None] = Future()
 
         def run() -> None:
@@ -169,6 +171,10 @@ class EmbeddedEngine:
 
         self._commands.put(run)
         await asyncio.wrap_future(done)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed")
 
     def _check(self, tokens: NDArray[np.int32]) -> None:
         check_ids(tokens, int(self._model.config.get_text_config().vocab_size))
@@ -211,6 +217,12 @@ class EmbeddedEngine:
             command()
         while not self._commands.empty():
             self._commands.get()()
+
+    def _submit(self, request: Request) -> None:
+        try:
+            self._scheduler.submit(request)
+        except EngineError as error:
+            request.fail(error)
 
     def _wait(self, version: int, reached: Future[None]) -> None:
         self._waiters.append((version, reached))
