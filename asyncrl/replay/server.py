@@ -47,8 +47,9 @@ BATCH = 256
 REPLIES_BYTES = 32 << 20
 """Replies that are collected before they are sent; requests beyond them wait for the next turn."""
 TICK_S = 0.25
-COMMIT_S = 0.002
-"""While a commit is written, requests are received once in so long: waking up for each costs more than receiving it."""
+COMMIT_S, MAX_COMMIT_S = 0.002, 0.032
+"""While a commit is written, requests are received once in COMMIT_S: waking up for each costs more than receiving it.
+While none arrives, the time doubles up to MAX_COMMIT_S."""
 REPORT_S = 5.0
 PATIENCE_S = 1.0
 
@@ -108,17 +109,18 @@ class ReplayServer:
             self._service.start(tx)
         with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
             turn: Future[Turn] | None = None
+            pause = COMMIT_S
             while not (stop.is_set() or (turn is None and self._service.is_over())):
                 if turn is None:
                     self._socket.poll(int(TICK_S * 1000))
                 else:
-                    wait((turn,), COMMIT_S)
-                self._receive()
+                    wait((turn,), pause)
+                pause = COMMIT_S if self._receive() else min(2 * pause, MAX_COMMIT_S)
                 if turn is not None and turn.done():
                     self._finish(turn.result())
                     turn = None
                 if turn is None and self._due():
-                    turn = thread.submit(self._handle, self._take())
+                    turn, pause = thread.submit(self._handle, self._take()), COMMIT_S
             if turn is not None:
                 self._finish(turn.result())
 
@@ -135,16 +137,19 @@ class ReplayServer:
         requests, self._requests = self._requests, []
         return requests
 
-    def _receive(self) -> None:
-        """Take what has arrived, up to BATCH, and answer at once where that needs no commit."""
+    def _receive(self) -> bool:
+        """Take what has arrived, up to BATCH, and answer at once where that needs no commit; whether there was any."""
+        any_arrived = False
         for _ in range(BATCH - len(self._requests)):
             try:
                 client, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                break
+            any_arrived = True
             call = decode_request([frame.buffer for frame in frames])
             if not (isinstance(call.request, Fetch) and self._fetch(client.bytes, call)):
                 self._requests.append((client.bytes, call))
+        return any_arrived
 
     def _fetch(self, client: bytes, call: Call) -> bool:
         """Send stored frames; False where the turn must refuse the request, and count it."""
