@@ -105,11 +105,15 @@ def figures(rows: Sequence[dict[str, Any]], samples: Sequence[tuple[float, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-python", required=True, help="Python of the environment that has TRL")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each")
-    parser.add_argument("--steps", type=int, default=24, help="steps of each run")
-    parser.add_argument("--skip", type=int, default=5, help="first steps of each run that no rate counts")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default 3)")
+    parser.add_argument("--steps", type=int, default=24, help="steps of each run (default 24)")
+    parser.add_argument("--skip", type=int, default=5, help="first steps of each run that no rate counts (default 5)")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of asyncrl's configuration")
     arguments = parser.parse_args()
+    if shutil.which(arguments.trl_python) is None:
+        parser.error(f"--trl-python {arguments.trl_python}: there is no such program")
+    if not 1 <= arguments.skip < arguments.steps:
+        parser.error(f"--skip {arguments.skip}: leave out at least one of the {arguments.steps} steps, and not all")
     prepared = prepare(CACHE, SEED, lambda text: print(text, file=sys.stderr))
     RUNS.mkdir(parents=True, exist_ok=True)
     rows: dict[str, list[dict[str, float]]] = {"asyncrl": [], "trl": []}

@@ -154,8 +154,9 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if learner.shared_prefixes and config.model.attention in ("flash_attention_2", "flex_attention"):
         yield "learner.shared_prefixes model.attention: this attention reads whole sequences only; use null"
     yield from _hosts(config)
-    if learner.nodes * config.cluster.learner_ranks % learner.replicas:
-        yield "learner.replicas cluster.learner_ranks: copies have equally many ranks; use a divisor of the second"
+    ranks = learner.nodes * config.cluster.learner_ranks
+    if ranks % learner.replicas:
+        yield f"learner.replicas cluster.learner_ranks: copies have equal shares of the ranks; use a divisor of {ranks}"
     if learner.deterministic and config.model.attention == "flex_attention":
         yield "learner.deterministic model.attention: flex attention is not known to repeat bit for bit; use sdpa"
     if len(learner.betas) != 2:
@@ -165,7 +166,10 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if learner.eval_every and config.data.eval is None:
         yield "learner.eval_every data.eval: evaluation needs data.eval, a Parquet file of held-out tasks"
     if learner.keep_best and (not learner.eval_every or learner.eval_every % learner.checkpoint_every):
-        yield "learner.keep_best learner.eval_every: checkpoints are evaluated; use a multiple of checkpoint_every"
+        yield (
+            "learner.keep_best learner.eval_every: each evaluation must have a checkpoint of its step to rate; set "
+            f"learner.eval_every to a multiple of learner.checkpoint_every={learner.checkpoint_every}"
+        )
     if config.implicit.train and config.algorithm.advantage.name != "prime":
         yield "implicit.train algorithm.advantage.name: only the advantage prime reads this model; use algorithm=prime"
 
@@ -175,6 +179,8 @@ def _hosts(config: TrainConfig) -> Iterator[str]:
     if learner.node >= learner.nodes:
         yield f"learner.node learner.nodes: hosts are numbered from 0 to {learner.nodes - 1}"
     if learner.nodes == 1:
+        if learner.rendezvous is not None:
+            yield "learner.rendezvous learner.nodes: one host meets no other; set learner.nodes to the number of hosts"
         return
     host, _, port = (learner.rendezvous or "").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:

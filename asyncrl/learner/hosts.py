@@ -127,8 +127,10 @@ class FirstHost:
     def _problems(self) -> list[str]:
         found = []
         for node, each in sorted(self._members.items()):
-            if each.join.settings != self._settings:
-                found.append(f"host {node} is configured otherwise than host 0; only learner.node may differ")
+            if different := dict(each.join.settings.items() ^ self._settings.items()):
+                found.append(
+                    f"host {node} and host 0 have different values of {', '.join(sorted(different))}: set equal ones"
+                )
             if not each.join.sees_folder:
                 found.append(
                     f"host {node} does not share the folder {self._folder.absolute()} with host 0: checkpoints need a "

@@ -33,7 +33,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     node: int
     process: str
-    settings: str
+    settings: dict[str, str]
     round: str = ""
     sees_folder: bool = False
 
@@ -93,10 +93,10 @@ class Stored(msgspec.Struct, frozen=True):
 Request = Join | Alive | Ended | StoreCall
 
 
-def settings_of(config: TrainConfig) -> str:
-    """A digest of what all hosts must be configured alike."""
-    alike = {key: value for key, value in values_of(config).items() if is_of_run(key)}
-    return hashlib.sha256(json.dumps(alike, sort_keys=True).encode()).hexdigest()
+def settings_of(config: TrainConfig) -> dict[str, str]:
+    """A digest of the value of each key that all hosts must have alike."""
+    alike = {key: json.dumps(value, sort_keys=True) for key, value in values_of(config).items() if is_of_run(key)}
+    return {key: hashlib.sha256(value.encode()).hexdigest() for key, value in alike.items()}
 
 
 def mark_of(folder: Path, round_name: str, node: int) -> Path:

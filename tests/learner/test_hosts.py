@@ -202,7 +202,8 @@ def other_folder(config: TrainConfig, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(other_seed, "configured otherwise"), (other_folder, "does not share the folder")]
+    ("change", "reason"),
+    [(other_seed, "have different values of run.seed: set"), (other_folder, "does not share the folder")],
 )
 def test_hosts_that_do_not_fit_together_are_refused_on_both_with_the_reason(
     change: Callable[[TrainConfig, Path], None], reason: str, tmp_path: Path
