@@ -53,12 +53,13 @@ class BatchFetcher:
     policy: Policy
     flops: ForwardFlops
     replay: BatchSource
-    _next: Future[FetchedBatch | None] | None = field(default=None, init=False)
+    _next: tuple[int, Future[FetchedBatch | None]] | None = field(default=None, init=False)
 
     def take(self, plan: BatchPlan) -> FetchedBatch:
         """The batch of `plan`. Raises what fetching it raises, also where it was fetched ahead."""
         ahead, self._next = self._next, None
-        found = None if ahead is None else ahead.result()
+        # A step that was skipped meanwhile may have failed to be fetched.
+        found = ahead[1].result() if ahead is not None and ahead[0] == plan.step else None
         return found if found is not None and found.plan == plan else self._fetch(plan)
 
     @contextmanager
@@ -67,7 +68,8 @@ class BatchFetcher:
         ranks wait for what has begun."""
         over = threading.Event()
         with ThreadPoolExecutor(1, thread_name_prefix="next-batch") as thread:
-            fetched = self._next = thread.submit(self._fetch_ahead, step, over)
+            fetched = thread.submit(self._fetch_ahead, step, over)
+            self._next = step, fetched
             try:
                 yield
                 over.set()

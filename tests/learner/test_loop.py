@@ -222,7 +222,8 @@ def test_batches_that_are_fetched_ahead_train_the_same_and_may_still_be_skipped(
     assert whole[0].replay.ahead == [1, 2, 3, 4, 5]
     assert_weights_equal(Run(config, NothingAhead(config)).train(ranks).final, whole[0].final)
     config = make_config(model, tmp_path / "skipped")
-    run = Run(config, SkippedLate(config)).train(ranks)
+    # It is skipped because it cannot be fetched.
+    run = Run(config, SkippedLate(config, poison=2)).train(ranks)
     assert run.metrics.of("steps_skipped") == {0: 0, 1: 0, 2: 1, 3: 1}
     assert_weights_equal(run.weights[2], run.weights[3])
 
