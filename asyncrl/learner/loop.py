@@ -235,6 +235,8 @@ class Learner:
                     raise StoppedError("stopped while waiting for an evaluation")
             if result is not None:
                 if self.config.learner.keep_best:
+                    if 2 * result["newer_tokens"] > result["tokens"]:
+                        logger.warning("the checkpoint of step %d is rated by newer weights: docs/evaluate.md", step)
                     self.checkpoints.rate(step, float(result[self.config.learner.best_by]))
                 values = {f"eval/{name}": float(value) for name, value in result.items()}
                 self.evaluations.log(step, {**values, "eval/version": float(version)})

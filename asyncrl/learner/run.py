@@ -27,7 +27,7 @@ from asyncrl.learner.launcher import Membership
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.memory import fit_activations, usable_bytes
 from asyncrl.learner.optimizer import Trainable
-from asyncrl.learner.policy import Policy, load_policy, load_reference
+from asyncrl.learner.policy import Policy, compiles, load_policy, load_reference
 from asyncrl.learner.ranks import Ranks, joined
 from asyncrl.learner.trainer import Trainer
 from asyncrl.modelling.shapes import model_shapes
@@ -152,6 +152,8 @@ def train(
         stop,
         implicit,
     )
+    if ranks.rank == 0 and compiles(config.model, ranks.device):
+        logger.info("the first passes compile the layers, which takes up to some minutes (model.compile)")
     if config.model.activations is None and ranks.device.type == "cuda":
         fit_activations(trainer, _largest_pass(history), usable_bytes(ranks.device))
     folder = locations.run_dir(config.run)

@@ -113,14 +113,16 @@ def test_the_last_weights_have_a_version_of_their_own_and_the_learning_rate_warm
 
 
 def test_the_first_evaluation_is_complete_before_training_and_the_last_before_the_end(
-    model: Path, ranks: Ranks, tmp_path: Path
+    model: Path, ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    run = Run(make_config(model, tmp_path, eval_every=2)).train(ranks)
+    run = Run(make_config(model, tmp_path, eval_every=2, checkpoint_every=2, keep_best=1)).train(ranks)
     calls = [each for each in run.replay.calls if each[0] in ("evaluate", "evaluation", "plan")]
     assert calls[:3] == [("evaluate", 0), ("evaluation", 0), ("plan", 0)]
     assert run.replay.called("evaluate") == [0, 2, 4]
     assert run.evaluations.of("eval/accuracy") == {0: 0.0, 2: 0.2, 4: 0.4}
     assert run.evaluations.of("eval/version") == {0: 0, 2: 2, 4: 4}
+    warned = [each for each in caplog.messages if "rated by newer weights" in each]
+    assert ["step 4 " in each for each in warned] == [True], "this evaluation alone has mostly tokens of newer weights"
 
 
 def test_an_unanswered_evaluation_survives_a_restart(model: Path, ranks: Ranks, tmp_path: Path):
