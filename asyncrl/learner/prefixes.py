@@ -2,12 +2,14 @@
 
 The members of a group share their prompt, and the branches of an episode their first turns. A causal model gives a
 token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from
-where it departs from those before it; the sequence's attention reads the keys of its whole path. In the order of their
-tokens' bytes, a sequence shares its longest prefix with the one before it: one comparison each finds the whole tree.
+where it departs from those before it; the sequence's attention reads the keys of its whole path. Longer sequences come
+first: a prefix that is short for one of them may be worth sharing for those that follow. In the order of their tokens'
+bytes, a sequence shares its longest prefix with a neighbour: two comparisons each find the whole tree.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,16 +62,20 @@ def find_shared(ids: Rows, lengths: Sequence[int], sharing: Sharing) -> SharedPr
     """What the sequences share whose token ids int64[N] follow each other; None if no two have a prefix in common that
     `sharing` takes."""
     spans = list(pairwise(np.cumsum([0, *lengths]).tolist()))
-    order = sorted(spans, key=lambda span: ids[slice(*span)].tobytes())
+    spans.sort(key=lambda span: ids[slice(*span)].tobytes())
     rows, kept, queries, keys, paths = np.empty_like(ids), [], [], [], []
-    computed, before = 0, slice(0, 0)
-    for start, end in order:
-        common = common_prefix(ids[before], ids[start:end])
+    computed, done = 0, list[int]()
+    for index in sorted(range(len(spans)), key=lambda index: spans[index][0] - spans[index][1]):
+        start, end = spans[index]
+        at = bisect(done, index)
+        neighbours = [slice(*spans[each]) for each in done[max(0, at - 1) : at + 1]]
+        found = [(common_prefix(ids[each], ids[start:end]), each.start) for each in neighbours]
+        common, source = max(found, default=(0, 0))
         common = common if sharing.takes(common, end - start) else 0
         own = end - start - common
-        rows[start : start + common] = rows[before][:common]
+        rows[start : start + common] = rows[source : source + common]
         rows[start + common : end] = np.arange(computed, computed + own)
-        before = slice(start, end)
+        done.insert(at, index)
         if own:
             kept.append(np.arange(start + common, end))
             queries.append(own)

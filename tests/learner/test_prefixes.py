@@ -70,6 +70,19 @@ def test_prefixes_that_are_too_short_are_not_shared(sequences: list[list[int]], 
             assert queries == keys or keys - queries >= max(least, share * keys)
 
 
+@given(st.integers(1, 12), st.lists(st.integers(0, 60), min_size=2, max_size=6), st.integers(0, 9))
+def test_a_pass_computes_a_prompt_once_for_all_members_but_those_for_which_it_is_too_short(
+    prompt: int, answers: list[int], seed: int
+):
+    """As the schedule counts on, in whatever order the tokens of the answers are."""
+    rng = np.random.default_rng(seed)
+    sequences = [[*range(prompt), *rng.permutation(range(100, 100 + answer)).tolist()] for answer in answers]
+    lengths, sharing = [len(each) for each in sequences], Sharing(1, 1 / 4)
+    shared = find_shared(joined(sequences), lengths, sharing)
+    computed = sum(lengths) if shared is None else len(shared.kept)
+    assert computed <= sum(lengths) - sum(prompt for length in lengths[1:] if sharing.takes(prompt, length))
+
+
 @st.composite
 def groups_of_episodes(draw: st.DrawFn) -> list[list[int]]:
     """Groups of sequences that begin with the group's prompt; some go on from a part of the member before them."""
