@@ -170,6 +170,8 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
     options: dict[str, Any] = {"mesh": ranks.mesh, "mp_policy": precision, "offload_policy": offload}
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
+    if compiled:
+        _allow_graphs()
     for layer in layers:
         if compiled:
             layer.forward = torch.compile(layer.forward, dynamic=True)
@@ -179,6 +181,19 @@ def shard(root: nn.Module, model: Any, config: ModelConfig, ranks: Ranks, frozen
         layer.set_modules_to_forward_prefetch([following])
     fully_shard(root, **options, reshard_after_forward=True)
     return activations
+
+
+def _allow_graphs() -> None:
+    """Let torch compile as many graphs as layers need, and no others."""
+    from torch._dynamo import config as compiler
+    from torch.fx.experimental import _config as shapes
+
+    # Models have kinds of layers, and each is compiled with and without gradients and shared prefixes. Beyond torch's
+    # limit, which is 8 for all models together, layers would not be compiled.
+    compiler.recompile_limit = max(compiler.recompile_limit, 64)
+    # Otherwise a graph takes only passes in which two sizes are equal that happened to be so in its first one, such as
+    # those of a single sequence.
+    shapes.use_duck_shape = False
 
 
 def _convert(root: nn.Module, dtype: torch.dtype, trained: bool) -> None:

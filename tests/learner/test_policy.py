@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
 
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.gathering import gather_all
 from asyncrl.learner.packing import PackedSequences
-from asyncrl.learner.policy import Policy, load_policy
+from asyncrl.learner.policy import Policy, load_policy, load_reference
 from asyncrl.learner.prefixes import EVERY
 from asyncrl.learner.ranks import Ranks
-from tests.learner.support import random_sequences
+from tests.learner.support import VOCABULARY, random_sequences
 
 pytestmark = pytest.mark.slow
 
@@ -147,6 +147,7 @@ def test_a_budget_goes_to_attention_first_and_then_to_whole_layers(
 
 
 def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: Ranks):
+    torch.compiler.reset()
     counters.clear()
     policy = load_policy(ModelConfig(str(model), compile=True), TEMPERATURE, ranks, 64)
     generator = torch.Generator().manual_seed(2)
@@ -169,3 +170,26 @@ def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: 
         trained.append([logprobs.detach(), *gradients(policy).values()])
     for ours, theirs in zip(*trained, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="torch 2.12 or older")
+def test_all_kinds_of_layers_of_all_models_are_compiled(ranks: Ranks, tmp_path: Path):
+    shape = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "sliding_window": 6}
+    kinds = ["sliding_attention", "full_attention"]
+    Gemma3ForCausalLM(Gemma3TextConfig(**shape, **heads, layer_types=kinds)).save_pretrained(tmp_path)
+    torch.compiler.reset()
+    counters.clear()
+    config, backend = ModelConfig(str(tmp_path), compile=True), torch.compiler.get_default_backend()
+    torch.compiler.set_default_backend("eager")
+    try:
+        policy, reference = load_policy(config, 1.0, ranks, 64), load_reference(config, 1.0, ranks, 64, False)
+        for sharing in (None, EVERY):
+            packed = PackedSequences.of([each for each in random_sequences(9, 12) for _ in range(2)], sharing)
+            policy(packed)[0].sum().backward()
+            with torch.no_grad():
+                policy(packed)
+                reference(packed)
+    finally:
+        torch.compiler.set_default_backend(backend)
+    assert counters["frames"]["total"] == counters["frames"]["ok"] >= 12
