@@ -194,7 +194,7 @@ class FirstHost:
                 with self._lock:
                     answer = self._answer(request)
                 socket.send_multipart([sender, number, msgspec.msgpack.encode(answer)])
-            except (ValueError, msgspec.MsgspecError, AsyncrlError, zmq.ZMQError) as error:
+            except (ValueError, OSError, msgspec.MsgspecError, AsyncrlError, zmq.ZMQError) as error:
                 self._malformed.say(error)
 
     def _answer(self, request: Request) -> Joined | Verdict | Stored:
@@ -296,9 +296,13 @@ class OtherHost:
         return self._meeting
 
     def _leave_mark(self, round_name: str) -> bool:
-        if not mark_of(self._folder, round_name, 0).exists():
+        try:
+            if not mark_of(self._folder, round_name, 0).exists():
+                return False
+            mark_of(self._folder, round_name, self._node).touch()
+        except OSError as error:
+            logger.warning("the run's folder cannot be used: %s", error)
             return False
-        mark_of(self._folder, round_name, self._node).touch()
         return True
 
     def _exchange(self) -> None:

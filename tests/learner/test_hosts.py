@@ -201,9 +201,17 @@ def other_folder(config: TrainConfig, folder: Path) -> None:
     config.run.dir = str(folder / "elsewhere")
 
 
+def unusable_folder(config: TrainConfig, folder: Path) -> None:
+    config.run.dir = str(folder / ("too-long" * 40))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(other_seed, "have different values of run.seed: set"), (other_folder, "does not share the folder")],
+    [
+        (other_seed, "have different values of run.seed: set"),
+        (other_folder, "does not share the folder"),
+        (unusable_folder, "does not share the folder"),
+    ],
 )
 def test_hosts_that_do_not_fit_together_are_refused_on_both_with_the_reason(
     change: Callable[[TrainConfig, Path], None], reason: str, tmp_path: Path
