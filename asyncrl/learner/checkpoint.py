@@ -161,10 +161,18 @@ class Checkpoints:
 
     def _ratings(self) -> dict[int, float]:
         path = self._folder / RATINGS
-        return {int(step): value for step, value in json.loads(path.read_text()).items()} if path.exists() else {}
+        try:
+            return {int(step): float(value) for step, value in json.loads(path.read_text()).items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {error!r}; restore it, or remove it to rate later checkpoints alone"
+            ) from error
 
     def best(self) -> list[Path]:
-        """Complete checkpoints that were rated, the best one first, and of equal ones the newest."""
+        """Complete checkpoints that were rated, the best one first, and of equal ones the newest. Raises
+        CheckpointError: the ratings cannot be read."""
         ratings = self._ratings()
         rated = [folder for folder in self.complete() if not math.isnan(ratings.get(step_of(folder), math.nan))]
         return sorted(rated, key=lambda folder: (ratings[step_of(folder)], step_of(folder)), reverse=True)

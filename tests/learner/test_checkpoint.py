@@ -160,6 +160,13 @@ def test_the_best_evaluations_stay_beside_the_newest_and_are_not_resumed_from(
         checkpoints.restore(models)
 
 
+@pytest.mark.parametrize("content", ["{", "[1]", '{"a": 1}', '{"1": null}'])
+def test_ratings_that_cannot_be_read_are_named_with_what_to_do(content: str, ranks: Ranks, tmp_path: Path):
+    (tmp_path / "ratings.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"ratings\.json cannot be read.*remove it"):
+        Checkpoints(tmp_path, 1, ranks, keep_best=1).best()
+
+
 def test_a_checkpoint_of_another_model_is_refused(model: Path, ranks: Ranks, tmp_path: Path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", 2, ranks)
     save_whole(checkpoints, Progress(step=1), make_models(model, ranks))
