@@ -20,7 +20,7 @@ from xxhash import xxh3_64
 
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import write_state
-from asyncrl.machine.files import sync, when_there_is_room, write_whole
+from asyncrl.machine.files import partial_name, sync, when_there_is_room, write_whole
 
 COMPLETE = "complete"
 """The file that marks a folder as a checkpoint."""
@@ -69,7 +69,12 @@ class CheckpointFiles:
         for file in files:
             sync(file)
         checksums = {file.name: _checksum(file) for file in files}
-        write_whole(self._checksums(ranks.rank), json.dumps({"ranks": ranks.shards, "files": checksums}))
+        path = self._checksums(ranks.rank)
+        written = partial_name(path)
+        written.write_text(json.dumps({"ranks": ranks.shards, "files": checksums}))
+        sync(written)
+        # Once the last rank has done this, rank 0 renames the folder: nobody may look for anything in it any more.
+        written.replace(path)
 
     def _checksums(self, rank: int) -> Path:
         return self.partial / f"{_CHECKSUMS}{rank:05d}.json"
@@ -81,6 +86,7 @@ class CheckpointFiles:
             if not (self.partial / PROGRESS).exists():
                 return False
             time.sleep(POLL_S)
+        sync(self.partial)
         shutil.rmtree(self.final, ignore_errors=True)
         self.partial.rename(self.final)
         sync(self.final.parent)

@@ -101,6 +101,23 @@ def test_a_checkpoint_appears_once_every_rank_has_written_its_part(tmp_path: Pat
     assert (files.final / COMPLETE).exists()
 
 
+def test_a_rank_needs_the_folder_no_more_once_its_checksums_are_there(tmp_path: Path):
+    files, device, never = CheckpointFiles(tmp_path / "step-000001"), torch.device("cpu"), threading.Event()
+
+    def rename_at_once() -> None:
+        while not (files.partial / "checksums-00001.json").exists():
+            pass
+        files.partial.rename(files.final)
+
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(20):
+            files.begin()
+            renamed = thread.submit(rename_at_once)
+            assert not files.write({"policy/weights/w": torch.ones(3)}, "{}", Ranks(1, 2, device), never)
+            renamed.result()
+            shutil.rmtree(files.final)
+
+
 def test_a_part_that_is_removed_while_checksums_are_written_is_not_waited_for(tmp_path: Path):
     files, two = CheckpointFiles(tmp_path / "step-000001"), Ranks(0, 2, torch.device("cpu"))
     files.begin()
