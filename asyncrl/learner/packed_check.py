@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from asyncrl.errors import ConfigError
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.modelling.attention import check_same_logits, inspect_attention
-from asyncrl.modelling.packed_attention import PACKED
+from asyncrl.modelling.logprobs import capped
+from asyncrl.modelling.packed_attention import EXTRAS, PACKED
 
 LONGEST_PROBE = 256
 """Attention windows of up to so many tokens are tried at the start with sequences that are longer."""
@@ -55,7 +56,7 @@ class _Trial:
         model, attention = self.model, self.attention
         plain = model.config._attn_implementation
         # Only flex attention builds masks; transformers gives soft caps and sinks to the kernels of flash attention.
-        allowed = () if attention == "sdpa" else ("softcap", "s_aux")
+        allowed = () if attention == "sdpa" else EXTRAS
         found = []
         if attention != "flex_attention":
             found = inspect_attention(model, length, allowed, self.device)
@@ -65,10 +66,10 @@ class _Trial:
         sequences = self._probes(narrowest)
         model.set_attn_implementation(plain)
         alone = torch.cat([self._plain(each[None].to(self.device)) for each in sequences])
-        model.set_attn_implementation(PACKED if attention == "sdpa" else attention)
+        model.set_attn_implementation(PACKED if attention in ("auto", "sdpa") else attention)
         states = hidden_states(model.get_decoder(), PackedSequences.of(sequences).to(self.device))
-        packed = model.get_output_embeddings()(states) if self.with_head else states
-        check_same_logits(alone, packed, self.dtype, "it caps or scales its logits, or mixes sequences")
+        packed = capped(model.get_output_embeddings()(states), logit_cap(model.config)) if self.with_head else states
+        check_same_logits(alone, packed, self.dtype, "it scales its logits, or mixes sequences")
 
     def _plain(self, ids: Tensor) -> Tensor:
         if self.with_head:
@@ -82,6 +83,12 @@ class _Trial:
         lengths = (window + 5, window + 8) if window <= LONGEST_PROBE else (5, 8)
         ids = torch.arange(sum(lengths)) * 7 % self.model.config.get_text_config().vocab_size
         return list(ids.split(lengths))
+
+
+def logit_cap(config: Any) -> float | None:
+    """At which value a model of this Hugging Face configuration caps its logits; None: it does not."""
+    cap: float | None = getattr(config.get_text_config(), "final_logit_softcapping", None)
+    return cap
 
 
 def hidden_states(decoder: Any, packed: PackedSequences) -> Tensor:

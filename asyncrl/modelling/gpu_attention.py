@@ -1,21 +1,24 @@
-"""Causal attention over packed sequences by the kernels for GPUs, in half precision, and its gradients."""
+"""Causal attention over packed sequences by the kernels for GPUs, in half precision, and its gradients.
+
+cuDNN takes all sequences of a pass at once, whatever their lengths, through its own Python package: torch's way to
+cuDNN builds a graph anew for each call of this kind. Where cuDNN cannot, torch's variable-length kernel does. On an
+H200 with 16 and 8 heads of 128, sequences of heavy-tailed lengths went at 496 TFLOP/s forward and 403 backward with
+cuDNN, and at 279 and 244 with torch's kernel.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 
-from asyncrl.modelling.packed_layout import Run
+from asyncrl.modelling.cudnn_attention import Problem, find_kernel
+from asyncrl.modelling.packed_layout import power_of_two
+from asyncrl.modelling.plain_attention import Gradients
 
 WIDEST = 256
-"""The widest head that the variable-length kernel takes."""
-
-Gradients = tuple[Tensor, Tensor, Tensor]
-"""By query, key and value."""
+"""The widest head that the kernels take."""
 
 
 def have_kernels(query: Tensor, value: Tensor) -> bool:
@@ -26,112 +29,82 @@ def have_kernels(query: Tensor, value: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RunAttention:
-    """Attention of one run: query [U, heads, D] over key and value [K, kv heads, D] of the whole pass, each token over
-    at most the `window` latest ones. `ends` int32[2, count + 1] are the run's bounds on the device."""
+class GpuAttention:
+    """Attention of a pass: query [U, heads, D] over key and value [K, kv heads, D], each token over at most the
+    `window` latest ones. `bounds` and `ends` are those of a `PackedLayout`."""
 
     query: Tensor
     key: Tensor
     value: Tensor
-    run: Run
+    bounds: Tensor
     ends: Tensor
     scaling: float | None
     window: int | None
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """The output [queries, heads, D], and the logarithms float32[queries, heads] of its normalisers."""
-        return self._cudnn() if self._takes_cudnn() else self._flash()
+        """The output [U, heads, D], and the logarithms float32[U, heads] of its normalisers; 0 on padding."""
+        kernel = find_kernel(self._problem(), backward=False)
+        if kernel is None:
+            return self._flash()
+        given = self._given()
+        output = torch.empty_like(given["query"])
+        normalisers = output.new_empty(output.shape[:2], dtype=torch.float32)
+        kernel.run(self.ends, {**given, "output": output, "normalisers": normalisers})
+        return self._cleared(output, 0), self._cleared(normalisers, 0)
 
     def backward(self, of_output: Tensor, output: Tensor, normalisers: Tensor) -> Gradients:
-        """The gradients by this run's query, key and value from that [U, heads, D] by the whole output. `output` [U,
-        heads, D] and `normalisers` [U, heads] are what `forward` returned, of all runs."""
-        backward = self._cudnn_backward if self._takes_cudnn() else self._flash_backward
-        return backward(of_output, output, normalisers)
+        """The gradients by query, key and value from that [U, heads, D] by the output; 0 on padding. `output` and
+        `normalisers` are what `forward` returned."""
+        # In cuDNN's fast backward pass the mask is aligned at the first query and the first key.
+        kernel = find_kernel(self._problem(), backward=True) if torch.equal(*self.bounds) else None
+        if kernel is None:
+            return self._flash_backward(of_output, output, normalisers)
+        given = self._given()
+        of_query, of_key, of_value = (torch.empty_like(each) for each in given.values())
+        others = {"of_output": of_output.contiguous(), "output": output, "normalisers": normalisers}
+        gradients = {"of_query": of_query, "of_key": of_key, "of_value": of_value}
+        kernel.run(self.ends, {**given, **others, **gradients})
+        return self._cleared(of_query, 0), self._cleared(of_key, 1), self._cleared(of_value, 1)
 
-    def _takes_cudnn(self) -> bool:
-        if self.run.width is None or (self.window is not None and self.run.deepest > self.window):
-            return False
-        return can_use_cudnn_attention(SDPAParams(*self._batches(), None, 0.0, True, True))
+    def _given(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name).contiguous() for name in ("query", "key", "value")}
 
-    def _batches(self) -> Gradients:
-        return self._queries(self.query), self._keys(self.key), self._keys(self.value)
-
-    def _keys(self, values: Tensor) -> Tensor:
-        return self._from(values, self.run.keys.start)
-
-    def _from(self, values: Tensor, start: int) -> Tensor:
-        """[count, heads, width, D] of values [N, heads, D]: the sequences from the row `start` on, each with the tokens
-        that follow it. A causal kernel shows those to none of its own."""
-        assert self.run.width is not None
-        wanted = self.run.count * self.run.width
-        rows: Tensor = values[start : start + wanted]
-        if len(rows) < wanted:
-            rows = F.pad(rows, (0, 0, 0, 0, 0, wanted - len(rows)))
-        sequences: Tensor = rows.unflatten(0, (self.run.count, -1))
-        return sequences.transpose(1, 2)
-
-    def _queries(self, values: Tensor, rest: float | None = None) -> Tensor:
-        """The same of the queries, with `rest` beside them; None: anything."""
-        run = self.run
-        assert run.width is not None
-        if rest is None and not run.ahead:
-            return self._from(values, run.queries.start)
-        rows, behind = values[run.queries], run.count * (run.width - run.deepest)
-        if run.ahead or behind:
-            rows = F.pad(rows, (0, 0, 0, 0, run.ahead, behind), value=rest or 0.0)
-        sequences: Tensor = rows.unflatten(0, (run.count, -1))
-        return sequences.transpose(1, 2)
-
-    def _of_queries(self, batch: Tensor) -> Tensor:
-        """[queries, heads, D] of [count, heads, width, D]."""
-        count = self.run.queries.stop - self.run.queries.start
-        return batch.transpose(1, 2).flatten(0, 1)[self.run.ahead : self.run.ahead + count]
-
-    def _of_keys(self, batch: Tensor) -> Tensor:
-        """[keys, heads, D] of [count, heads, width, D]."""
-        return batch.transpose(1, 2).flatten(0, 1)[: self.run.keys.stop - self.run.keys.start]
-
-    def _cudnn(self) -> tuple[Tensor, Tensor]:
-        query, key, value = self._batches()
-        output, normalisers, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            query, key, value, None, True, 0.0, True, False, scale=self.scaling
+    def _problem(self) -> Problem:
+        queries, keys = self.bounds
+        window = None if self.window is None or self.window >= int(keys.diff().max()) else self.window
+        return Problem(
+            device=self.query.device.index,
+            dtype=self.query.dtype,
+            sequences=self.ends.shape[1] - 1,
+            queries=power_of_two(int(queries.diff().max())),
+            keys=power_of_two(int(keys.diff().max())),
+            tokens=_rounded(max(len(self.query), len(self.key))),
+            heads=self.query.shape[1],
+            kv_heads=self.key.shape[1],
+            width=self.query.shape[2],
+            scaling=self.query.shape[2] ** -0.5 if self.scaling is None else self.scaling,
+            window=window,
         )
-        return self._of_queries(output), self._of_queries(normalisers.view(*query.shape[:3], 1))[..., 0]
 
-    def _cudnn_backward(self, of_output: Tensor, output: Tensor, normalisers: Tensor) -> Gradients:
-        # The tokens beside the queries get no gradient, and attend to nothing: exp(score - 1e30) is 0.
-        logs = self._queries(normalisers[..., None], 1e30).contiguous()
-        unused = torch.zeros((), dtype=torch.int64, device=of_output.device)
-        width = self.run.width
-        of_query, of_key, of_value = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            self._queries(of_output, 0.0),
-            *self._batches(),
-            self._queries(output),
-            logs,
-            unused,
-            unused,
-            None,
-            None,
-            None,
-            width,
-            width,
-            0.0,
-            True,
-            scale=self.scaling,
-        )
-        return self._of_queries(of_query), self._of_keys(of_key), self._of_keys(of_value)
+    def _cleared(self, values: Tensor, side: int) -> Tensor:
+        """Values with zeros on the padding, which the kernels leave out."""
+        values[int(self.bounds[side, -1]) :].zero_()
+        return values
+
+    def _longest(self) -> tuple[int, int]:
+        queries, keys = self.bounds.diff().amax(1).tolist()
+        return queries, keys
 
     def _flash(self) -> tuple[Tensor, Tensor]:
-        run = self.run
+        queries, keys = self.bounds[:, -1].tolist()
         # The kernel's mask is aligned at the last query and the last key.
         output, normalisers, *_ = torch.ops.aten._flash_attention_forward(
-            self.query[run.queries],
-            self.key[run.keys],
-            self.value[run.keys],
+            self.query[:queries],
+            self.key[:keys],
+            self.value[:keys],
             self.ends[0],
             self.ends[1],
-            run.longest,
-            run.deepest,
+            *self._longest(),
             0.0,
             self.window is None,
             False,
@@ -139,27 +112,38 @@ class RunAttention:
             window_size_left=-1 if self.window is None else self.window - 1,
             window_size_right=0,
         )
-        return output, normalisers.t()
+        return _padded(output, len(self.query)), _padded(normalisers.t(), len(self.query))
 
     def _flash_backward(self, of_output: Tensor, output: Tensor, normalisers: Tensor) -> Gradients:
-        run, device = self.run, of_output.device
+        queries, keys = self.bounds[:, -1].tolist()
         of_query, of_key, of_value = torch.ops.aten._flash_attention_backward(
-            of_output[run.queries],
-            self.query[run.queries],
-            self.key[run.keys],
-            self.value[run.keys],
-            output[run.queries],
-            normalisers[run.queries].t().contiguous(),
+            of_output[:queries],
+            self.query[:queries],
+            self.key[:keys],
+            self.value[:keys],
+            output[:queries],
+            normalisers[:queries].t().contiguous(),
             self.ends[0],
             self.ends[1],
-            run.longest,
-            run.deepest,
+            *self._longest(),
             0.0,
             self.window is None,
-            torch.zeros(2, dtype=torch.uint64, device=device),
-            torch.empty(0, device=device),
+            torch.zeros(2, dtype=torch.uint64, device=of_output.device),
+            torch.empty(0, device=of_output.device),
             scale=self.scaling,
             window_size_left=-1 if self.window is None else self.window - 1,
             window_size_right=0,
         )
-        return of_query, of_key, of_value
+        return _padded(of_query, len(self.query)), _padded(of_key, len(self.key)), _padded(of_value, len(self.key))
+
+
+def _rounded(tokens: int) -> int:
+    """At most an eighth more, so that there are few such numbers."""
+    step = max(1, power_of_two(tokens) // 8)
+    return -(-tokens // step) * step
+
+
+def _padded(values: Tensor, rows: int) -> Tensor:
+    """The values with zeros behind them, up to so many rows."""
+    missing = rows - len(values)
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values.contiguous()

@@ -33,16 +33,18 @@ def token_logprobs(
     with_entropy: bool,
     compiled: bool = False,
     chunk_logits: int | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs float[M] of targets int64[M] under head(hidden [M, D]) / temperature; entropies float[M] or None.
 
-    Logits are computed in the dtype of `hidden`, and normalised in float32 or better, in chunks of at most
-    `chunk_logits`. The gradient of the head is summed in float32 or better. `compiled` fuses what follows the logits.
+    With a `cap` the logits are capped first (see `capped`). They are computed in the dtype of `hidden`, and normalised
+    in float32 or better, in chunks of at most `chunk_logits`. The gradient of the head is summed in float32 or better.
+    `compiled` fuses what follows the logits.
     """
     limit = chunk_logits or (FUSED_LOGITS if compiled else CHUNK_LOGITS)
     rows = max(1, limit // head.out_features)
     logprobs, entropy = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, targets, temperature, with_entropy, rows, compiled
+        hidden, head.weight, head.bias, targets, temperature, with_entropy, rows, compiled, cap
     )
     return logprobs, entropy if with_entropy else None
 
@@ -59,6 +61,7 @@ class _HeadLogprobs(torch.autograd.Function):
         with_entropy: bool,
         rows: int,
         compiled: bool,
+        cap: float | None,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normalisers = (hidden.new_empty(len(hidden), dtype=wide) for _ in range(2))
@@ -66,18 +69,20 @@ class _HeadLogprobs(torch.autograd.Function):
         statistics = _compiled_statistics if compiled else _statistics
         for chunk in _chunks(len(hidden), rows):
             logits = F.linear(hidden[chunk], weight, bias)
-            logprobs[chunk], normalisers[chunk], entropy = statistics(logits, targets[chunk], temperature, with_entropy)
+            logprobs[chunk], normalisers[chunk], entropy = statistics(
+                logits, targets[chunk], temperature, with_entropy, cap
+            )
             if entropy is not None:
                 entropies[chunk] = entropy
         ctx.save_for_backward(hidden, weight, bias, targets, logprobs, normalisers, entropies)
-        ctx.settings = temperature, with_entropy, rows, compiled
+        ctx.settings = temperature, with_entropy, rows, compiled, cap
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, logprobs, normalisers, entropies = ctx.saved_tensors
-        temperature, with_entropy, rows, compiled = ctx.settings
+        temperature, with_entropy, rows, compiled, cap = ctx.settings
         differentiate = _compiled_gradient if compiled else _gradient
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=logprobs.dtype)
@@ -94,24 +99,30 @@ class _HeadLogprobs(torch.autograd.Function):
                 of_entropies[chunk],
                 temperature,
                 with_entropy,
+                cap,
             )
             torch.mm(logits, weight, out=of_hidden[chunk])
             _add_product(of_weight, logits, hidden[chunk])
             if of_bias is not None:
                 of_bias += logits.sum(0, dtype=of_bias.dtype)
         of_bias = None if of_bias is None else of_bias.to(weight.dtype)
-        return of_hidden, of_weight.to(weight.dtype), of_bias, None, None, None, None, None
+        return of_hidden, of_weight.to(weight.dtype), of_bias, None, None, None, None, None, None
 
 
 def _chunks(count: int, rows: int) -> Iterator[slice]:
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
 
 
+def capped(logits: Tensor, cap: float | None) -> Tensor:
+    """cap tanh(logits / cap): what some models do to their logits; the logits themselves without a cap."""
+    return logits if cap is None else cap * (logits / cap).tanh()
+
+
 def _statistics(
-    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, cap: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Log-probs of the targets, normalisers, and entropies where they are wanted; all [M]."""
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    scaled = capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), cap) / temperature
     normalisers = scaled.logsumexp(-1)
     logprobs = scaled.gather(-1, targets[:, None])[:, 0] - normalisers
     entropy = None
@@ -130,6 +141,7 @@ def _gradient(
     of_entropies: Tensor,
     temperature: float,
     with_entropy: bool,
+    cap: float | None,
 ) -> None:
     """Overwrite logits [M, V] with the gradient by them."""
 
@@ -139,9 +151,12 @@ def _gradient(
             slope = slope + by(of_entropies) * (logs + by(entropies))
         return -logs.exp() * slope / temperature
 
-    logs = logits.to(normalisers.dtype) / temperature - normalisers[:, None]
-    others = minus_expected(logs, lambda values: values[:, None])
+    scores = capped(logits.to(normalisers.dtype), cap)
+    others = minus_expected(scores / temperature - normalisers[:, None], lambda values: values[:, None])
     target = of_logprobs / temperature + minus_expected(logprobs, lambda values: values)
+    if cap is not None:
+        others = others * (1 - (scores / cap) ** 2)
+        target = target * (1 - ((logprobs + normalisers) * temperature / cap) ** 2)
     logits.copy_(others)
     logits.scatter_(1, targets[:, None], target.to(logits.dtype)[:, None])
 

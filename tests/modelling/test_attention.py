@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
+from types import ModuleType
+
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from asyncrl.modelling.cudnn_attention import Problem, find_kernel
 from asyncrl.modelling.packed_attention import attend
 from asyncrl.modelling.packed_layout import PackedLayout
 
@@ -18,23 +22,34 @@ def alone(*lengths: int) -> Sides:
     return [(length, length) for length in lengths]
 
 
-def plain(given: list[Tensor], sides: Sides, window: int | None) -> Tensor:
-    """Attention in float64 with a mask for each sequence."""
+def plain(given: list[Tensor], sides: Sides, window: int | None, softcap: float | None = None) -> Tensor:
+    """Attention in float64 with a mask for each sequence, of query, key, value and perhaps sinks."""
     queries, keys = zip(*sides, strict=True)
-    splits = zip(given, (queries, keys, keys), strict=True)
+    splits = zip(given[:3], (queries, keys, keys), strict=True)
     parts = []
     for q, k, v in zip(*(each.double().split(lengths) for each, lengths in splits), strict=True):
         at = torch.arange(len(k), device=q.device)
         distance = at[len(k) - len(q) :, None] - at
         seen = (distance >= 0) & (distance < (window or len(k)))
-        q, k, v = (each.transpose(0, 1) for each in (q, k, v))
-        parts.append(
-            F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=0.3, enable_gqa=True).transpose(0, 1)
-        )
+        k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * 0.3
+        scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+        scores = scores.masked_fill(~seen, -torch.inf)
+        columns = [each.double()[:, None, None].expand(-1, len(q), 1) for each in given[3:]]
+        shares = torch.cat([scores, *columns], -1).softmax(-1)[..., : len(k)]
+        parts.append(torch.einsum("hqk,khd->qhd", shares, v))
     return torch.cat(parts)
 
 
-def errors(sides: Sides, padding: int, window: int | None, dtype: torch.dtype, device: str) -> list[float]:
+def errors(
+    sides: Sides,
+    padding: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: str,
+    softcap: float | None = None,
+    with_sinks: bool = False,
+) -> list[float]:
     """The relative errors of the output and the gradients. The padding must get 0."""
     queries, keys = zip(*sides, strict=True)
     layout = PackedLayout.of(queries, keys).to(torch.device(device))
@@ -42,12 +57,16 @@ def errors(sides: Sides, padding: int, window: int | None, dtype: torch.dtype, d
     ends = [sum(queries), sum(keys), sum(keys)]
     shapes = [(end + padding, heads, width) for end, heads in zip(ends, (4, 2, 2), strict=True)]
     given = [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for shape in shapes]
-    output, _ = attend(given[0], given[1], given[2], layout.bounds, layout.ends, layout.paths, 0.3, window)
+    sinks = torch.randn(4, generator=generator).to(device, dtype).requires_grad_() if with_sinks else None
+    where = layout.bounds, layout.ends, layout.paths
+    output, _ = attend(given[0], given[1], given[2], *where, 0.3, window, softcap, sinks)
     weights = torch.randn(output.shape, generator=generator).to(output)
+    if sinks is not None:
+        given, ends = [*given, sinks], [*ends, 4]
     ours = [output, *torch.autograd.grad((output * weights).sum(), given)]
     ends = [ends[0], *ends]
     assert not any(each[end:].any() for each, end in zip(ours, ends, strict=True))
-    expected = plain([each[:end] for each, end in zip(given, ends[1:], strict=True)], sides, window)
+    expected = plain([each[:end] for each, end in zip(given, ends[1:], strict=True)], sides, window, softcap)
     theirs = [expected, *torch.autograd.grad((expected * weights[: ends[0]]).sum(), given)]
     return [
         float(((a[:end] - b[:end]).norm() / b.norm()).detach()) for a, b, end in zip(ours, theirs, ends, strict=True)
@@ -57,7 +76,8 @@ def errors(sides: Sides, padding: int, window: int | None, dtype: torch.dtype, d
 @pytest.mark.parametrize("window", [None, 7, 1100])
 def test_the_operator_is_plain_attention_of_each_sequence(window: int | None) -> None:
     sides = [*alone(5, 1), (200, 1300), (1250, 1300), *alone(40), (3, 9)]
-    assert max(errors(sides, 9, window, torch.float32, "cpu")) < 1e-5
+    for softcap, with_sinks in ((None, False), (2.0, False), (None, True), (2.0, True)):
+        assert max(errors(sides, 9, window, torch.float32, "cpu", softcap, with_sinks)) < 1e-5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="these kernels need a GPU")
@@ -75,6 +95,8 @@ def test_the_operator_is_plain_attention_of_each_sequence(window: int | None) ->
 def test_the_kernels_for_gpus_are_plain_attention_to_half_precision(sides: Sides, window: int | None) -> None:
     for padding in (0, 77, 900):
         assert max(errors(sides, padding, window, torch.bfloat16, "cuda")) < 0.01
+    for softcap, with_sinks in ((2.0, False), (None, True)):
+        assert max(errors(sides, 77, window, torch.bfloat16, "cuda", softcap, with_sinks)) < 0.015
 
 
 def test_keys_on_paths_are_those_rows_of_the_keys_and_gather_their_gradients() -> None:
@@ -92,3 +114,11 @@ def test_keys_on_paths_are_those_rows_of_the_keys_and_gather_their_gradients() -
         strict=True,
     ):
         torch.testing.assert_close(left, right)
+
+
+def test_a_cudnn_package_of_another_version_gives_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cudnn", ModuleType("cudnn"))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    sizes = {"sequences": 1, "queries": 8, "keys": 8, "tokens": 8, "heads": 1, "kv_heads": 1, "width": 8}
+    problem = Problem(device=0, dtype=torch.bfloat16, scaling=1.0, window=None, **sizes)
+    assert find_kernel(problem, backward=False) is None

@@ -43,12 +43,12 @@ def test_chunks_give_the_log_probs_entropies_and_gradients_of_all_logits_at_once
     )
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_its_gradients_are_those_of_finite_differences(bias: bool):
+@pytest.mark.parametrize(("bias", "cap"), [(False, None), (True, None), (True, 0.5)])
+def test_its_gradients_are_those_of_finite_differences(bias: bool, cap: float | None):
     hidden, head, targets = made(torch.float64, bias)
 
     def function(states: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        return tuple(token_logprobs(states, targets, head, TEMPERATURE, True, chunk_logits=4 * VOCABULARY))
+        return tuple(token_logprobs(states, targets, head, TEMPERATURE, True, chunk_logits=4 * VOCABULARY, cap=cap))
 
     assert torch.autograd.gradcheck(function, (hidden, *head.parameters()))
 

@@ -15,21 +15,16 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.modelling.shapes import model_shapes, stored_shapes
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
-from tests.actor.engine.support import parameters, tiny_model
+from tests.actor.engine.support import parameters
+from tests.families import FAMILIES, family_model
 from tests.mixtures import BIASED, MIXTURES, mixture, save_mixture
 
-DENSE = ["qwen3", "qwen2", "llama"]
 
-
-def any_model(family: str):
-    return mixture(family) if family in MIXTURES else tiny_model(family=family)
-
-
-@pytest.mark.parametrize("family", [*DENSE, *MIXTURES])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_published_tensors_are_those_that_save_pretrained_writes_and_become_the_models_again(
     family: str, tmp_path: Path
 ):
-    made = any_model(family)
+    made = family_model(family, 0)
     made.save_pretrained(tmp_path)
     written = load_file(tmp_path / "model.safetensors")
     for model in (made, AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")):

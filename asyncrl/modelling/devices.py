@@ -1,0 +1,20 @@
+"""A device in words, for the log of the role that chose it."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def described(device: torch.device | str) -> str:
+    """What computes. A GPU has its number on this machine, whatever CUDA_VISIBLE_DEVICES shows, its name, and how much
+    of its memory is free now."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return f"the CPU, with {torch.get_num_threads()} threads"
+    number = torch.cuda.current_device() if device.index is None else device.index
+    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+    free, total = torch.cuda.mem_get_info(number)
+    shown = visible[number] if number < len(visible) else number
+    return f"GPU {shown} ({torch.cuda.get_device_name(number)}), {free / 1e9:.0f} of {total / 1e9:.0f} GB free"

@@ -1,0 +1,148 @@
+"""Causal attention of one sequence without kernels of its own, and its gradients: some queries at a time, anywhere.
+
+It also has what torch's kernels lack. A soft cap c makes c tanh(s / c) of a score s. A sink is one more score of a
+head, which takes its share of the softmax and adds nothing to the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 256
+"""Queries at a time where attention has a mask, a cap or sinks, and in the backward pass."""
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""By query, key and value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRule:
+    """Products of a query and a key are scaled by `scaling` (None: as usual) and capped at `softcap`. A query sees at
+    most the `window` latest keys, and each head has one of the `sinks` [heads]."""
+
+    scaling: float | None
+    window: int | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether torch's kernels have it."""
+        return self.softcap is None and self.sinks is None
+
+
+def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
+    """Attention [Q, heads, D] of query [Q, heads, D] over key and value [K, kv heads, D]; the queries are the last of
+    the keys."""
+    if not rule.is_usual:
+        blocks = _Blocks.of(query, key, value, rule)
+        rows = torch.cat([blocks.shares(*each)[0] @ blocks.value[:, _slice(each[1])] for each in blocks], 1)
+        return rows.transpose(0, 1).to(query.dtype)
+    queries, keys, gqa = len(query), len(key), query.shape[1] != key.shape[1]
+    window, scaling = rule.window, rule.scaling
+    q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
+    if queries == keys and (window is None or keys <= window):
+        output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
+        return output[0].transpose(0, 1)
+    outputs = []
+    # A mask costs as much where it hides keys as where it does not.
+    for block, seen in _blocks(queries, keys, window):
+        rows, others = q[:, :, block.start - keys + queries : block.stop - keys + queries], _slice(seen)
+        mask = ~_hidden(block, seen, window, query.device)
+        outputs.append(
+            F.scaled_dot_product_attention(
+                rows, k[:, :, others], v[:, :, others], attn_mask=mask, scale=scaling, enable_gqa=gqa
+            )
+        )
+    return torch.cat(outputs, 2)[0].transpose(0, 1)
+
+
+def differentiate_plainly(
+    of_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, rule: ScoreRule
+) -> tuple[Gradients, Tensor | None]:
+    """The gradients by query, key and value from that by the output of `attend_plainly`, and the gradient by the sinks.
+    The softmax is worked out again."""
+    blocks = _Blocks.of(query, key, value, rule)
+    q, k, v = blocks.query, blocks.key, blocks.value
+    of_rows, rows = (each.to(q.dtype).transpose(0, 1) for each in (of_output, output))
+    shift = (of_rows * rows).sum(-1, keepdim=True)
+    of_query, of_key, of_value = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    of_sinks = None if rule.sinks is None else q.new_zeros(len(q))
+    for block, seen in blocks:
+        queries, keys = blocks.rows(block), _slice(seen)
+        shares, slope, sunk = blocks.shares(block, seen)
+        of_scores = shares * (of_rows[:, queries] @ v[:, keys].mT - shift[:, queries]) * blocks.scale
+        if slope is not None:
+            of_scores *= slope
+        if of_sinks is not None and sunk is not None:
+            of_sinks -= (sunk * shift[:, queries]).sum((1, 2))
+        of_query[:, queries] = of_scores @ k[:, keys]
+        of_key[:, keys] += of_scores.mT @ q[:, queries]
+        of_value[:, keys] += shares.mT @ of_rows[:, queries]
+    of_key, of_value = (each.unflatten(0, (key.shape[1], -1)).sum(1) for each in (of_key, of_value))
+    of_query, of_key, of_value = (each.transpose(0, 1).to(query.dtype) for each in (of_query, of_key, of_value))
+    return (of_query, of_key, of_value), of_sinks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blocks:
+    """query [heads, Q, D], key and value [heads, K, D] of one sequence in float32 or better, and blocks of queries."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rule: ScoreRule
+    scale: float
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> _Blocks:
+        wide, groups = torch.promote_types(query.dtype, torch.float32), query.shape[1] // key.shape[1]
+        k, v = (each.to(wide).transpose(0, 1).repeat_interleave(groups, 0) for each in (key, value))
+        scale = query.shape[2] ** -0.5 if rule.scaling is None else rule.scaling
+        return cls(query.to(wide).transpose(0, 1), k, v, rule, scale)
+
+    def __iter__(self) -> Iterator[tuple[range, range]]:
+        return _blocks(self.query.shape[1], self.key.shape[1], self.rule.window)
+
+    def rows(self, block: range) -> slice:
+        """The rows of the queries at these positions."""
+        ahead = self.key.shape[1] - self.query.shape[1]
+        return slice(block.start - ahead, block.stop - ahead)
+
+    def shares(self, block: range, seen: range) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The softmax [heads, queries, keys], the derivative of the capped scores by those before where there is a cap,
+        and the sinks' part of the softmax [heads, queries, 1] where there are sinks."""
+        cap, sinks, slope, sunk = self.rule.softcap, self.rule.sinks, None, None
+        scores = self.query[:, self.rows(block)] @ self.key[:, _slice(seen)].mT * self.scale
+        if cap is not None:
+            unit = (scores / cap).tanh()
+            scores, slope = cap * unit, 1 - unit**2
+        scores = scores.masked_fill(_hidden(block, seen, self.rule.window, scores.device), -torch.inf)
+        if sinks is None:
+            return scores.softmax(-1), slope, None
+        columns = sinks.to(scores.dtype)[:, None, None].expand(-1, len(block), 1)
+        shares, sunk = torch.cat([scores, columns], -1).softmax(-1).split([len(seen), 1], -1)
+        return shares, slope, sunk
+
+
+def _slice(positions: range) -> slice:
+    return slice(positions.start, positions.stop)
+
+
+def _blocks(queries: int, keys: int, window: int | None) -> Iterator[tuple[range, range]]:
+    """The positions of `BLOCK` queries at a time, which are the last of the keys, and those of all keys they see."""
+    for start in range(keys - queries, keys, BLOCK):
+        stop = min(start + BLOCK, keys)
+        yield range(start, stop), range(0 if window is None else max(0, start - window + 1), stop)
+
+
+def _hidden(queries: range, keys: range, window: int | None, device: torch.device) -> Tensor:
+    """Which of the keys at these positions a query must not see, bool[queries, keys]."""
+    distance = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    distance = distance - torch.arange(keys.start, keys.stop, device=device)
+    return (distance < 0) | (distance >= (queries.stop if window is None else window))
