@@ -24,24 +24,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.contents import Contents
+from asyncrl.actor.formats.base import Format, Functions, WrittenCall
+from asyncrl.actor.formats.registry import FORMATS
+from asyncrl.actor.parsing import ParsedTurn, parse_turn
 from asyncrl.actor.template import MARK, QUESTION, TOOL, Messages, Template, answer, calling, result
 from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.types import ToolCall
 
+NO_FORMAT = (
+    "the model's chat template shows tool calls in no known form; if the model writes them in a known form, set "
+    f"actor.tool_call_format to one of {', '.join(FORMATS)}"
+)
 _NO_CALLS = "the model's chat template does not show an assistant turn that calls tools"
 
 
 class Chat:
     """A Hugging Face tokenizer's chat template. Returned arrays are cached and read-only.
 
-    `template_kwargs` are passed to the template, such as `enable_thinking=False`. `stop_ids` are the tokenizer's eos
-    and the tokens with which the template ends an assistant turn: an answer, and a turn that calls tools. `one_call` is
-    true if the template shows only one call a turn. `piece` returns the text of one token; a part of a character reads
-    U+FFFD.
+    `template_kwargs` are passed to the template, such as `enable_thinking=False`. `format` is how the model writes
+    calls: the format that `tool_call_format` names or, with "auto", the one that reads the template's own rendering of
+    a call; None if there is none. `stop_ids` are the tokenizer's eos, the tokens with which the template ends an
+    assistant turn (an answer, and a turn that calls tools), and those of the format. `one_call` is true if the template
+    shows only one call a turn. `piece` returns the text of one token; a part of a character reads U+FFFD.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None, tool_call_format: str = "auto"
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = Template(tokenizer, template_kwargs or {})
         self._contents = Contents(tokenizer, self._template.source, reserved=MARK)
@@ -49,7 +60,10 @@ class Chat:
         added = sorted((text for text in tokenizer.get_added_vocab() if text.strip()), key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, added)) or "(?!)")
         self._ends_at_next, self._last_end, self._answer_end, self._call_end = self._ends_of_turns()
-        ends = [text for text in (self._last_end, self._call_end, tokenizer.eos_token) if text]
+        self.format = self._recognised() if tool_call_format == "auto" else FORMATS[tool_call_format]
+        of_format = self.format.stop_tokens if self.format else ()
+        known = [text for text in of_format if text in tokenizer.get_added_vocab()]
+        ends = [text for text in (self._last_end, self._call_end, tokenizer.eos_token, *known) if text]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(tokenizer.convert_tokens_to_ids(ends)))
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._suffix = lru_cache(maxsize=1024)(self._make_suffix)
@@ -88,7 +102,8 @@ class Chat:
 
     def written(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
         """Ids of what the policy would have to write for the template to render the last message, an assistant turn,
-        with the end of the turn. If the template drops or moves some of it: the message itself, calls in hermes form.
+        with the end of the turn. If the template drops or moves some of it: the message itself, calls in the model's
+        format.
 
         Raises RefusedError.
         """
@@ -96,11 +111,14 @@ class Chat:
         opening = self._template.render(before, tools)
         rendered = self._ended(self._template.render(messages, tools, generation_prompt=False), turn)
         text = rendered.removeprefix(opening)
-        if text == rendered or not all(word.strip() in text for word in re.split("</?think>", turn["content"])):
-            text = turn["content"].removeprefix("<think>\n") if opening.endswith("<think>\n") else turn["content"]
-            for call in turn.get("tool_calls") or ():
+        reasoning, format = turn.get("reasoning_content", ""), self.format or FORMATS["hermes"]
+        words = [reasoning, *re.split("</?think>", turn["content"])]
+        if text == rendered or not all(word.strip() in text for word in words):
+            text = format.join(reasoning, turn["content"])
+            text = text.removeprefix("<think>\n") if opening.endswith("<think>\n") else text
+            if made := [WrittenCall(**call["function"], id=call.get("id", "")) for call in turn.get("tool_calls", ())]:
                 text += "\n" if text and not text.endswith("\n") else ""
-                text += f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+                text += format.write(made)
             text = self._ended(text, turn)
         return _frozen(list(self._tokenizer.encode(text, add_special_tokens=False)))
 
@@ -116,6 +134,14 @@ class Chat:
         # The tokenizer converts an array at once, but looks at each item of a list.
         ids = np.asarray(tokens, np.int32)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def identified(self, messages: Messages) -> Messages:
+        """The messages with an id at each call and result. Raises RefusedError: the template does not take them."""
+        return self._template.identified(messages)
+
+    def parse(self, text: str, functions: Functions) -> ParsedTurn:
+        """What the policy wrote in the turn `text`, with the tools `functions` on offer."""
+        return parse_turn(text, functions, self.format, self.one_call) if self.format else ParsedTurn(text)
 
     def _ends_of_turns(self) -> tuple[bool, str, str, str]:
         """Whether a turn ends with the first token of the next turn, as in GLM's templates, and has no end of its own.
@@ -147,6 +173,23 @@ class Chat:
             return True, end, end, "".join(self._added.findall(followed.removeprefix(closing))[:1])
         call_end = end if end in closing else "".join(self._added.findall(closing)[-1:])
         return False, own.group(), end, call_end
+
+    def _recognised(self) -> Format | None:
+        """The format that reads the template's own rendering of a call as that call."""
+        if not self._call_end:
+            return None
+        turn, shown = calling([{"mark": MARK}]), [TOOL]
+        function: Mapping[str, Any] = TOOL["function"]  # type: ignore[assignment]
+        try:
+            opened = self._template.render([QUESTION], shown)
+            asked = self._template.render([QUESTION], shown, generation_prompt=False)
+            text = self._template.render([QUESTION, turn], shown, generation_prompt=False)
+        except RefusedError:
+            return None
+        written = text.removeprefix(opened) if text.startswith(opened) else text.removeprefix(asked)
+        written = written.rpartition(self._call_end)[0] or written
+        expected, functions = (ToolCall(function["name"], {"mark": MARK}),), {function["name"]: function}
+        return next((each for each in FORMATS.values() if parse_turn(written, functions, each).calls == expected), None)
 
     def _make_prompt(self, key: str) -> NDArray[np.int32]:
         return _frozen(self._contents.encode(self._template.render(*self._contents.hide(json.loads(key)))))

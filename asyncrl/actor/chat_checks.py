@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.chat import Chat
-from asyncrl.actor.template import QUESTION, TOOL, Messages, answer, calling, result
+from asyncrl.actor.chat import NO_FORMAT, Chat
+from asyncrl.actor.template import QUESTION, TOOL, Messages, answer, calling, result, with_reasoning
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.types import Task
@@ -70,11 +70,12 @@ def open_chat(config: TrainConfig) -> Chat:
         tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path={model.path}: its tokenizer cannot be loaded: {error}") from error
-    return Chat(tokenizer, config.actor.template_kwargs)
+    return Chat(tokenizer, config.actor.template_kwargs, config.actor.tool_call_format)
 
 
 def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
-    """Raises ConfigError: the template cannot show one of the tools, a call of it or its result."""
+    """Raises ConfigError: the template cannot show one of the tools, a call of it or its result, or shows calls in no
+    known form."""
     for name, function in functions.items():
         shown = [_as_tool(function)]
         try:
@@ -85,6 +86,8 @@ def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
                 f"actor.tools: {name} cannot be used with model.path: {error}; leave it out, or give the tokenizer a "
                 "chat template that shows tools, their calls and results"
             ) from error
+    if functions and chat.format is None:
+        raise ConfigError(f"actor.tools: {NO_FORMAT}, or leave actor.tools empty")
 
 
 def check_tasks(chat: Chat, path: str, rows: Mapping[int, Task], functions: Mapping[str, Function]) -> None:
@@ -107,6 +110,9 @@ def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
     found = defaultdict(list)
     for name, (messages, tools) in CONVERSATIONS.items():
         with suppress(RefusedError):
+            if chat.format and chat.format.reasoning_apart:
+                messages = [_apart(each) for each in messages]
+            messages = chat.identified(messages)
             tokens = _recorded(chat, messages, tools)
             if not chat.renders(tokens, messages, tools):
                 recorded, rendered = chat.text(tokens), chat.text(chat.rendered(messages, tools))
@@ -132,6 +138,12 @@ def report_rewritings(chat: Chat, history: str) -> None:
 def _as_tool(function: Function) -> Function:
     """A function object as templates take it."""
     return {"type": "function", "function": function.get("function", function)}
+
+
+def _apart(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with the thought beside its content."""
+    content = message["content"].removeprefix(_THOUGHT)
+    return message if content == message["content"] else with_reasoning({**message, "content": content}, "thought")
 
 
 def _recorded(chat: Chat, messages: Messages, tools: Messages) -> NDArray[np.int32]:

@@ -9,33 +9,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.engine.base import Engine
-from asyncrl.actor.parsing import CALL_MARK, MalformedCall, parse_tool_calls
+from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import CompletionRequest, EpisodeLimits, LimitError, Message, Recorder, Reservation
 from asyncrl.actor.steps import Split
-from asyncrl.actor.template import answer, calling
+from asyncrl.actor.template import answer, calling, result, with_reasoning
 from asyncrl.actor.toolbox import OpenTools, Toolbox
 from asyncrl.errors import BusyError, StoppedError
 from asyncrl.types import Sampling, Ticket, ToolCall, Trajectory
 
-Calls = Sequence[ToolCall | MalformedCall]
-ReadCalls = Callable[[str, bool], Calls]
-"""Reads the tool calls in a turn's text. The second argument is true if the policy ended the turn itself."""
+ReadTurn = Callable[[str, bool], ParsedTurn]
+"""Reads a turn's text. The second argument is true if the policy ended the turn itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One turn of the policy: `message` as templates take it, which is all text if one of the `calls` is malformed.
-    `prompt_tokens` stood before it, `sampled_tokens` were sampled; `finish_reason` is stop or length."""
+    """One turn of the policy: `message` as templates take it, which is all text if one of the calls of `turn` is
+    malformed. `prompt_tokens` stood before it, `sampled_tokens` were sampled; `finish_reason` is stop or length."""
 
     message: Message
-    calls: Calls
+    turn: ParsedTurn
     finish_reason: str
     prompt_tokens: int
     sampled_tokens: int
@@ -63,7 +62,7 @@ class Episode:
         finally:
             self.seconds[phase] += self._clock() - started
 
-    async def complete(self, request: CompletionRequest, read_calls: ReadCalls) -> Completion:
+    async def complete(self, request: CompletionRequest, read_turn: ReadTurn) -> Completion:
         """Sample the policy's next turn and record it. If this raises or is cancelled, nothing is recorded.
 
         Raises LimitError: no room is left. Raises RefusedError: the chat template does not take the request. Raises
@@ -71,7 +70,7 @@ class Episode:
         """
         reservation = await self._reserve(request)
         try:
-            return await self._sample(reservation, read_calls)
+            return await self._sample(reservation, read_turn)
         except BaseException:
             if session := self.recorder.cancel(reservation):
                 self._engine.release(session)
@@ -96,7 +95,7 @@ class Episode:
             await self._room_changed.wait()
         raise StoppedError("the episode is over")
 
-    async def _sample(self, reservation: Reservation, read_calls: ReadCalls) -> Completion:
+    async def _sample(self, reservation: Reservation, read_turn: ReadTurn) -> Completion:
         branch, chat = reservation.branch, self.chat
         seen = len(branch)
         with self.timed("generate"):
@@ -105,16 +104,15 @@ class Episode:
         if self.is_over:
             raise StoppedError("the episode is over")
         ended = sampled.finish_reason == "stop"
-        text = chat.text(sampled.tokens[:-1] if ended else sampled.tokens)
-        calls = read_calls(text, ended)
-        made = [call for call in calls if isinstance(call, ToolCall)]
-        if made and len(made) == len(calls):
-            before = text.partition(CALL_MARK)[0].strip()
-            message = calling([call.arguments for call in made], [call.name for call in made], before)
+        turn = read_turn(chat.text(sampled.tokens[:-1] if ended else sampled.tokens), ended)
+        if made := turn.made:
+            message = calling([call.arguments for call in made], [call.name for call in made], turn.content, turn.ids)
         else:
-            message = answer(text)
-        self.recorder.record(reservation, sampled, message, made)
-        return Completion(message, calls, sampled.finish_reason, seen, len(sampled.tokens))
+            message = answer(turn.content)
+        calls = [call for call in turn.calls if isinstance(call, ToolCall)]
+        message = with_reasoning(message, turn.reasoning)
+        self.recorder.record(reservation, sampled, message, calls)
+        return Completion(message, turn, sampled.finish_reason, seen, len(sampled.tokens))
 
 
 class Player(Protocol):
@@ -173,18 +171,18 @@ class ToolPlayer:
         return {f"tool_{name}": count for name, count in asdict(self.toolbox.counts).items()}
 
     async def _converse(self, episode: Episode, tools: OpenTools) -> None:
-        def read_calls(text: str, ended: bool) -> Calls:
-            return parse_tool_calls(text, tools.functions, episode.chat.one_call) if ended else ()
+        def read_turn(text: str, ended: bool) -> ParsedTurn:
+            return episode.chat.parse(text, tools.functions) if ended else ParsedTurn(text)
 
         messages, recorder = tuple(episode.ticket.task.messages), episode.recorder
         while True:
             try:
-                completion = await episode.complete(CompletionRequest(messages, tuple(tools.shown)), read_calls)
+                completion = await episode.complete(CompletionRequest(messages, tuple(tools.shown)), read_turn)
             except LimitError:
                 if not recorder.completions:
                     raise
                 return
-            calls = completion.calls
+            calls = completion.turn.calls
             if not calls:
                 return
             if not recorder.turns_left:
@@ -192,6 +190,6 @@ class ToolPlayer:
                 return
             with episode.timed("tools"):
                 results = await tools.answer(calls)
-            answered = zip(calls, results, strict=True)
-            answers = ({"role": "tool", "name": call.name, "content": result} for call, result in answered)
+            answered = zip(calls, results, completion.turn.ids, strict=True)
+            answers = (result(text, call.name, id) for call, text, id in answered)
             messages = (*messages, completion.message, *answers)

@@ -1,24 +1,20 @@
-"""Tool calls in the hermes form: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number in one turn.
+"""What the policy wrote in an assistant turn: content, reasoning and tool calls.
 
-A call that cannot be made as written is a `MalformedCall`, whose error the policy reads. Calls within thoughts, before
-`</think>`, are ignored. The arguments of a call can be sent and stored: see `_check_plain`.
+The model's format finds the calls (`asyncrl.actor.formats`). A call that cannot be made as written is a
+`MalformedCall`, whose error the policy reads. Calls within thoughts, before `</think>`, are ignored. The arguments of a
+call can be sent and stored.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from asyncrl.actor.formats.base import CallError, Format, Functions, WrittenCall
 from asyncrl.types import ToolCall
 
-CALL_MARK = "<tool_call>"
-_CLOSE = "</tool_call>"
-_CLOSING = re.compile(r"\s*" + _CLOSE)
-_MARK = re.compile(f"{CALL_MARK}|</think>")
-_SPACE = re.compile(r"\s*")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
     "integer": int,
@@ -28,7 +24,6 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "object": dict,
     "null": type(None),
 }
-_MAX_DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,54 +35,61 @@ class MalformedCall:
     unknown: bool = False
 
 
-def parse_tool_calls(
-    text: str, schemas: Mapping[str, Mapping[str, Any]], one_call: bool = False
-) -> tuple[ToolCall | MalformedCall, ...]:
-    """The calls in an assistant turn, in order. `schemas` maps a tool's name to its OpenAI function object.
+class ParsedTurn(NamedTuple):
+    """An assistant turn. `content` is what the policy wrote beside its calls, or all if one call is malformed.
+    `reasoning` is apart from it only where the chat template wants it so. `ids` are those that the policy gave its
+    calls, one for each; empty where it gave none."""
+
+    content: str
+    reasoning: str = ""
+    calls: tuple[ToolCall | MalformedCall, ...] = ()
+    ids: tuple[str, ...] = ()
+
+    @property
+    def made(self) -> tuple[ToolCall, ...]:
+        """The calls; none if one of them is malformed."""
+        made = tuple(call for call in self.calls if isinstance(call, ToolCall))
+        return made if len(made) == len(self.calls) else ()
+
+
+def parse_turn(text: str, functions: Functions, format: Format, one_call: bool = False) -> ParsedTurn:
+    """The assistant turn `text`, with its calls in order.
 
     Arguments are checked for presence, type and enum; nested values are left to the tool. With `one_call` several calls
     are one malformed call.
     """
-    calls: list[ToolCall | MalformedCall] = []
-    position = 0
-    while mark := _MARK.search(text, position):
+    found: list[tuple[ToolCall | MalformedCall, str]] = []
+    position = begin = 0
+    while mark := format.mark.search(text, position):
         position = mark.end()
-        if mark.group() == CALL_MARK:
-            call, position = _read_call(text, position, schemas)
-            calls.append(call)
-        else:
-            calls.clear()
+        if mark.groupdict().get("thought"):
+            found.clear()
+            continue
+        try:
+            written, end = format.read(mark, functions)
+        except CallError as unreadable:
+            written, end = [unreadable], position
+        if written and not found:
+            begin = mark.start()
+        found += ((_checked(each, functions), each.id) for each in written)
+        position = max(position, end)
+    calls, ids = tuple(call for call, _ in found), tuple(id for _, id in found)
     if one_call and len(calls) > 1:
         error = f"Error: one tool call at a time; none of these {len(calls)} was made."
-        return (MalformedCall(error, calls[0].name),)
-    return tuple(calls)
+        calls, ids = (MalformedCall(error, calls[0].name),), ids[:1]
+    turn = ParsedTurn("", "", calls, ids)
+    reasoning, content = format.split(text[:begin] if turn.made else text)
+    return turn._replace(reasoning=reasoning, content=content.strip() if turn.made else content)
 
 
-def _read_call(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[ToolCall | MalformedCall, int]:
-    """The call whose body starts at `start`, and the position behind it. JSON is read first: it may contain marks."""
-    begin = _SPACE.match(text, start).end()  # type: ignore[union-attr]
-    try:
-        value, end = _decoder.raw_decode(text, begin)
-        _check_plain(value)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        return MalformedCall(f"Error: the tool call is not valid JSON: {reason}."), start
-    closing = _CLOSING.match(text, end)
-    if closing is None:
-        return MalformedCall(f"Error: {_CLOSE} must follow the JSON object of a tool call."), end
-    return _checked(value, schemas), closing.end()
-
-
-def _checked(value: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ToolCall | MalformedCall:
-    match value:
-        case {"name": str(name), "arguments": dict(arguments), **rest} if not rest:
-            pass
-        case _:
-            return MalformedCall('Error: a tool call must be {"name": "...", "arguments": {...}}.')
-    if name not in schemas:
-        return MalformedCall(f"Error: there is no tool {name!r:.80}; there are: {', '.join(schemas)}.", unknown=True)
-    problem = _problem(arguments, schemas[name].get("parameters") or {})
-    return MalformedCall(f"Error: {problem}.", name) if problem else ToolCall(name, arguments)
+def _checked(written: WrittenCall | CallError, functions: Functions) -> ToolCall | MalformedCall:
+    name = written.name
+    if isinstance(written, CallError):
+        return MalformedCall(f"Error: {written}.", name if name in functions else "unknown")
+    if name not in functions:
+        return MalformedCall(f"Error: there is no tool {name!r:.80}; there are: {', '.join(functions)}.", unknown=True)
+    problem = _problem(written.arguments, functions[name].get("parameters") or {})
+    return MalformedCall(f"Error: {problem}.", name) if problem else ToolCall(name, written.arguments)
 
 
 def _problem(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
@@ -123,29 +125,3 @@ def _is(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     return isinstance(value, _TYPES.get(kind, object))
-
-
-def _check_plain(value: Any, depth: int = 0) -> None:
-    """Refuse values that Python's JSON takes but msgpack or UTF-8 do not. They would fail at the episode's delivery."""
-    match value:
-        case dict() | list():
-            if depth == _MAX_DEPTH:
-                raise ValueError("nested too deeply")
-            for item in value:
-                _check_plain(item, depth + 1)
-            if isinstance(value, dict):
-                _check_plain(list(value.values()), depth)
-        case str():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise ValueError("half of a surrogate pair") from None
-        case int() if not -(2**63) <= value < 2**63:
-            raise ValueError("an integer has more than 64 bits")
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-_decoder = json.JSONDecoder(parse_constant=_no_constant)

@@ -8,6 +8,7 @@ it cannot, it raises a RefusedError with the template's reason.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -36,21 +37,31 @@ def answer(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def calling(arguments: Sequence[Mapping[str, Any]], names: Sequence[str] = (), content: str = "") -> dict[str, Any]:
-    """An assistant turn with one call for each of `arguments`, of the tools `names` or else of `TOOL`."""
-    functions = [
-        {"name": name, "arguments": dict(each)}
-        for name, each in zip(names or [TOOL["function"]["name"]] * len(arguments), arguments, strict=True)  # type: ignore[index]
+def calling(
+    arguments: Sequence[Mapping[str, Any]], names: Sequence[str] = (), content: str = "", ids: Sequence[str] = ()
+) -> dict[str, Any]:
+    """An assistant turn with one call for each of `arguments`, of the tools `names` or else of `TOOL`. `ids` are the
+    policy's own, empty where it gave none."""
+    names = names or [TOOL["function"]["name"]] * len(arguments)  # type: ignore[index]
+    calls = [
+        {"type": "function", "function": {"name": name, "arguments": dict(each)}, **({"id": id} if id else {})}
+        for name, each, id in zip(names, arguments, ids or [""] * len(arguments), strict=True)
     ]
-    return {
-        "role": "assistant",
-        "content": content,
-        "tool_calls": [{"type": "function", "function": function} for function in functions],
-    }
+    return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
-def result(content: str, name: str = "lookup") -> dict[str, Any]:
-    return {"role": "tool", "name": name, "content": content}
+def result(content: str, name: str = "lookup", id: str = "") -> dict[str, Any]:
+    """A tool's result. `id` is that of the call, if the policy gave it one."""
+    return {"role": "tool", "name": name, "content": content, **({"tool_call_id": id} if id else {})}
+
+
+def with_reasoning(turn: dict[str, Any], reasoning: str) -> dict[str, Any]:
+    """An assistant turn with the reasoning beside its content."""
+    return {**turn, "reasoning_content": reasoning} if reasoning else turn
+
+
+POLICY_ID = re.compile(r"functions\.[^\s:<>]+:\d+|[A-Za-z0-9]{9}")
+"""The ids that policies give calls: Kimi's name the tool, Mistral's have nine letters or digits."""
 
 
 def call_id(number: int) -> str:
@@ -58,10 +69,17 @@ def call_id(number: int) -> str:
     return f"call{number:05d}"
 
 
+def _with_ids(message: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[dict[str, Any]]:
+    calls = zip(message["tool_calls"], prepared["tool_calls"], strict=True)
+    return [{**call, "id": shown["id"]} for call, shown in calls]
+
+
 class Template:
     """The chat template of a Hugging Face tokenizer, or its templates if it has another one for tools.
 
-    `source` is their text. `one_call` is true if the template shows only one call a turn.
+    `source` is their text. `one_call` is true if the template shows only one call a turn. Calls and results keep the
+    ids that the policy gave them; calls without one get one. If the template shows a call's tool only by its id, as
+    Kimi's does, that id is `functions.NAME:NUMBER`, where the number counts the calls of the conversation.
 
     Raises ConfigError: there is no template.
     """
@@ -74,11 +92,13 @@ class Template:
         self._tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs)
         self.one_call = False
+        self._ids_name_tools = False
         self._arguments_as_text = False
         if not self._shows(MARK):
             self._arguments_as_text = True
             self._arguments_as_text = self._shows(MARK)
         self.one_call = self._shows(MARK) and not self._shows(MARK, MARK + "2")
+        self._ids_name_tools = self._shows(MARK) and not self._shows(MARK, name=MARK + "name")
 
     def render(self, messages: Messages, tools: Messages, generation_prompt: bool = True) -> str:
         """Raises RefusedError: the template does not take the messages, or the tools."""
@@ -97,24 +117,48 @@ class Template:
             reason = f"{error}" or type(error).__name__
             raise RefusedError(f"the model's chat template refuses the conversation: {reason}") from error
 
+    def identified(self, messages: Messages) -> list[dict[str, Any]]:
+        """The messages with the ids that the template shows at calls and results, as if the policy had given them.
+
+        Raises RefusedError: one has several calls, and the template shows one a turn.
+        """
+        return [
+            {
+                **message,
+                **({"tool_call_id": prepared["tool_call_id"]} if "tool_call_id" in prepared else {}),
+                **({"tool_calls": _with_ids(message, prepared)} if message.get("tool_calls") else {}),
+            }
+            for message, prepared in zip(messages, self._prepared(messages), strict=True)
+        ]
+
     def _prepared(self, messages: Messages) -> list[dict[str, Any]]:
-        """The messages with ids at calls and results, and arguments as the template takes them."""
+        """The messages with ids at calls and results, and arguments and reasoning as the template takes them."""
         prepared = []
-        results = 0
+        shown_ids: dict[str, str] = {}
+        made = results = 0
         for message in messages:
             changed = dict(message)
+            if reasoning := message.get("reasoning_content"):
+                changed["thinking"] = reasoning
             if calls := message.get("tool_calls"):
                 if self.one_call and len(calls) > 1:
                     raise RefusedError("one tool call at a time: the model's chat template shows one a turn")
-                changed["tool_calls"] = [self._call(call, number) for number, call in enumerate(calls)]
+                first = made if self._ids_name_tools else 0
+                changed["tool_calls"] = [self._call(call, number) for number, call in enumerate(calls, first)]
+                shown_ids = {call_id(number): call["id"] for number, call in enumerate(changed["tool_calls"])}
+                made += len(calls)
             if message["role"] == "tool":
-                changed.setdefault("tool_call_id", call_id(results))
+                id = message.get("tool_call_id", call_id(results))
+                changed["tool_call_id"] = shown_ids.get(id, id)
             results = results + 1 if message["role"] == "tool" else 0
             prepared.append(changed)
         return prepared
 
     def _call(self, call: Mapping[str, Any], number: int) -> dict[str, Any]:
         function = dict(call.get("function", call))
+        id = call.get("id")
+        if not id and self._ids_name_tools:
+            id = f"functions.{function['name']}:{number}"
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str) and not self._arguments_as_text:
             with suppress(ValueError):
@@ -122,13 +166,14 @@ class Template:
         elif self._arguments_as_text and not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         function["arguments"] = arguments
-        return {"id": call_id(number), "type": "function", "function": function}
+        return {"id": id or call_id(number), "type": "function", "function": function}
 
-    def _shows(self, *arguments: str) -> bool:
-        """Whether the template shows calls with these arguments in one turn, and not as Python writes a dict."""
-        turn = calling([{"mark": text} for text in arguments])
+    def _shows(self, *arguments: str, name: str = "") -> bool:
+        """Whether the template shows calls with these arguments in one turn, and not as Python writes a dict. With
+        `name`, whether it shows the tool's name in such a call."""
+        turn = calling([{"mark": text} for text in arguments], [name] * len(arguments) if name else ())
         try:
             text = self.render([QUESTION, turn, *(result("15") for _ in arguments)], [TOOL])
         except RefusedError:
             return False
-        return all(mark in text for mark in arguments) and "{'mark'" not in text
+        return all(mark in text for mark in (*arguments, name)) and "{'mark'" not in text

@@ -13,14 +13,16 @@ import pytest
 
 from asyncrl.actor.chat import Chat
 from asyncrl.actor.chat_checks import check_tasks, check_tools, report_rewritings
+from asyncrl.actor.formats.base import WrittenCall
 from asyncrl.actor.toolbox import Toolbox, ToolLimits
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import ConfigError
 from asyncrl.types import Finish
-from tests.actor.fakes import ScriptedEngine, call, make_tokenizer, make_tool, play_with_tools
+from tests.actor.fakes import ScriptedEngine, make_tokenizer, make_tool, play_with_tools
 from tests.templates.families import FAMILIES, tokenizer
 
 WITHOUT_TOOLS = {"gemma2", "gemma3", "phi3_5", "phi4", "granite"}
+UNKNOWN_FORM = {"command_r"}
 FUNCTIONS = {name: make_tool(name=name)[0].schema for name in ("echo", "search")}
 
 
@@ -30,6 +32,10 @@ def test_two_tools_are_taken_by_every_template_that_shows_tools(name: str):
     if name in WITHOUT_TOOLS:
         with pytest.raises(ConfigError, match=r"actor\.tools: echo cannot be used with model\.path"):
             check_tools(chat, FUNCTIONS)
+    elif name in UNKNOWN_FORM:
+        with pytest.raises(ConfigError, match=r"set actor\.tool_call_format to one of hermes, llama3, .*, harmony"):
+            check_tools(chat, FUNCTIONS)
+        check_tools(Chat(tokenizer(name), tool_call_format="hermes"), FUNCTIONS)
     else:
         check_tools(chat, FUNCTIONS)
 
@@ -40,13 +46,15 @@ def test_each_tool_is_tried_alone_with_its_schema_and_named():
         check_tools(Chat(tokenizer("hermes3")), {**FUNCTIONS, "bare": bare})
 
 
-@pytest.mark.parametrize(("name", "end"), [("llama3_1", "<|eot_id|>"), ("gpt_oss", "<|return|>")])
+@pytest.mark.parametrize(("name", "end"), [("llama3_1", "<|eot_id|>"), ("gpt_oss", "<|call|>")])
 def test_two_calls_in_a_turn_are_answered_with_one_at_a_time_where_the_template_shows_one(name: str, end: str):
     tool, log = make_tool()
     made = tokenizer(name)
-    engine = ScriptedEngine(made, [call("1") + call("2"), call("3"), "done"], end=end)
+    chat = Chat(made)
+    one, two, three = (WrittenCall("echo", {"text": text}) for text in "123")
+    engine = ScriptedEngine(made, [chat.format.write([one, two]), chat.format.write([three]), "done"], end=end)
     toolbox = Toolbox({"echo": tool}, ToolLimits())
-    trajectory = asyncio.run(play_with_tools(engine, Chat(made), toolbox))
+    trajectory = asyncio.run(play_with_tools(engine, chat, toolbox))
     assert trajectory.finish is Finish.COMPLETED
     assert "one tool call at a time; none of these 2 was made" in made.decode(trajectory.tokens.tolist())
     assert log.executed == ["3"]

@@ -1,4 +1,4 @@
-"""Tool calls in the hermes form."""
+"""Tool calls in the hermes form, and what is checked of calls in every form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
+from asyncrl.actor.formats.base import Functions
+from asyncrl.actor.formats.registry import FORMATS
+from asyncrl.actor.parsing import MalformedCall, parse_turn
 from asyncrl.types import ToolCall
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -29,6 +31,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "free": {"parameters": {"type": "object", "additionalProperties": True}},
     "bare": {},
 }
+
+
+def parse_tool_calls(text: str, schemas: Functions) -> tuple[ToolCall | MalformedCall, ...]:
+    return parse_turn(text, schemas, FORMATS["hermes"]).calls
 
 
 def wrapped(body: str) -> str:

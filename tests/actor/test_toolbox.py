@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
+from asyncrl.actor.formats.registry import FORMATS
+from asyncrl.actor.parsing import MalformedCall, parse_turn
 from asyncrl.actor.toolbox import OpenTools, Toolbox, ToolCounts, ToolLimits
 from asyncrl.actor.tools.base import Tool, ToolRefusal
 from asyncrl.errors import ToolError
@@ -90,7 +91,7 @@ def test_a_tool_that_fails_too_often_or_gives_no_text_fails_the_episode_and_is_r
 
 def test_a_refusal_and_a_malformed_call_are_texts_for_the_policy():
     cls, log = make_tool(failing(1, ToolRefusal("Error: not so.")))
-    malformed = [MalformedCall("Error: no JSON."), *parse_tool_calls(UNKNOWN, {})]
+    malformed = [MalformedCall("Error: no JSON."), *parse_turn(UNKNOWN, {}, FORMATS["hermes"]).calls]
     answers, toolbox = use(cls, lambda tools: tools.answer([echo("a"), *malformed]))
     assert answers == ["Error: not so.", "Error: no JSON.", "Error: there is no tool 'dig'; there are: ."]
     assert log.executed == ["a"]

@@ -65,6 +65,12 @@ FAMILIES = {
     "gemma2": Family(_GEMMA, "<eos>", "<bos>", marks="\n\n <table>"),
     "gemma3": Family(f"{_GEMMA} <start_of_image>", "<eos>", "<bos>", marks="\n\n <table>"),
     "deepseek_v3": Family(_DEEPSEEK, "<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", marks=_DEEPSEEK_MARKS),
+    "deepseek_v3_1": Family(
+        _DEEPSEEK,
+        "<｜end▁of▁sentence｜>",
+        "<｜begin▁of▁sentence｜>",
+        marks=f"{_DEEPSEEK_MARKS} <think> </think>",
+    ),
     "deepseek_r1_distill": Family(
         _DEEPSEEK,
         "<｜end▁of▁sentence｜>",
@@ -83,6 +89,7 @@ FAMILIES = {
     "command_r": Family(_COMMAND_R, "<|END_OF_TURN_TOKEN|>", "<BOS_TOKEN>", tool_use=True),
     "granite": Family("<|end_of_text|> <|start_of_role|> <|end_of_role|> <|tool_call|>", "<|end_of_text|>"),
     "kimi_k2": Family(_KIMI, "<|im_end|>", marks=_KIMI_MARKS),
+    "kimi_k2_thinking": Family(_KIMI, "<|im_end|>", marks=f"{_KIMI_MARKS} <think> </think>"),
 }
 
 

@@ -15,6 +15,8 @@ from asyncrl.actor.chat_api.messages import read_request
 from asyncrl.actor.chat_checks import rewritings
 from asyncrl.actor.contents import OWN_MARKS
 from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.formats.base import Format
+from asyncrl.actor.formats.registry import FORMATS
 from asyncrl.actor.recorder import EpisodeLimits, Recorder
 from asyncrl.errors import RefusedError
 from asyncrl.types import Role
@@ -94,6 +96,9 @@ ASKED_AGAIN = {"a later question", "a system message and tools", "a question beh
 
 REWRITTEN: Mapping[str, set[str]] = {
     "qwen3": ALL_CALLS_AND_QUESTIONS,  # thoughts go before a later question; the last answer has one, empty or not
+    "deepseek_v3_1": {"thoughts"},
+    "kimi_k2": {"thoughts", "thoughts before a call"},
+    "kimi_k2_thinking": {"thoughts", "thoughts before a call"},
     "qwq": set(SPOKEN),  # its generation prompt opens a thought, and no history has one
     "deepseek_r1_distill": ALL_CALLS_AND_QUESTIONS,  # as QwQ's, but for thoughts beside calls
     "llama3_1": DROPS_TEXT,
@@ -123,6 +128,7 @@ def chat_of(name: str) -> Chat:
 def recorded(chat: Chat, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
     """What an agent's conversation leaves, the policy writing each assistant turn as the template would."""
     recorder = Recorder(make_ticket(), LIMITS, chat)
+    messages = as_written(chat.format, messages)
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -136,14 +142,26 @@ def recorded(chat: Chat, messages: Sequence[dict[str, Any]], tools: Sequence[dic
     return branch.tokens.tolist()
 
 
+def as_written(format: Format | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as the family's policy writes them: Kimi gives calls ids, some write thoughts apart."""
+    id = "functions.search:" if format is FORMATS["kimi"] else "chatcmpl-"
+    changed: list[dict[str, Any]] = json.loads(json.dumps(messages).replace("chatcmpl-", id))
+    for message in changed:
+        thought, end, rest = message["content"].partition("\n</think>\n\n")
+        if end and format and format.reasoning_apart:
+            message |= {"content": rest, "reasoning_content": thought.removeprefix("<think>\n")}
+    return changed
+
+
 def rendered(name: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
     """The tokenisation of the template's own rendering, from messages as the family's users write them."""
-    adapted = read_request({"messages": messages})[0].messages
-    in_turn = [dict(message) for message in adapted]
+    format = chat_of(name).format
+    adapted = read_request({"messages": as_written(format, messages)})[0].messages
+    in_turn = [{**message, "thinking": message.get("reasoning_content")} for message in adapted]
     for message in in_turn:
         if "tool_calls" in message:
             message["tool_calls"] = [
-                {**call, "id": f"call{number:05d}", "function": _function(name, call["function"])}
+                {"id": f"call{number:05d}", **call, "function": _function(name, call["function"])}
                 for number, call in enumerate(message["tool_calls"])
             ]
     made = tokenizer(name)

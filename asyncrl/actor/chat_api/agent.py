@@ -22,9 +22,10 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from asyncrl.actor.chat import NO_FORMAT
 from asyncrl.actor.chat_api.messages import as_events, completion_body, read_request
-from asyncrl.actor.episode import Calls, Episode
-from asyncrl.actor.parsing import MalformedCall, parse_tool_calls
+from asyncrl.actor.episode import Episode
+from asyncrl.actor.parsing import ParsedTurn
 from asyncrl.actor.recorder import LimitError
 from asyncrl.config.imports import imported
 from asyncrl.errors import AsyncrlError, ConfigError, RefusedError
@@ -178,14 +179,16 @@ class AgentPlayer:
 
     async def _answer(self, episode: Episode, body: object) -> web.Response:
         request, stream = read_request(body)
+        if request.tools and episode.chat.format is None:
+            raise RefusedError(NO_FORMAT)
+        functions = {tool["function"]["name"]: tool["function"] for tool in request.tools}
 
-        def read_calls(text: str, ended: bool) -> Calls:
-            """All or none: a turn with a malformed call is text to the agent."""
-            functions = {tool["function"]["name"]: tool["function"] for tool in request.tools}
-            calls = parse_tool_calls(text, functions, episode.chat.one_call)
-            return () if any(isinstance(call, MalformedCall) for call in calls) else calls
+        def read_turn(text: str, ended: bool) -> ParsedTurn:
+            """All calls or none: a turn with a malformed call is text to the agent."""
+            turn = episode.chat.parse(text, functions)
+            return turn if turn.made else turn._replace(calls=(), ids=())
 
-        completion = await episode.complete(request, read_calls)
+        completion = await episode.complete(request, read_turn)
         self.counts.answered += 1
         answer = completion_body(completion, created=int(time.time()))
         if stream:

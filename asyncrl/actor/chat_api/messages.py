@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncrl.actor.episode import Completion
 from asyncrl.actor.recorder import CompletionRequest, Message
-from asyncrl.actor.template import call_id
+from asyncrl.actor.template import POLICY_ID, call_id, with_reasoning
 from asyncrl.errors import RefusedError
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -61,7 +61,9 @@ def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
     if not isinstance(made, Sequence):
         raise RefusedError(f"tool_calls must be a list, not {made!s:.100}")
     calls = [_call(call, number, names) for number, call in enumerate(made)]
-    return {"role": role, "content": content, **({"tool_calls": calls} if calls else {})}
+    read = {"role": role, "content": content, **({"tool_calls": calls} if calls else {})}
+    reasoning = message.get("reasoning_content") if role == "assistant" else None
+    return with_reasoning(read, reasoning if isinstance(reasoning, str) else "")
 
 
 def _text(content: Any) -> str:
@@ -80,8 +82,10 @@ def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
         function = call["function"]
         arguments = function.get("arguments") or "{}"
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        names[str(call.get("id", ""))] = function["name"], call_id(number)
-        return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        id = str(call.get("id", ""))
+        given = {"id": id} if POLICY_ID.fullmatch(id) else {}
+        names[id] = function["name"], id if given else call_id(number)
+        return {"type": "function", "function": {"name": function["name"], "arguments": arguments}, **given}
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise RefusedError(f"a tool call cannot be read: {error!r}") from error
 
@@ -110,7 +114,7 @@ def completion_body(completion: Completion, created: int) -> dict[str, Any]:
         message["content"] = message["content"] or None
         message["tool_calls"] = [
             {
-                "id": f"call_{uuid.uuid4().hex}",
+                "id": call.get("id") or f"call_{uuid.uuid4().hex}",
                 "type": "function",
                 "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])},
             }

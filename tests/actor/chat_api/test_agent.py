@@ -319,10 +319,11 @@ async def test_what_the_template_refuses_is_a_400_with_its_reason_and_the_episod
 
 
 async def test_two_calls_of_an_agent_in_one_turn_are_a_400_where_the_template_shows_one():
-    async with episode([call("1") + call("2")], tokenizer=family("llama3_1"), end="<|eot_id|>") as agent:
+    said = "; ".join(f'{{"name": "echo", "parameters": {{"text": "{text}"}}}}' for text in "12")
+    async with episode([said], tokenizer=family("llama3_1"), end="<|eot_id|>") as agent:
         answer = await agent.ask(user("one"), tools=[TOOL])
         assert "tool_calls" not in answer
-        assert answer["content"].count("<tool_call>") == 2
+        assert answer["content"] == said
         made = [{"id": name, "function": {"name": "echo", "arguments": '{"text": "1"}'}} for name in "ab"]
         results = [{"role": "tool", "tool_call_id": name, "content": "1"} for name in "ab"]
         error = await agent.refusal(user("one"), says("", tool_calls=made), *results, tools=[TOOL])
@@ -462,3 +463,72 @@ async def test_what_an_agent_must_not_return_fails_the_episode_with_the_reason(r
     async with episode(["15"], fails=(AgentError, reason)) as agent:
         await agent.ask(user("one"))
         agent.outcome = returned
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "call_text", "id", "answer_text", "reasoning", "content"),
+    [
+        (
+            "kimi_k2_thinking",
+            "<|im_end|>",
+            "<think>a</think>Look.<|tool_call_begin|>functions.echo:4<|tool_call_argument_begin|>"
+            '{"text": "x"}<|tool_call_end|>',
+            "functions.echo:4",
+            "<think>b</think>done",
+            "a",
+            "Look.",
+        ),
+        (
+            "gpt_oss",
+            "<|call|>",
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant"
+            ' to=functions.echo<|channel|>commentary json<|message|>{"text": "x"}',
+            None,
+            "<|channel|>analysis<|message|>b<|end|><|start|>assistant<|channel|>final<|message|>done",
+            "a",
+            None,
+        ),
+        (
+            "mistral_small_3_2",
+            "</s>",
+            'Look.[TOOL_CALLS]echo[CALL_ID]Ab3dEf6h9[ARGS]{"text": "x"}',
+            "Ab3dEf6h9",
+            "done",
+            None,
+            "Look.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("repeats_reasoning", [True, False])
+async def test_an_agent_gets_a_familys_calls_ids_and_reasoning_and_its_episode_stays_one_branch(
+    name: str,
+    end: str,
+    call_text: str,
+    id: str | None,
+    answer_text: str,
+    reasoning: str | None,
+    content: str | None,
+    repeats_reasoning: bool,
+) -> None:
+    async with episode([call_text, answer_text, answer_text], tokenizer=family(name), end=end) as agent:
+        made = await agent.ask(user("one"), tools=[TOOL])
+        assert (made.get("reasoning_content"), made["content"]) == (reasoning, content)
+        [requested] = made["tool_calls"]
+        assert id is None or requested["id"] == id
+        history = [user("one"), made, {"role": "tool", "tool_call_id": requested["id"], "content": "r"}]
+        answer = await agent.ask(*history, tools=[TOOL])
+        assert answer["content"] == "done"
+        history += [answer, user("two")]
+        if not repeats_reasoning:
+            history = [{key: each[key] for key in each if key != "reasoning_content"} for each in history]
+        await agent.ask(*history, tools=[TOOL])
+    assert len(agent.trajectory.branches) == 1
+    text = family(name).decode(agent.trajectory.tokens.tolist())
+    assert id is None or id in text.partition(call_text)[2]
+
+
+async def test_tools_of_a_template_in_no_known_form_are_refused_with_the_key_to_set() -> None:
+    async with episode(["done"], tokenizer=family("command_r"), end="<|END_OF_TURN_TOKEN|>") as agent:
+        refused = await agent.refusal(user("one"), tools=[TOOL])
+        assert "actor.tool_call_format" in refused["message"]
+        await agent.ask(user("one"))

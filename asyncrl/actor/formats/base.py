@@ -1,0 +1,192 @@
+"""What all formats of tool calls share.
+
+A format finds calls in the text of an assistant turn, and writes them. It does not know whether a call can be made:
+`asyncrl.actor.parsing` checks names and arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+Functions = Mapping[str, Mapping[str, Any]]
+"""The OpenAI function objects of the tools on offer, by name."""
+
+_SPACE = re.compile(r"\s*")
+_MAX_DEPTH = 32
+_WORDS: Mapping[str, Any] = {"true": True, "false": False, "null": None, "none": None}
+
+
+class WrittenCall(NamedTuple):
+    """A call as the policy wrote it. `id` is empty where the format has none, or the policy wrote none."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+class CallError(ValueError):
+    """The policy began a call that cannot be read. `name` and `id` are what is known of it."""
+
+    def __init__(self, reason: str, name: str = "unknown", id: str = "") -> None:
+        super().__init__(reason)
+        self.name = name
+        self.id = id
+
+
+class Format(ABC):
+    """How a family writes calls. `mark` finds the next place at which calls begin or, in its group `thought`, at which
+    a thought ends. It never matches an empty text. `stop_tokens` end a turn, beside those that the template shows. With
+    `reasoning_apart` the chat template takes reasoning beside the content, not within it."""
+
+    name: ClassVar[str]
+    mark: ClassVar[re.Pattern[str]]
+    stop_tokens: ClassVar[tuple[str, ...]] = ()
+    reasoning_apart: ClassVar[bool] = False
+
+    @abstractmethod
+    def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
+        """The calls that begin at `mark`, and the position behind them. Raises CallError: none can be read; the
+        search goes on behind the mark."""
+
+    @abstractmethod
+    def write(self, calls: Sequence[WrittenCall]) -> str:
+        """The text of calls in one turn, as the family's chat template writes it."""
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The reasoning in a turn, with `reasoning_apart`, and the content."""
+        return "", text
+
+    def join(self, reasoning: str, content: str) -> str:
+        """The text of a turn that `split` divides so."""
+        return content
+
+
+def closed(opening: str, thought_end: str = "</think>") -> re.Pattern[str]:
+    """The mark of a format whose calls begin with the pattern `opening`. Calls before the end of a thought do not
+    count."""
+    return re.compile(f"{opening}|(?P<thought>{thought_end})")
+
+
+def read_json(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value at `start` behind blanks, and the position behind it. It can be sent and stored.
+
+    Raises CallError.
+    """
+    try:
+        value, end = _decoder.raw_decode(text, skip_space(text, start))
+        _check_plain(value)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise CallError(f"the tool call is not valid JSON: {reason}") from None
+    return value, end
+
+
+def read_arguments(text: str, start: int) -> tuple[dict[str, Any], int]:
+    """As `read_json`, for the object with the arguments of a call."""
+    arguments, end = read_json(text, start)
+    if not isinstance(arguments, dict):
+        raise CallError("the arguments of a tool call must be a JSON object")
+    return arguments, end
+
+
+def read_until(text: str, start: int, closing: str, what: str) -> tuple[str, int]:
+    """The text from `start` to `closing`, and the position behind that. Raises CallError: there is none."""
+    end = text.find(closing, start)
+    if end < 0:
+        raise CallError(f"{closing} must follow {what}")
+    return text[start:end], end + len(closing)
+
+
+def expect(text: str, start: int, token: str, what: str) -> int:
+    """The position behind `token`, which stands at `start` behind blanks. Raises CallError: it does not."""
+    begin = skip_space(text, start)
+    if not text.startswith(token, begin):
+        raise CallError(f"{token} must follow {what}")
+    return begin + len(token)
+
+
+def skip_space(text: str, start: int) -> int:
+    """The position of the first letter from `start`."""
+    return _SPACE.match(text, start).end()  # type: ignore[union-attr]
+
+
+def to_json(value: Any) -> str:
+    """JSON as most chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def as_text(value: Any) -> str:
+    """An argument in a format that writes texts as they are, and other values as JSON."""
+    return value if isinstance(value, str) else to_json(value)
+
+
+def from_text(text: str, name: str, key: str, functions: Functions) -> Any:
+    """The value of argument `key` of tool `name` that such a format writes as `text`.
+
+    The tool's schema decides: a string is `text` itself, any other type is read as JSON or as Python's True, False and
+    None. A text that cannot be read so stays a text, which the check of the schema then refuses.
+
+    Raises CallError: the value cannot be sent.
+    """
+    properties = (functions.get(name, {}).get("parameters") or {}).get("properties") or {}
+    schema = properties.get(key)
+    schema = schema if isinstance(schema, Mapping) else {}
+    kinds = _kinds(schema)
+    word = text.strip().lower()
+    if word in ("null", "none") and "null" in kinds:
+        return None
+    value: Any = text
+    if "string" not in kinds and text not in (schema.get("enum") or ()):
+        try:
+            value, end = (_WORDS[word], len(text)) if word in _WORDS else read_json(text, 0)
+        except CallError:
+            end = -1
+        value = value if end >= 0 and not text[end:].strip() else text
+    try:
+        _check_plain(value)
+    except ValueError as error:
+        raise CallError(f"argument {key!r:.80} cannot be sent: {error}", name) from None
+    return value
+
+
+def _kinds(schema: Any) -> list[str]:
+    """The types that a JSON schema allows, those of its `anyOf` and `oneOf` among them."""
+    if not isinstance(schema, Mapping):
+        return []
+    kind = schema.get("type")
+    kinds = [kind] if isinstance(kind, str) else list(kind or ())
+    choices = (each for key in ("anyOf", "oneOf") for each in schema.get(key) or ())
+    return kinds + [each for choice in choices for each in _kinds(choice)]
+
+
+def _check_plain(value: Any, depth: int = 0) -> None:
+    """Refuse values that Python's JSON takes but msgpack or UTF-8 do not. They would fail at the episode's delivery."""
+    match value:
+        case dict() | list():
+            if depth == _MAX_DEPTH:
+                raise ValueError("nested too deeply")
+            for item in value:
+                _check_plain(item, depth + 1)
+            if isinstance(value, dict):
+                _check_plain(list(value.values()), depth)
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError("half of a surrogate pair") from None
+        case int() if not -(2**63) <= value < 2**63:
+            raise ValueError("an integer has more than 64 bits")
+        case float() if not math.isfinite(value):
+            raise ValueError("a number is too large")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant)

@@ -1,0 +1,33 @@
+"""Hermes, Qwen 2.5, Qwen3, QwQ: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number in one turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from asyncrl.actor.formats.base import CallError, Format, Functions, WrittenCall, closed, read_json, to_json
+
+_CLOSING = re.compile(r"\s*</tool_call>")
+
+
+class Hermes(Format):
+    """JSON is read first: it may contain marks."""
+
+    name = "hermes"
+    mark = closed("<tool_call>")
+
+    def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
+        text = mark.string
+        value, end = read_json(text, mark.end())
+        closing = _CLOSING.match(text, end)
+        if closing is None:
+            return [CallError("</tool_call> must follow the JSON object of a tool call")], end
+        match value:
+            case {"name": str(name), "arguments": dict(arguments), **rest} if not rest:
+                return [WrittenCall(name, arguments)], closing.end()
+        return [CallError('a tool call must be {"name": "...", "arguments": {...}}')], closing.end()
+
+    def write(self, calls: Sequence[WrittenCall]) -> str:
+        return "\n".join(
+            f"<tool_call>\n{to_json({'name': call.name, 'arguments': call.arguments})}\n</tool_call>" for call in calls
+        )

@@ -1,0 +1,61 @@
+"""Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`, all calls of a turn
+in one section.
+
+The id names the tool and numbers the calls of the conversation. It is the policy's own, and the result repeats it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from asyncrl.actor.formats.base import (
+    CallError,
+    Format,
+    Functions,
+    WrittenCall,
+    closed,
+    expect,
+    read_arguments,
+    read_until,
+    to_json,
+)
+
+_ALL, _ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_BEGIN, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_ID = re.compile(r"functions\.([^\s:<>]+):\d+")
+
+
+class Kimi(Format):
+    """The templates of the thinking models take reasoning apart from the content."""
+
+    name = "kimi"
+    mark = closed(rf"(?:{re.escape(_ALL)}\s*)?{re.escape(_BEGIN)}")
+    reasoning_apart = True
+
+    def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
+        text = mark.string
+        id, behind = read_until(text, mark.end(), _ARGUMENTS, "the id of a tool call")
+        found = _ID.fullmatch(id := id.strip())
+        if found is None:
+            raise CallError("the id of a tool call must be functions.NAME:NUMBER")
+        try:
+            arguments, end = read_arguments(text, behind)
+            end = expect(text, end, _END, "the arguments of a tool call")
+        except CallError as error:
+            raise CallError(str(error), found[1], id) from None
+        return [WrittenCall(found[1], arguments, id)], end
+
+    def write(self, calls: Sequence[WrittenCall]) -> str:
+        written = (
+            f"{_BEGIN}{call.id or f'functions.{call.name}:{number}'}{_ARGUMENTS}{to_json(call.arguments)}{_END}"
+            for number, call in enumerate(calls)
+        )
+        return _ALL + "".join(written) + _ALL_END
+
+    def join(self, reasoning: str, content: str) -> str:
+        return f"<think>{reasoning}</think>{content}" if reasoning else content
+
+    def split(self, text: str) -> tuple[str, str]:
+        thought, _, content = text.rpartition("</think>")
+        return thought.lstrip().removeprefix("<think>"), content
