@@ -90,7 +90,7 @@ class Algorithm:
 
     def value_loss(self, values: Tensor, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro-batch's part of the critic's loss, and additive sums; values float[N] with gradient."""
-        return value_loss(values, tokens, totals, self.parts.value)
+        return value_loss(values, tokens, totals, self.parts.value, self.parts.value_aggregation)
 
     def implicit_loss(
         self, log_ratio: Tensor, outcome: Tensor, tokens: Tokens, totals: Totals

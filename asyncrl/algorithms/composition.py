@@ -17,6 +17,8 @@ from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from asyncrl.errors import ConfigError
 
+INTERPOLATED = ("interpolate", "interpolate_linear")
+
 
 @dataclass(frozen=True)
 class Composition:
@@ -30,6 +32,7 @@ class Composition:
     kl: Kl
     aggregation: Aggregation
     value: Value
+    value_aggregation: Aggregation
     entropy_weight: float
 
     @classmethod
@@ -52,6 +55,7 @@ class Composition:
             kl=build("kl", config.kl),
             aggregation=build("aggregation", config.aggregation),
             value=build("value", config.value),
+            value_aggregation=build("aggregation", config.value_aggregation),
             entropy_weight=config.entropy_weight,
         )
         _refuse(wrong)
@@ -73,7 +77,7 @@ class Composition:
 
     def is_live(self, rule: Correction) -> bool:
         """Whether the rule is applied in every forward pass, not once before the updates."""
-        return rule.follows_policy or (self.proximal in ("interpolate", "training") and rule.uses_ratio)
+        return rule.follows_policy or (self.proximal in (*INTERPOLATED, "training") and rule.uses_ratio)
 
 
 def _weight_conflicts(parts: Composition) -> Iterator[str]:
@@ -98,7 +102,7 @@ def _proximal_conflicts(parts: Composition) -> Iterator[str]:
             f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(names)} would do nothing: set "
             "algorithm.proximal=recompute, or algorithm.correction=[]"
         )
-    if parts.proximal == "interpolate" and (early := _early(parts)):
+    if parts.proximal in INTERPOLATED and (early := _early(parts)):
         yield f"{setting} is known only in the forward pass, and {', '.join(early)} needs it before: use recompute"
 
 
@@ -124,6 +128,8 @@ def _other_conflicts(parts: Composition, config: AlgorithmConfig) -> Iterator[st
         yield f"{advantage} needs a greedily sampled member in every group: set algorithm.greedy_sibling=true"
     if parts.has_kl and parts.kl.place == "reward" and not parts.advantage.uses_reward:
         yield f"algorithm.kl place=reward: {advantage} does not read the reward; set place=loss"
+    if parts.kl.importance_weighted and parts.kl.place == "reward":
+        yield "algorithm.kl importance_weighted=true is a form of the loss: set place=loss"
 
 
 def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int) -> None:

@@ -39,6 +39,8 @@ def forward(
     sums |= {f"clip/{name}": mark.count_nonzero().double() for name, mark in policy.marks.items()}
     if parts.has_kl and tokens.reference is not None:
         divergence = parts.kl(updates.logprobs, updates.view.take(tokens.reference))
+        if parts.kl.importance_weighted:
+            divergence = clamp_log(updates.logprobs - updates.behaviour).exp() * divergence
         sums["kl_reference"] = divergence.detach().sum().double()
         terms |= {"kl": kl_weight * divergence} if parts.kl.place == "loss" else {}
     if entropy is not None:
@@ -87,7 +89,8 @@ def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: View) -
         proximal = policy.detach()
     else:
         assert tokens.lag is not None
-        proximal = interpolated(behaviour, policy, view.take(tokens.lag))
+        between = interpolated if parts.proximal == "interpolate" else interpolated_linearly
+        proximal = between(behaviour, policy, view.take(tokens.lag))
     selected = None if tokens.selected is None else view.take(tokens.selected)
     return Updates(view, policy, proximal, behaviour, view.take(tokens.advantages), selected)
 
@@ -117,5 +120,15 @@ def interpolated(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
     approximation of proximal log-probs in AReaL: A Large-Scale Asynchronous Reinforcement Learning System for Language
     Reasoning, 2025.
     """
-    alpha = ((lag - 1) / lag.clamp(min=1)).clamp(0, 1).to(behaviour.dtype)
-    return behaviour + alpha * (policy.detach() - behaviour)
+    return behaviour + _way(lag).to(behaviour.dtype) * (policy.detach() - behaviour)
+
+
+def interpolated_linearly(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
+    """log pi_prox with pi_prox = mu + alpha (pi_theta - mu), and all else as in `interpolated`."""
+    alpha = _way(lag).to(behaviour.dtype)
+    return torch.logaddexp(behaviour + torch.log1p(-alpha), policy.detach() + alpha.log())
+
+
+def _way(lag: Tensor) -> Tensor:
+    """alpha float[M] of `interpolated`."""
+    return ((lag - 1) / lag.clamp(min=1)).clamp(0, 1)

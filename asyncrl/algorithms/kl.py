@@ -1,7 +1,8 @@
 """KL forms: estimates of KL(pi_theta || pi_ref) on the sampled tokens, in the reward or in the loss.
 
 d = log pi_theta - log pi_ref, clamped to +-10. A form with "+" has the value of the one it is named after and the
-gradient of k2, which is the unbiased one on on-policy data.
+gradient of k2, which is the unbiased one on on-policy data. With importance_weighted, k3 has the right gradient on data
+of any age: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ class Kl(Part):
         None, "KL per token that the coefficient adapts to keep; null: the coefficient is fixed", "(0, inf)"
     )
     horizon: int = param(10000, "with target: sequences over which the coefficient adapts", "[1, inf)")
+
+    importance_weighted: bool = param(
+        False, "in the loss: times pi_theta / mu, so that value and gradient are unbiased on old data"
+    )
 
     @abstractmethod
     def form(self, d: Tensor) -> Tensor:

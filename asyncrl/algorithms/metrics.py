@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Tokens
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.view import View, clamp_log
 
 AGREEMENT = 1e-4
 """Log-probs that differ by no more than this agree: the same weights in two float32 programs."""
+
+PERPLEXITIES = ("perplexity_ratio", "behaviour_perplexity", "proximal_perplexity")
+"""Means over sequences; the ratio is that of the proximal to the behaviour policy's."""
 
 LAG_BINS = 17
 """Token lags 0 to 15 have a bin each; the last holds all above."""
@@ -24,8 +27,8 @@ LAG_BINS = 17
 def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
     """Behaviour against proximal policy, over all policy tokens: log_w float[M], log pi_prox - log mu, clamped."""
     spans, excess = view.sequences, log_w.expm1()
-    logs = spans.sum(log_w)
-    perplexity = (-logs / spans.lengths.clamp(min=1)).exp()
+    logs, behaviour = spans.sum(log_w), spans.mean(view.take(tokens.behaviour))
+    mean = logs / spans.lengths.clamp(min=1)
     present = spans.lengths > 0
     sums = {
         "tokens": logs.new_full((), log_w.numel()),
@@ -34,7 +37,10 @@ def age_sums(view: View, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
         "age/excess": _sum(excess),
         "age/excess_squared": _sum(excess.square()),
         "age/agree": (log_w.abs() <= AGREEMENT).count_nonzero().double(),
-        "age/perplexity": torch.where(present, perplexity, 0.0).sum(),
+        "age/perplexity_ratio": torch.where(present, (-mean).exp(), 0.0).sum(),
+        "age/behaviour_perplexity": torch.where(present, (-behaviour).exp(), 0.0).sum(),
+        "age/proximal_perplexity": torch.where(present, (-behaviour - mean).exp(), 0.0).sum(),
+        "age/sequence_squared": torch.where(present, (2 * clamp_log(logs)).exp(), 0.0).sum(),
     }
     if tokens.lag is not None:
         lag = view.take(tokens.lag).clamp(0, LAG_BINS - 1)
@@ -108,14 +114,15 @@ def episode_metrics(episodes: Episodes) -> dict[str, float]:
 
 def _ages(get: Mapping[str, float], tokens: float) -> dict[str, float]:
     excess, squared = get["age/excess"] / tokens, get["age/excess_squared"] / tokens
-    second_moment = squared + 2 * excess + 1
+    second_moment, sequences = squared + 2 * excess + 1, max(1.0, get["sequences"])
     result = {
         "mismatch/ess": (1 + excess) ** 2 / second_moment,
         "mismatch/kl": -get["age/log"] / tokens,
         "mismatch/k3": excess - get["age/log"] / tokens,
         "mismatch/chi_square": second_moment - 1,
         "mismatch/agree": get["age/agree"] / tokens,
-        "mismatch/perplexity_ratio": get["age/perplexity"] / max(1.0, get["sequences"]),
+        "mismatch/chi_square_sequence": get["age/sequence_squared"] / sequences - 1,
+        **{f"mismatch/{name}": get[f"age/{name}"] / sequences for name in PERPLEXITIES},
     }
     if "return/sum" in get:
         result |= _moments("return", get["return/sum"], get["return/squared"], tokens)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.advantages.base import Rollouts
 from asyncrl.algorithms.batch import Episodes, Reduce, Tokens
-from asyncrl.algorithms.composition import Composition
+from asyncrl.algorithms.composition import INTERPOLATED, Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.losses.base import Candidates
 from asyncrl.algorithms.selection import draw
@@ -46,7 +46,7 @@ def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: View) -
     needed = {
         "behaviour": True,
         "proximal": parts.proximal in ("recompute", "behaviour"),
-        "lag": parts.proximal == "interpolate",
+        "lag": parts.proximal in INTERPOLATED,
         "reference": parts.has_kl,
         "values": parts.advantage.needs_critic,
     }

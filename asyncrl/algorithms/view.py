@@ -17,6 +17,11 @@ from asyncrl.errors import InvariantError
 
 LOG_LIMIT = 20.0
 BLOCK = 8
+LEVELS = ("token", "turn", "turn_geometric", "sequence", "geometric")
+LEVEL_MEANING = (
+    "what one ratio spans: a product over the turn or sequence; turn_geometric and geometric are the mean of its "
+    "log-ratios"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +145,19 @@ class View:
 def clamp_log(log_ratio: Tensor) -> Tensor:
     """The log-ratio within +-20, so that its exp and the square of that are finite in float32; no gradient beyond."""
     return log_ratio.clamp(-LOG_LIMIT, LOG_LIMIT)
+
+
+def at_level(log_ratio: Tensor, view: View, level: str) -> Tensor:
+    """float[M]: token log-ratios float[M] gathered over the level's span (see LEVEL_MEANING) and clamped.
+
+    The geometric level of a turn is that of ROLL's segments: Reinforcement Learning Optimization for Large-Scale
+    Learning: An Efficient and User-Friendly Scaling Library, 2025.
+    """
+    if level == "token":
+        return log_ratio
+    spans = view.turns() if level.startswith("turn") else view.sequences
+    gathered = spans.mean(log_ratio) if level.endswith("geometric") else spans.sum(log_ratio)
+    return clamp_log(spans.spread(gathered.to(log_ratio.dtype)))
 
 
 def linear_scan(decay: Tensor, value: Tensor) -> Tensor:

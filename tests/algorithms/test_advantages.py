@@ -14,6 +14,7 @@ from torch import Tensor
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.advantages.gae import Gae
 from asyncrl.algorithms.advantages.gdpo import Gdpo
+from asyncrl.algorithms.advantages.gpg import GpgAdvantage
 from asyncrl.algorithms.advantages.grpo import Grpo
 from asyncrl.algorithms.advantages.grpo_passk import GrpoPassk
 from asyncrl.algorithms.advantages.maxrl import MaxRl
@@ -94,6 +95,8 @@ HALF = math.sqrt(0.5)
         (MaxRl(), make_episodes([0, 0], [0, 0]), [0, 0]),
         # The baseline is weighted by length: (1 * 1 + 3 * 0) / 4.
         (Opo(), make_episodes([1, 0], [0, 0], lengths=torch.tensor([1, 3])), [0.75, -0.25]),
+        # One group of two has a signal: alpha = 5 / 2.
+        (GpgAdvantage(), make_episodes([1, 0, 1, 1, 1], [0, 0, 1, 1, 2]), [1.25, -1.25, 0, 0, 0]),
         # The greedy siblings, with rewards 0.25 and 0, get nothing themselves.
         (
             Remax(),
@@ -106,7 +109,7 @@ def test_each_estimator_of_sequences_gives_its_numbers(estimator, episodes, expe
     assert estimator.scores(episodes).tolist() == pytest.approx(expected, abs=5e-6)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "maxrl", "grpo_passk"])
+@pytest.mark.parametrize("name", ["gpg", "grpo", "dr_grpo", "rloo", "opo", "maxrl", "grpo_passk"])
 def test_in_uneven_groups_a_group_of_equal_rewards_gets_exactly_zero(name):
     reward = [0.1, 0.9, 0.3, 0.4, 5.0, 5.0, 5.0, 0.7, 0.2, 0.2, 0.1]
     episodes = make_episodes(reward, [0] * 4 + [1] * 3 + [2] * 4, lengths=torch.arange(1, 12))
@@ -123,6 +126,12 @@ def test_pure_credits_nearly_all_to_the_worst_step():
     tokens = make_tokens([[1, 1, 1, 1]])
     advantages = registry.build("advantage", "pure", {"temperature": 0.1})(make_rollouts(episodes, tokens)).advantages
     assert torch.equal(advantages, credit)
+
+
+def test_strictly_pure_credits_the_worst_step_alone_and_worst_steps_in_equal_shares():
+    scores = [(0, 1, 0.8), (0, 2, -0.4), (0, 3, 0.9), (1, 1, -0.2), (1, 2, -0.2)]
+    episodes = make_episodes([0, 0], [0, 0], steps=scores)
+    assert min_form(episodes, 0.0).tolist() == pytest.approx([0, -0.4, 0, -0.1, -0.1])
 
 
 def test_remax_without_a_greedy_sibling_says_which_group():
@@ -211,7 +220,7 @@ def test_prime_takes_each_source_against_the_others(steps, implicit):
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [("rloo opo maxrl grpo_passk reinforce_pp_baseline", [0, 0, 0]), ("grpo dr_grpo", [0, 0.7, 0.7])],
+    [("gpg rloo opo maxrl grpo_passk reinforce_pp_baseline", [0, 0, 0]), ("grpo dr_grpo", [0, 0.7, 0.7])],
 )
 def test_a_member_alone_in_its_group_gets_nothing_or_its_reward(names, expected):
     episodes, tokens = make_episodes([0.7], [0], lengths=torch.tensor([2])), make_tokens([[0, 1, 1]])

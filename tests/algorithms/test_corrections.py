@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.algorithms.corrections.base import Ages, at_level
+from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.corrections.m2po import M2po
 from asyncrl.algorithms.corrections.mask import Mask
 from asyncrl.algorithms.corrections.normalise import Normalise
@@ -18,7 +18,8 @@ from asyncrl.algorithms.corrections.truncate import Truncate
 from asyncrl.algorithms.corrections.veto import Veto
 from asyncrl.algorithms.corrections.zero_variance import ZeroVariance
 from asyncrl.algorithms.selection import draw, order, threshold, top
-from asyncrl.algorithms.view import View
+from asyncrl.algorithms.view import View, at_level
+from asyncrl.errors import ConfigError
 from tests.algorithms.support import (
     alone,
     make_algorithm,
@@ -50,6 +51,7 @@ def prepared(correction, episodes, tokens):
     [
         ("token", [2, 2, 0.5, 1, 0.25]),
         ("turn", [4, 4, 0.5, 0.25, 0.25]),
+        ("turn_geometric", [2, 2, 0.5, 0.5, 0.5]),
         ("sequence", [2, 2, 2, 0.25, 0.25]),
         ("geometric", [2 ** (1 / 3)] * 3 + [0.5] * 2),
     ],
@@ -57,6 +59,12 @@ def prepared(correction, episodes, tokens):
 def test_a_level_says_what_one_ratio_spans(level, expected):
     assert at_level(AGES.log_w, AGES.view, level).exp().tolist() == pytest.approx(expected)
     assert Truncate(level=level, cap=1.5).weigh(AGES).tolist() == pytest.approx([min(1.5, w) for w in expected])
+
+
+def test_truncation_may_have_a_floor_too():
+    assert Truncate(cap=1.5, floor=0.5).weigh(AGES).tolist() == pytest.approx([1.5, 1.5, 0.5, 1, 0.5])
+    with pytest.raises(ConfigError, match=r"floor=2.0: it must be below cap=1.5"):
+        Truncate(cap=1.5, floor=2.0)
 
 
 def test_mask_keeps_weights_inside_the_bounds_and_drops_the_rest():
@@ -77,6 +85,7 @@ def test_veto_drops_the_whole_sequence_for_one_token():
         ("k2", "sequence_mean", -math.inf, 0.3, [1, 1, 1, 0, 0]),
         ("k3", "sequence_max", -math.inf, 0.4, [1, 1, 1, 0, 0]),
         ("k3", "token", -math.inf, 0.2, [0, 0, 1, 1, 0]),
+        ("ratio", "sequence_max", -math.inf, 1.5, [0, 0, 0, 1, 1]),
         ("k2", "sequence_sum", 0.8, math.inf, [0, 0, 0, 1, 1]),
     ],
 )

@@ -66,6 +66,20 @@ def test_none_costs_nothing():
     assert not make_algorithm().needs_reference
 
 
+def test_k3_weighted_by_the_whole_ratio_has_the_gradient_of_the_kl_on_old_data():
+    # pi = (theta, 1 - theta) over two tokens, sampled from mu = (1/2, 1/2): the mean over mu of w k3 is the KL to
+    # pi_ref = (.3, .7) = .6 log(.6 / .3) + .4 log(.4 / .7), and its derivative log(.6 / .3) - log(.4 / .7).
+    theta = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
+    half = doubles(0.5, 0.5).log()
+    tokens = make_tokens([[1], [1]], behaviour=half, proximal=half, reference=doubles(0.3, 0.7).log())
+    algorithm = make_algorithm(kl=("k3", {"weight": 1.0, "importance_weighted": True}), correction=[])
+    tokens = algorithm.prepare(make_episodes([1, 1], [0, 0]), tokens, alone)
+    loss, _ = algorithm.loss(torch.stack([theta, 1 - theta]).log(), tokens, totals_of(tokens))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.6 * math.log(2) + 0.4 * math.log(4 / 7))
+    assert theta.grad.item() == pytest.approx(math.log(2) - math.log(4 / 7))
+
+
 def charged(place: str, advantage: str = "dr_grpo", **changes):
     """Two episodes of rewards 1 and 0; d = log pi - log ref is .2 and .4 on the first one's tokens, .6 on the other's,
     and 9 on a tool's token, which counts nowhere."""

@@ -10,8 +10,9 @@ import torch
 from torch.autograd import gradcheck
 
 from asyncrl.algorithms import registry
+from asyncrl.algorithms.aggregation import SeqMeanTokenMean, TokenMean
 from asyncrl.algorithms.batch import Totals
-from asyncrl.algorithms.forward import interpolated
+from asyncrl.algorithms.forward import interpolated, interpolated_linearly
 from asyncrl.algorithms.losses.base import Candidates, Updates
 from asyncrl.algorithms.losses.cispo import Cispo
 from asyncrl.algorithms.losses.clip_cov import ClipCov
@@ -25,8 +26,8 @@ from asyncrl.algorithms.losses.kl_cov import KlCov
 from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.losses.reinforce import Reinforce
 from asyncrl.algorithms.losses.sapo import Sapo
-from asyncrl.algorithms.losses.value import ClippedValue, value_loss
-from asyncrl.errors import InvariantError
+from asyncrl.algorithms.losses.value import ClippedValue, HuberValue, value_loss
+from asyncrl.errors import ConfigError, InvariantError
 from tests.algorithms.my_parts import Absolute
 from tests.algorithms.support import alone, make_tokens, make_updates
 
@@ -80,6 +81,27 @@ EXAMPLES = {
         [0, 0, -1],
         {"high": [0, 1], "low": []},
     ),
+    "the dual clip of gspo bounds whole sequences": (
+        Gspo(clip_low=1.0, clip_high=10.0, dual_clip=1.5),
+        make_updates([0.2, 0.4, 0.6], [1.0, 1.0, -2.0], [2, 1]),
+        [-math.exp(0.3), -math.exp(0.3), 3],
+        [-math.exp(0.3), -math.exp(0.3), 0],
+        {"high": [], "low": [], "dual": [2]},
+    ),
+    "the dual clip of sapo bounds the gate": (
+        Sapo(tau_pos=1.0, tau_neg=1.0, dual_clip=2.5),
+        make_updates([LOG2, LOG2], [-1, 1]),
+        [2.5, -4 * GATE],
+        [0, -4 * GATE * (1 - GATE) * 2],
+        {"dual": [0]},
+    ),
+    "reinforce may weigh whole sequences": (
+        Reinforce(cap=3.0, level="sequence"),
+        make_updates([LOG2, LOG2, -LOG2], [1, 1, -3], [2, 1]),
+        [-3 * (LOG2 - 1), -3 * (LOG2 - 1), 1.5 * (-LOG2 - 1)],
+        [-3, -3, 1.5],
+        {"high": [0, 1]},
+    ),
     # The sum over two tokens of a loss that each has one half of the sequence's gradient.
     "gmpo is the geometric mean of clipped ratios, with a gradient of one over the length": (
         Gmpo(clip_low=0.4, clip_high=0.4),
@@ -109,6 +131,13 @@ EXAMPLES = {
         [0, 2 * (LOG2 - 1), -0.5 * (-LOG2 - 1), 0, 0.9 * math.exp(0.1)],
         [0, 2, -0.5, 0, -math.exp(0.1)],
         {"high": [0], "low": [3]},
+    ),
+    "dppo may have another region where the advantage is negative": (
+        DppoTv(delta=0.15, delta_low=0.2),
+        make_updates([LOG2, -LOG2], [1, -1]),
+        [0, 0.5 * (-LOG2 - 1)],
+        [0, 0.5],
+        {"high": [0], "low": []},
     ),
     "dppo cuts the weight of a rare token that became likely": (
         DppoTv(cap=20.0),
@@ -212,6 +241,25 @@ def test_interpolation_goes_the_way_that_the_versions_went():
     assert not result.requires_grad
 
 
+def test_linear_interpolation_goes_that_way_between_the_probabilities():
+    behaviour, policy = torch.tensor([0.2, 0.2, 0.2]).log(), torch.tensor([0.4, 0.4, 0.4]).log()
+    result = interpolated_linearly(behaviour, policy.requires_grad_(), torch.tensor([1, 2, 4]))
+    assert result.exp().tolist() == pytest.approx([0.2, 0.3, 0.35])
+    assert not result.requires_grad
+
+
+def test_the_huber_loss_is_linear_beyond_delta():
+    losses, clipped = HuberValue(delta=1.0)(torch.tensor([0.5, 3.0]), torch.zeros(2), torch.zeros(2))
+    assert losses.tolist() == pytest.approx([0.125, 2.5])
+    assert clipped.tolist() == [False, True]
+
+
+def test_the_value_losses_of_sequences_may_weigh_the_same():
+    tokens = make_tokens([[1, 1, 1], [1]], values=torch.zeros(4), returns=torch.tensor([1.0, 1.0, 1.0, 3.0]))
+    loss, _ = value_loss(torch.zeros(4), tokens, Totals(4, 2), ClippedValue(clip=None), SeqMeanTokenMean())
+    assert loss.item() == pytest.approx((0.5 + 4.5) / 2)
+
+
 def test_the_value_loss_is_pessimistic_about_moves_away_from_the_old_value():
     old, returns = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, -1.0])
     values = torch.tensor([0.1, 0.9, 0.9])
@@ -224,7 +272,7 @@ def test_the_value_loss_is_pessimistic_about_moves_away_from_the_old_value():
 def test_the_value_loss_counts_policy_tokens_only_and_is_divided_by_the_global_count():
     tokens = make_tokens([[0, 1, 1]], values=torch.zeros(3), returns=torch.tensor([9.0, 1.0, 2.0]))
     values = torch.tensor([torch.nan, 0.1, 0.0], requires_grad=True)
-    loss, sums = value_loss(values, tokens, Totals(4, 1), ClippedValue())
+    loss, sums = value_loss(values, tokens, Totals(4, 1), ClippedValue(), TokenMean())
     loss.backward()
     assert loss.item() == pytest.approx((0.81 + 4) / 2 / 4)
     assert values.grad.tolist() == pytest.approx([0, -0.9 / 4, -2 / 4])
@@ -233,13 +281,13 @@ def test_the_value_loss_counts_policy_tokens_only_and_is_divided_by_the_global_c
 
 def test_a_value_loss_of_the_users_own_takes_its_place():
     tokens = make_tokens([[1, 1]], values=torch.zeros(2), returns=torch.tensor([1.0, -3.0]))
-    loss, _ = value_loss(torch.zeros(2), tokens, Totals(2, 1), Absolute())
+    loss, _ = value_loss(torch.zeros(2), tokens, Totals(2, 1), Absolute(), TokenMean())
     assert loss.item() == 2.0
 
 
 def test_the_value_loss_without_returns_says_what_is_missing():
     with pytest.raises(InvariantError, match=r"needs tokens.values and tokens.returns"):
-        value_loss(torch.zeros(2), make_tokens([[1, 1]]), Totals(2, 1), ClippedValue())
+        value_loss(torch.zeros(2), make_tokens([[1, 1]]), Totals(2, 1), ClippedValue(), TokenMean())
 
 
 def test_the_implicit_model_learns_the_outcome_from_the_sum_of_its_log_ratios():
@@ -253,3 +301,9 @@ def test_the_implicit_model_learns_the_outcome_from_the_sum_of_its_log_ratios():
     assert loss.item() == pytest.approx(-(math.log(sigmoid[0]) + math.log(1 - sigmoid[1])) / 2)
     first, second = (sigmoid[0] - 1) * 0.5 / 2, sigmoid[1] * 0.5 / 2
     assert log_ratio.grad.tolist() == pytest.approx([0, first, first, second, second])
+
+
+def test_a_dual_clip_that_would_leave_sapo_no_negative_token_is_refused():
+    with pytest.raises(ConfigError, match=r"above 2 / tau_neg = 1\.905"):
+        Sapo(dual_clip=1.9)
+    Sapo(dual_clip=2.0)

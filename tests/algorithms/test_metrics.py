@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -35,6 +36,10 @@ def test_the_mismatch_of_behaviour_and_proximal_policy():
     assert found["mismatch/chi_square"] == pytest.approx(w.square().mean().item() - 1)
     perplexity = [(-logs[:3].mean()).exp().item(), (-logs[3:].mean()).exp().item()]
     assert found["mismatch/perplexity_ratio"] == pytest.approx(sum(perplexity) / 2)
+    products = torch.stack([w[:3].prod(), w[3:].prod()])
+    assert found["mismatch/chi_square_sequence"] == pytest.approx(products.square().mean().item() - 1)
+    assert found["mismatch/behaviour_perplexity"] == pytest.approx(math.e)
+    assert found["mismatch/proximal_perplexity"] == pytest.approx(math.e * sum(perplexity) / 2)
 
 
 def test_the_update_and_the_weights_after_correction():

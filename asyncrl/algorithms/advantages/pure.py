@@ -23,7 +23,7 @@ class Pure(Advantage):
     needs_steps = True
     uses_reward = False
 
-    temperature: float = param(0.1, "T: towards 0 only the worst step counts", "(0, inf)")
+    temperature: float = param(0.1, "T; with 0 only the worst step counts (the strict form)", "[0, inf)")
     outcome_weight: float = param(0.0, "weight of the leave-one-out outcome, added to every token", "[0, inf)")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
@@ -42,6 +42,7 @@ class Pure(Advantage):
 
 def min_form(episodes: Episodes, temperature: float) -> Tensor:
     """r* float64[K]: each step's score times its softmax weight among its sequence's steps, the lowest weighing most.
+    At temperature 0 the lowest have all of the weight, in equal shares.
 
     Raises InvariantError: a score lies outside [-1, 1].
     """
@@ -49,5 +50,8 @@ def min_form(episodes: Episodes, temperature: float) -> Tensor:
     if scores.numel() and float(scores.abs().max()) > 1:
         raise InvariantError(f"step_scores reach {float(scores.abs().max())}: pure needs scores in [-1, 1]")
     steps = Groups(episodes.step_sequence, episodes.count)
+    if temperature == 0:
+        worst = (scores == steps.least(scores)).double()
+        return worst / steps.sum(worst) * scores
     weights = ((steps.least(scores) - scores) / temperature).exp()
     return weights / steps.sum(weights) * scores

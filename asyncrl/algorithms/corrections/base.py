@@ -14,9 +14,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Episodes, Reduce
 from asyncrl.algorithms.parts import Part, param
-from asyncrl.algorithms.view import View, clamp_log
-
-LEVELS = ("token", "turn", "sequence", "geometric")
+from asyncrl.algorithms.view import LEVEL_MEANING, LEVELS, View, at_level
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,23 +84,14 @@ class Correction(Part):
 
 
 class LevelCorrection(Correction):
-    """A correction whose ratio is taken at a level: token, turn and sequence (products), geometric (the mean)."""
+    """A correction whose ratio is taken at a level."""
 
-    level: str = param("token", "what one ratio spans; geometric is a sequence's mean log-ratio", choices=LEVELS)
+    level: str = param("token", LEVEL_MEANING, choices=LEVELS)
 
     @property
     def by_token(self) -> bool:
-        return self.level in ("token", "turn")
+        return self.level in ("token", "turn", "turn_geometric")
 
     def ratio(self, ages: Ages) -> Tensor:
         """float[M]: w at the level, on each of its tokens."""
         return at_level(ages.log_w, ages.view, self.level).exp()
-
-
-def at_level(log_ratio: Tensor, view: View, level: str) -> Tensor:
-    """float[M]: token log-ratios gathered over the level's span and clamped."""
-    if level == "token":
-        return log_ratio
-    spans = view.turns() if level == "turn" else view.sequences
-    gathered = spans.mean(log_ratio) if level == "geometric" else spans.sum(log_ratio)
-    return clamp_log(spans.spread(gathered.to(log_ratio.dtype)))

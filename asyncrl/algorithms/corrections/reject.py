@@ -13,7 +13,8 @@ class Reject(Correction):
     """Drops tokens, or whole sequences, whose divergence between behaviour and proximal policy lies outside two bounds.
     It sets no weights.
 
-    Formula: k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 - log w, with w = pi_prox / mu; keep if low <= k <= high
+    Formula: k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 - log w, ratio = w, with w = pi_prox / mu; keep if low <= k <=
+    high
     Use: trust regions on the data; for long episodes over the mean of a sequence
     Source: Trust Region Masking for Long-Horizon LLM Reinforcement Learning, 2025
     Caveat: k1 has a sign, so set both bounds; k2 and k3 are never negative.
@@ -21,7 +22,7 @@ class Reject(Correction):
 
     name = "reject"
 
-    by: str = param("k3", "the divergence of a token", choices=("k1", "k2", "k3"))
+    by: str = param("k3", "the divergence of a token", choices=("k1", "k2", "k3", "ratio"))
     over: str = param(
         "sequence_mean",
         "what is judged: the token, or the sequence by its tokens' sum, mean or maximum",
@@ -49,6 +50,8 @@ class Reject(Correction):
     def _divergence(self, log_w: Tensor) -> Tensor:
         if self.by == "k1":
             return -log_w
+        if self.by == "ratio":
+            return log_w.exp()
         return log_w.square() / 2 if self.by == "k2" else log_w.expm1() - log_w
 
     def _inside(self, divergence: Tensor) -> Tensor:

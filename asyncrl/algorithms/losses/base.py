@@ -111,6 +111,28 @@ class ClippedLoss(Loss):
         }
 
 
+class DualClippedLoss(ClippedLoss):
+    """A clipped loss that may also be bounded where the advantage is negative."""
+
+    dual_clip: float | None = param(None, "bound on r where A < 0", "(1, inf]")
+
+    def bounded(self, ratio: Tensor, advantages: Tensor) -> TokenLosses:
+        """The clipped surrogate of ratio float[M], at most -dual_clip A where A < 0."""
+        losses, marks = surrogate(ratio, self.clip(ratio), advantages), self.marks(ratio.detach(), advantages)
+        if self.dual_clip is not None:
+            losses, marks["dual"] = dual_clipped(losses, advantages, self.dual_clip)
+        return TokenLosses(losses, marks)
+
+
+def dual_clipped(losses: Tensor, advantages: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """losses float[M], at most -limit A where A < 0, and bool[M], where that decides.
+
+    Source: Mastering Complex Control in MOBA Games with Deep Reinforcement Learning, 2020.
+    """
+    bound = torch.where(advantages < 0, -limit * advantages, torch.inf)
+    return torch.minimum(losses, bound), losses.detach() > bound
+
+
 def surrogate(ratio: Tensor, clipped: Tensor, advantages: Tensor) -> Tensor:
     """float[M]: -min(r A, clipped A)."""
     return -torch.minimum(ratio * advantages, clipped * advantages)

@@ -12,17 +12,20 @@ from asyncrl.algorithms.parts import param
 class Dppo(Loss):
     """Base of both forms: drops the tokens that are far from the behaviour policy and would move further away."""
 
+    delta: float = param(..., "largest distance from the behaviour policy", "(0, inf)")
+    delta_low: float | None = param(None, "delta where A <= 0; null: the same", "(0, inf)")
     cap: float = param(20.0, "largest ratio as a weight", "(0, inf]")
 
     @abstractmethod
-    def far(self, policy: Tensor, behaviour: Tensor) -> Tensor:
-        """bool[M]: whether probabilities pi float[M] and mu float[M] are far apart."""
+    def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
+        """float[M]: how far probabilities pi float[M] and mu float[M] are apart."""
 
     def __call__(self, updates: Updates) -> TokenLosses:
         policy, behaviour = updates.logprobs.detach().exp(), updates.behaviour.exp()
-        advantages, far = updates.advantages, self.far(policy, behaviour)
-        high = far & (policy > behaviour) & (advantages > 0)
-        low = far & (policy < behaviour) & (advantages <= 0)
+        advantages, distance = updates.advantages, self.distance(policy, behaviour)
+        delta_low = self.delta if self.delta_low is None else self.delta_low
+        high = (distance > self.delta) & (policy > behaviour) & (advantages > 0)
+        low = (distance > delta_low) & (policy < behaviour) & (advantages <= 0)
         weights = updates.ratio().detach().clamp(max=self.cap)
         losses = -weights * advantages * updates.logprobs
         return TokenLosses(torch.where(high | low, 0.0, losses), {"high": high, "low": low})
@@ -33,7 +36,7 @@ class DppoTv(Dppo):
     the sampled token against all others.
 
     Formula: -sg(min(r, cap)) A log pi_theta, dropped where A > 0 and pi_theta - mu > delta, or A <= 0 and pi_theta - mu
-    < -delta
+    < -delta_low
     Use: instead of ppo with large vocabularies: a ratio clips rare tokens too early and frequent ones too late
     Source: Rethinking the Trust Region in LLM Reinforcement Learning, 2026
     Caveat: the region is around the behaviour policy, so old data leave less room.
@@ -41,10 +44,10 @@ class DppoTv(Dppo):
 
     name = "dppo_tv"
 
-    delta: float = param(0.15, "largest difference of probabilities", "(0, 1]")
+    delta: float = param(0.15, "largest difference of probabilities where A > 0", "(0, 1]")
 
-    def far(self, policy: Tensor, behaviour: Tensor) -> Tensor:
-        return (policy - behaviour).abs() > self.delta
+    def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
+        return (policy - behaviour).abs()
 
 
 class DppoKl(Dppo):
@@ -59,10 +62,10 @@ class DppoKl(Dppo):
 
     name = "dppo_kl"
 
-    delta: float = param(0.05, "largest binary KL", "(0, inf)")
+    delta: float = param(0.05, "largest binary KL where A > 0", "(0, inf)")
 
-    def far(self, policy: Tensor, behaviour: Tensor) -> Tensor:
-        return binary_kl(behaviour, policy) > self.delta
+    def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
+        return binary_kl(behaviour, policy)
 
 
 def binary_kl(first: Tensor, second: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-from asyncrl.algorithms.losses.base import ClippedLoss, TokenLosses, Updates, surrogate
+from asyncrl.algorithms.losses.base import DualClippedLoss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
 
 
-class Gspo(ClippedLoss):
+class Gspo(DualClippedLoss):
     """Group sequence policy optimisation: one ratio a sequence, the geometric mean of its tokens' ratios, clipped as a
     whole.
 
     Formula: -min(s A, clip(s) A) on every token, s = exp(mean over the sequence of log r), with the gradient of log
-    pi_theta of the token
+    pi_theta of the token; where A < 0 at most -dual_clip A
     Use: mixture-of-experts models and long sequences, where token ratios are noise; with aggregation
     seq-mean-token-mean
     Source: Group Sequence Policy Optimization, 2025
@@ -24,7 +24,7 @@ class Gspo(ClippedLoss):
     clip_high: float = param(4e-4, "how far above 1 the sequence's ratio counts", "[0, inf]")
 
     def __call__(self, updates: Updates) -> TokenLosses:
-        spans, log_ratio, advantages = updates.view.sequences, updates.log_ratio, updates.advantages
+        spans, log_ratio = updates.view.sequences, updates.log_ratio
         mean = spans.mean(log_ratio.detach()).to(log_ratio.dtype)
         ratio = (spans.spread(mean) + log_ratio - log_ratio.detach()).exp()
-        return TokenLosses(surrogate(ratio, self.clip(ratio), advantages), self.marks(ratio.detach(), advantages))
+        return self.bounded(ratio, updates.advantages)

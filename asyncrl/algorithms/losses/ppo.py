@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import torch
-
-from asyncrl.algorithms.losses.base import ClippedLoss, TokenLosses, Updates, surrogate
-from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.losses.base import DualClippedLoss, TokenLosses, Updates
 
 
-class Ppo(ClippedLoss):
+class Ppo(DualClippedLoss):
     """The clipped surrogate of PPO, decoupled: the trust region is around the proximal policy, and the correction's w
     accounts for the behaviour policy.
 
@@ -21,14 +18,5 @@ class Ppo(ClippedLoss):
 
     name = "ppo"
 
-    dual_clip: float | None = param(None, "bound on r where A < 0", "(1, inf]")
-
     def __call__(self, updates: Updates) -> TokenLosses:
-        ratio, advantages = updates.ratio(), updates.advantages
-        losses = surrogate(ratio, self.clip(ratio), advantages)
-        marks = self.marks(ratio.detach(), advantages)
-        if self.dual_clip is not None:
-            bound = torch.where(advantages < 0, -self.dual_clip * advantages, torch.inf)
-            marks["dual"] = losses.detach() > bound
-            losses = torch.minimum(losses, bound)
-        return TokenLosses(losses, marks)
+        return self.bounded(updates.ratio(), updates.advantages)

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
 from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.view import clamp_log
+from asyncrl.algorithms.view import LEVEL_MEANING, LEVELS, at_level, clamp_log
 
 
 class Reinforce(Loss):
     """REINFORCE with truncated importance sampling, straight from the behaviour policy.
 
-    Formula: -sg(min(pi_theta / mu, cap)) A log pi_theta
+    Formula: -sg(min(pi_theta / mu, cap)) A log pi_theta, the ratio taken at the level
     Use: off-policy data without a proximal policy: one ratio does the whole correction
     Source: Simple statistical gradient-following algorithms for connectionist reinforcement learning, 1992; Truncated
     Importance Sampling, 2008
@@ -18,9 +18,11 @@ class Reinforce(Loss):
     name = "reinforce"
     corrects = True
 
+    level: str = param("token", LEVEL_MEANING, choices=LEVELS)
     cap: float = param(2.0, "largest weight", "(0, inf]")
 
     def __call__(self, updates: Updates) -> TokenLosses:
-        ratio = clamp_log(updates.logprobs.detach() - updates.behaviour).exp()
+        log_ratio = clamp_log(updates.logprobs.detach() - updates.behaviour)
+        ratio = at_level(log_ratio, updates.view, self.level).exp()
         weights = ratio.clamp(max=self.cap)
         return TokenLosses(-weights * updates.advantages * updates.logprobs, {"high": ratio > self.cap})

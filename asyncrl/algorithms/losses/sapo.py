@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import torch
 
-from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
+from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates, dual_clipped
 from asyncrl.algorithms.parts import param
+from asyncrl.errors import ConfigError
 
 
 class Sapo(Loss):
     """Soft adaptive policy optimisation: a smooth gate instead of a clip. The gradient fades as the ratio leaves 1.
 
-    Formula: -(4 / tau) sigmoid(tau (r - 1)) A, tau = tau_pos where A > 0 else tau_neg
+    Formula: -(4 / tau) sigmoid(tau (r - 1)) A, tau = tau_pos where A > 0 else tau_neg;
+    where A < 0 at most -dual_clip A
     Use: instead of ppo where the edge of the clip causes instability
     Source: Soft Adaptive Policy Optimization, 2025
     Caveat: at r = 1 only the gradient is that of -r A; the value is -2 A / tau.
@@ -19,9 +21,22 @@ class Sapo(Loss):
 
     tau_pos: float = param(1.0, "sharpness where A > 0", "(0, inf)")
     tau_neg: float = param(1.05, "sharpness where A <= 0", "(0, inf)")
+    dual_clip: float | None = param(None, "bound on the loss where A < 0, in units of -A", "(1, inf]")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = 2 / self.tau_neg
+        if self.dual_clip is not None and self.dual_clip <= least:
+            raise ConfigError(
+                f"{self.setting('dual_clip')}: it must be above 2 / tau_neg = {least:.4g}, the loss at a ratio of 1; "
+                "otherwise no token with A < 0 has a gradient"
+            )
 
     def __call__(self, updates: Updates) -> TokenLosses:
         advantages = updates.advantages
         tau = torch.where(advantages > 0, self.tau_pos, self.tau_neg).to(advantages.dtype)
-        gate = (tau * (updates.ratio() - 1)).sigmoid()
-        return TokenLosses(-4 / tau * gate * advantages)
+        losses = -4 / tau * (tau * (updates.ratio() - 1)).sigmoid() * advantages
+        if self.dual_clip is None:
+            return TokenLosses(losses)
+        losses, far = dual_clipped(losses, advantages, self.dual_clip)
+        return TokenLosses(losses, {"dual": far})

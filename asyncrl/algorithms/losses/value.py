@@ -7,6 +7,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.aggregation import Aggregation
 from asyncrl.algorithms.batch import Tokens, Totals
 from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.view import View
@@ -46,12 +47,32 @@ class ClippedValue(Value):
         return torch.maximum(plain, bounded) / 2, bounded.detach() > plain.detach()
 
 
-def value_loss(values: Tensor, tokens: Tokens, totals: Totals, value: Value) -> tuple[Tensor, dict[str, Tensor]]:
-    """A micro-batch's part of the mean value loss over the global minibatch's policy tokens, and additive sums.
+class HuberValue(Value):
+    """The squared error near the return, and the absolute error far from it, which outliers move less.
+
+    Formula: e^2 / 2 if |e| <= delta else delta (|e| - delta / 2), e = V - R
+    Use: returns with outliers, such as rare large rewards
+    Source: Robust Estimation of a Location Parameter, 1964
+    Caveat: delta has the unit of the return.
+    """
+
+    name = "huber"
+
+    delta: float = param(1.0, "error from which on the loss is linear", "(0, inf)")
+
+    def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+        losses = torch.nn.functional.huber_loss(values, returns, reduction="none", delta=self.delta)
+        return losses, (values.detach() - returns).abs() > self.delta
+
+
+def value_loss(
+    values: Tensor, tokens: Tokens, totals: Totals, value: Value, aggregation: Aggregation
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A micro-batch's part of the aggregate of the value losses over the global minibatch, and additive sums.
 
     values float[N] with gradient; tokens.values and tokens.returns float[N], as `prepare` left them; `value` is the
-    form. Tokens that corrections drop still train the critic. Raises InvariantError: shapes
-    differ, or there are no returns.
+    form. Tokens that corrections drop still train the critic. Raises InvariantError: shapes differ, or there are no
+    returns.
     """
     if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
         raise InvariantError(
@@ -68,4 +89,4 @@ def value_loss(values: Tensor, tokens: Tokens, totals: Totals, value: Value) -> 
         "value/error_squared": error.double().square().sum(),
         "value/clipped": clipped.count_nonzero().double(),
     }
-    return losses.sum() / max(1, totals.tokens), sums
+    return aggregation(losses, view.sequences, view.sequences.lengths, totals), sums

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from torch import Tensor
+
+from asyncrl.algorithms.advantages.base import SequenceAdvantage
+from asyncrl.algorithms.batch import Episodes
+
+
+class GpgAdvantage(SequenceAdvantage):
+    """The distance from the group's mean, larger where fewer groups of the batch have any signal.
+
+    Formula: A = alpha (R - mean), alpha = S / (members of groups whose rewards differ)
+    Use: with loss gpg: groups with equal rewards, which have no gradient, do not shrink the step
+    Source: GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning, 2025
+    Caveat: alpha has no bound: with one group left of a hundred, its advantages are a hundred times as large.
+    """
+
+    name = "gpg"
+    needs_group = True
+
+    def scores(self, episodes: Episodes) -> Tensor:
+        groups = episodes.groups
+        counts = (groups.greatest(episodes.reward) > groups.least(episodes.reward)).count_nonzero().clamp(min=1)
+        return groups.centre(episodes.reward) * episodes.count / counts
