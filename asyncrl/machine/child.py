@@ -13,25 +13,38 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from asyncrl.machine.numa import cpus_near_gpus, format_cpus
+
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
-_GUARDED = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -s KILL 0; } & exec 3<&-; exec "$@"'
-"""A shell that becomes its arguments. It leaves a guard behind, which kills the group when its input ends."""
+_GUARDED = 'trap "" USR1 USR2; exec 3<&0 </dev/null; { read -r _ <&3; kill -s KILL 0; } & exec 3<&-; exec "$@"'
+"""A shell that becomes its arguments. It leaves a guard behind, which kills the group when its input ends. Both ignore
+the signals by which a role is asked to stop under Slurm, which sends them to the role's children, too."""
 
 
-def start_child(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start `command` in a session of its own, with `environment` added to ours and its output appended to `log`.
+def start_child(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], near_gpus: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start `command` in a session of its own, with `environment` added to ours and its output appended to `log`. It is
+    bound to the CPUs near to the GPUs that it sees, if `near_gpus` and where that helps; the log then says so.
 
     On Linux the kernel sends it SIGTERM when the thread that called this ends, for whatever reason.
     """
-    return _start(command, log, environment, stdin=subprocess.DEVNULL, preexec_fn=ending_with_parent(signal.SIGTERM))
+    near = cpus_near_gpus({**os.environ, **environment}) if near_gpus else frozenset[int]()
+    if near:
+        with suppress(OSError), _opened(log) as output:  # On a full disk it starts without the line.
+            output.write(f"asyncrl: bound to the CPUs {format_cpus(near)}, which are near to its GPUs\n".encode())
+    prepare = ending_with_parent(signal.SIGTERM, near)
+    return _start(command, log, environment, stdin=subprocess.DEVNULL, preexec_fn=prepare)
 
 
-def start_guarded(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_guarded(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], files: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """Start a program that does not end its own children. Its whole group is killed as soon as this process or the
-    program itself is gone."""
-    return _start(["/bin/sh", "-c", _GUARDED, "sh", *command], log, environment, stdin=subprocess.PIPE)
+    program itself is gone. It inherits the descriptors `files`."""
+    return _start(["/bin/sh", "-c", _GUARDED, "sh", *command], log, environment, stdin=subprocess.PIPE, pass_fds=files)
 
 
 def _start(
@@ -60,11 +73,16 @@ def _opened(log: Path) -> BinaryIO:
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a child and its own children, orphans too, and wait for it."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group_soon(process)
     process.wait()
     if process.stdin is not None:
         process.stdin.close()
+
+
+def kill_group_soon(process: subprocess.Popen[bytes]) -> None:
+    """The same without waiting: a process that hangs in the kernel may never end."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
@@ -76,15 +94,18 @@ def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
         return "\n".join(file.read().splitlines()[-count:])
 
 
-def ending_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+def ending_with_parent(number: signal.Signals, cpus: frozenset[int] = frozenset()) -> Callable[[], None] | None:
     """A function that a child runs before its program: the kernel then sends it `number` when the thread that started
-    it ends. None where the kernel is not Linux."""
+    it ends, and it runs on `cpus` alone, if there are any. None where the kernel is not Linux."""
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def prepare() -> None:
         libc.prctl(PR_SET_PDEATHSIG, number)
+        if cpus:
+            with suppress(OSError):  # They may have been taken from us a moment ago; then it runs anywhere.
+                os.sched_setaffinity(0, cpus)
         # The kernel does not notice a parent that ended before the call.
         if os.getppid() != parent:
             os.kill(os.getpid(), number)

@@ -82,19 +82,20 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
     """Write a safetensors file. Raises OSError."""
     from safetensors.torch import save_file
 
-    with as_os_errors():
+    with as_os_errors(path):
         save_file(dict(tensors), path, dict(metadata) if metadata else None)
 
 
 @contextmanager
-def as_os_errors() -> Iterator[None]:
-    """Turn safetensors' own error for a failure of the operating system into the OSError behind it."""
+def as_os_errors(path: Path) -> Iterator[None]:
+    """Turn safetensors' own error for a failure of the operating system into the OSError behind it, which names the
+    file."""
     try:
         yield
     except SafetensorError as error:
         if found := re.search(r"os error (\d+)", str(error)):
             number = int(found[1])
-            raise OSError(number, os.strerror(number)) from error
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise
 
 

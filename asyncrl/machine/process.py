@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -18,6 +19,12 @@ MAX_MMAP_THRESHOLD = 32 << 20
 """From glibc's malloc.h: the names of two settings, and the largest value of the second."""
 STOP_S = 12.0
 """A supervised process that has not ended so long after a SIGTERM is killed. A clean stop takes a second or two."""
+STOP_OF_STEP = signal.SIGUSR1
+"""Asks a process to stop as SIGTERM does, where srun is in between: on SIGTERM, srun kills the process."""
+DRAIN = signal.SIGUSR2
+"""Asks a process to end once what it runs is finished."""
+SHOW_CURSOR = b"\x1b[?25h"
+"""For a terminal, where a live table has hidden it."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"
 """The environment variable in which the supervisor passes a process its name."""
 
@@ -38,18 +45,44 @@ def incarnation() -> str:
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and Ctrl-C set. A second Ctrl-C ends the process at once."""
-    stop = threading.Event()
+    """An event that SIGTERM, STOP_OF_STEP and Ctrl-C set. A second Ctrl-C ends the process at once."""
+    stop, handled = threading.Event(), set[int]()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if handled and number == signal.SIGINT:
+            # Nothing that is being done holds this up. What this process has started ends with it, or is asked to.
+            os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"asyncrl: ended at once on a second Ctrl-C\n")
+            os._exit(128 + signal.SIGINT)
+        handled.add(number)
         log.info("stopping on %s", signal.Signals(number).name)
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
         stop.set()
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
+    signal.signal(STOP_OF_STEP, handle)
     return stop
+
+
+def set_at_once(event: threading.Event) -> None:
+    """Have a thread set `event` as soon as a signal of `stop_on_signals` arrives. Python itself handles a signal only
+    once the main thread returns from a call into C. Call this in the main thread."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while not {signal.SIGTERM, signal.SIGINT, STOP_OF_STEP} & set(os.read(woken, 1)):
+            pass
+        event.set()
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
+def event_on(number: signal.Signals) -> threading.Event:
+    """An event that a signal sets."""
+    event = threading.Event()
+    signal.signal(number, lambda *_: event.set())
+    return event
 
 
 def keep_freed_memory(trim_bytes: int = 64 << 20) -> None:
@@ -64,11 +97,19 @@ def keep_freed_memory(trim_bytes: int = 64 << 20) -> None:
         libc.mallopt(M_TRIM_THRESHOLD, trim_bytes)
 
 
-def limit_threads(threads: int) -> None:
+def freeze_heap() -> None:
+    """Leave all objects that exist now out of garbage collections. Call it once everything is loaded: the modules of
+    torch and transformers alone have hundreds of thousands of objects, and collections would look at each again."""
+    gc.collect()
+    gc.freeze()
+
+
+def limit_threads(threads: int | None) -> None:
     """Give torch `threads` threads that sleep while they wait: spinning ones starve the other roles of a small machine.
 
-    Must be called before torch is imported.
+    None: as many as OMP_NUM_THREADS says, which a launcher sets, or one. Must be called before torch is imported.
     """
+    threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch

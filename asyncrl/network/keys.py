@@ -66,6 +66,12 @@ def client_keys(network: NetworkConfig) -> ClientKeys | None:
     return ClientKeys(_read_secret(folder / "client.secret"), _read_key(folder / "server.public"))
 
 
+def check_keys(network: NetworkConfig) -> None:
+    """Raises ConfigError: the keys that network.keys names cannot be used, to listen or to connect."""
+    server_keys(network)
+    client_keys(network)
+
+
 def allowed_keys(path: Path) -> set[bytes]:
     """The public keys in a list of clients. Raises ConfigError: it cannot be read, or a line is no key."""
     lines = [line.split() for line in _read(path).splitlines()]

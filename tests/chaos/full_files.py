@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig, ObserveConfig
-from asyncrl.launch.supervisor import RoleCommand, Supervisor
+from asyncrl.launch.role_process import RoleCommand
+from asyncrl.launch.supervisor import Supervisor
 from asyncrl.learner.checkpoint import Checkpoints, Progress
 from asyncrl.learner.export import export
 from asyncrl.learner.optimizer import Trainable
@@ -100,7 +101,7 @@ def logs(folder: Path) -> None:
 def supervised(folder: Path, seen: Warnings) -> None:
     def run() -> None:
         role = RoleCommand("learner", [sys.executable, "-c", "pass"])
-        supervisor = Supervisor([role], folder, {}, 1, "learner")
+        supervisor = Supervisor([role], folder, 1, "learner")
         assert supervisor.run(lambda: False, lambda: None, 0.01)
 
     (folder / "logs").mkdir()

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from asyncrl.machine.files import write_whole
+from asyncrl.machine.files import save_tensors, write_whole
 
 KILLED = """
 import os, signal, sys
@@ -36,3 +37,10 @@ def test_a_new_text_replaces_the_old_one_and_leaves_nothing_beside_it(tmp_path: 
         write_whole(path, text)
         assert path.read_text(encoding="utf-8") == text
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_tensors_that_cannot_be_written_name_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "weights.safetensors"
+    with pytest.raises(FileNotFoundError) as error:
+        save_tensors({"weight": torch.zeros(1)}, path)
+    assert error.value.filename == str(path)

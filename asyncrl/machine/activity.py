@@ -1,0 +1,196 @@
+"""Signs of life: a process shows that its main thread advances, and whoever started it sees when that ends.
+
+The sign is a file whose time of change a thread of the process renews. So it also works over a shared folder. The
+content of the file says what the process must finish before it may be killed, or is empty.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from asyncrl.machine.process import STOP_S
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "ASYNCRL_HEARTBEAT"
+"""The environment variable in which a process gets the path of its heartbeat."""
+BEAT_S = 1.0
+START_S = 300.0
+"""Until the first heartbeat of a process, which loads libraries before: a minute on a cold network disk."""
+LONGEST_LOOK_S = 2.0
+"""More than this between two looks at a heartbeat does not count: the process that looks did not run either."""
+FINISH_S = 600.0
+"""How long a stop waits for a process that finishes a checkpoint."""
+STACKS_S = 3.0
+"""So long before a process counts as hung, it writes to its log where its threads are."""
+
+
+class Activity:
+    """What the main thread of this process does. It calls every method but `finishing`, which any thread may call."""
+
+    def __init__(self) -> None:
+        self.advances = 0
+        self.phase = "start"
+        self.waits = True
+        """Whether it waits for something that may take any time."""
+        self.unfinished: list[str] = []
+        """What a stop should wait for."""
+
+    def advance(self) -> None:
+        """The main thread has got on."""
+        self.advances += 1
+
+    def enter(self, phase: str) -> None:
+        """The phase that begins now. The main thread is never stuck before the first one."""
+        self.phase, self.waits = phase, False
+        self.advance()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Within the block the main thread waits for something that may take any time, as the replay may."""
+        return self._as(waits=True)
+
+    def working(self) -> AbstractContextManager[None]:
+        """Within the block it does not, although it is within a block of `waiting`."""
+        return self._as(waits=False)
+
+    @contextmanager
+    def _as(self, waits: bool) -> Iterator[None]:
+        before, self.waits = self.waits, waits
+        self.advance()
+        try:
+            yield
+        finally:
+            self.waits = before
+            self.advance()
+
+    @contextmanager
+    def finishing(self, what: str) -> Iterator[None]:
+        """Within the block a stop should wait until `what` is finished."""
+        self.unfinished.append(what)
+        try:
+            yield
+        finally:
+            self.unfinished.remove(what)
+
+
+class Heartbeat:
+    """Renews the file at `path` as long as `activity` advances or waits. A process hangs `hang_s` seconds after it was
+    renewed last; its main thread may stand still for `still_s`, if that is more. `show` says before where the threads
+    are."""
+
+    def __init__(
+        self,
+        path: Path,
+        activity: Activity,
+        hang_s: float,
+        still_s: float = 0.0,
+        show: Callable[[], None] = faulthandler.dump_traceback,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._activity, self._show, self._clock = path, activity, show, clock
+        self._allowed_s, self._shown_s = max(0.0, still_s - hang_s), max(hang_s, still_s) - STACKS_S
+        self._advances, self._advanced = -1, clock()
+        self._is_shown = False
+        self._written = ""
+
+    def beat(self) -> None:
+        """Renew the file, if the main thread has got on."""
+        activity, now = self._activity, self._clock()
+        if activity.waits or activity.advances != self._advances:
+            self._advances, self._advanced, self._is_shown = activity.advances, now, False
+        still_s = now - self._advanced
+        if still_s >= self._shown_s and not self._is_shown:
+            self._is_shown = True
+            logger.error("the main thread has not advanced for %.0f s; the stacks of all threads follow", still_s)
+            self._show()
+        if still_s > self._allowed_s:
+            return
+        try:
+            unfinished = ", ".join(activity.unfinished)
+            if unfinished != self._written:
+                self._path.write_text(unfinished)
+                self._written = unfinished
+            os.utime(self._path)
+        except OSError as error:
+            logger.debug("%s was not renewed: %s", self._path, error)
+
+
+@contextmanager
+def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: float = STOP_S) -> Iterator[None]:
+    """Within the block, show whoever started this process that `activity` advances, if a heartbeat was asked for. The
+    seconds are those of `Heartbeat`.
+
+    If that process is gone, nobody else would notice that this one hangs: then it is killed with its group after
+    `stop_s`, or after `FINISH_S` where it must finish something.
+    """
+    path = os.environ.pop(VARIABLE, None)  # Not for the children of this process.
+    if path is None:
+        yield
+        return
+    over, shown = threading.Event(), Heartbeat(Path(path), activity, hang_s, still_s)
+
+    parent = os.getppid()
+
+    def renew() -> None:
+        alone_s = 0.0
+        while not over.wait(BEAT_S):
+            shown.beat()
+            alone_s += BEAT_S if os.getppid() != parent else 0.0
+            if alone_s >= (FINISH_S if activity.unfinished else stop_s):
+                logger.error("who started this process is gone, and it has not stopped; it is killed")
+                os.killpg(0, signal.SIGKILL)
+
+    shown.beat()
+    threading.Thread(target=renew, name="heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+class Pulse:
+    """The heartbeat of another process, in the file at `path`, from its start on. `clock` gives seconds."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._looked = clock()
+        self._silent_s = 0.0
+        self._first = True
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+        except OSError as error:
+            logger.warning("%s cannot be written, so a process that hangs is not noticed: %s", path, error)
+        self._seen = self._changed()
+
+    def is_lost(self, limit_s: float) -> bool:
+        """Whether there was no heartbeat for `limit_s` seconds, or for so many as a start may take. Call it often: only
+        the time between two near calls counts."""
+        now, seen = self._clock(), self._changed()
+        self._silent_s += min(now - self._looked, LONGEST_LOOK_S)
+        self._looked = now
+        if seen != self._seen:
+            self._seen, self._silent_s, self._first = seen, 0.0, False
+        return self._seen is not None and self._silent_s >= (max(limit_s, START_S) if self._first else limit_s)
+
+    @property
+    def unfinished(self) -> str:
+        """What the process says that it must finish; empty where it says nothing."""
+        try:
+            return self._path.read_text()
+        except OSError:
+            return ""
+
+    def _changed(self) -> int | None:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return None

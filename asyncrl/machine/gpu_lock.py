@@ -1,0 +1,117 @@
+"""Whose turn it is on GPUs that learner and servers share: locks on files, which the kernel frees when a process dies.
+
+    the learner's ranks:  ask ──no actor has the GPUs──► use them ──► give_back(version)
+    an actor:             take ──no rank asks──► its servers use them ──is_wanted──► its servers free them ──► give_back
+
+What holds:
+
+- Never both: a rank locks its own file exclusively before it looks whether an actor has a shared lock on the servers'
+  file, and an actor locks before it looks whether a rank does. So at most one of them finds the other's file free.
+- The learner comes first: it is waited for as soon as it asks.
+- The lock of a process ends with it, however it dies. Servers inherit that of their actor, so that it outlives the
+  actor for as long as they do.
+
+All processes are on one machine, or at least agree on the locks of the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+SERVERS = "servers"
+
+
+class LearnerLock:
+    """The lock of one of the learner's ranks in `folder`."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._own = _opened(_of_rank(folder, rank))
+        self._servers = _opened(folder / SERVERS)
+
+    def ask(self) -> None:
+        """Want the GPUs from now on. No actor that has not got them gets them until `give_back`."""
+        # An actor that looks at it has it for some microseconds.
+        fcntl.flock(self._own, fcntl.LOCK_EX)
+
+    def is_ours(self) -> bool:
+        """Whether no actor has the GPUs. Call it after every rank has asked."""
+        if not _try(self._servers, fcntl.LOCK_EX):
+            return False
+        fcntl.flock(self._servers, fcntl.LOCK_UN)
+        return True
+
+    def give_back(self, version: int) -> None:
+        """Let the servers use the GPUs, once they can have this version."""
+        os.pwrite(self._own, f"{version:020d}".encode(), 0)
+        fcntl.flock(self._own, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._own)
+        os.close(self._servers)
+
+
+class ServersLock:
+    """The lock of one actor in `folder`, for GPUs that it shares with so many `ranks`."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self._own = _opened(folder / SERVERS)
+        self._ranks = [_opened(_of_rank(folder, rank)) for rank in range(ranks)]
+
+    @property
+    def file(self) -> int:
+        """The descriptor that holds the lock: it stays locked until every process that inherited it has ended, or
+        `give_back` is called."""
+        return self._own
+
+    def take(self) -> bool:
+        """Take the GPUs, unless a rank wants them, or no version was published yet. Whether they are ours."""
+        # The learner's rank 0 has this lock for some microseconds when it looks at it.
+        if self.version() < 0 or not _try(self._own, fcntl.LOCK_SH):
+            return False
+        if self.is_wanted():
+            self.give_back()
+            return False
+        return True
+
+    def is_wanted(self) -> bool:
+        """Whether a rank asks for the GPUs, or has them."""
+        for file in self._ranks:
+            if not _try(file, fcntl.LOCK_SH):
+                return True
+            fcntl.flock(file, fcntl.LOCK_UN)
+        return False
+
+    def give_back(self) -> None:
+        """No server uses a GPU any more."""
+        fcntl.flock(self._own, fcntl.LOCK_UN)
+
+    def version(self) -> int:
+        """The version that the learner's rank 0 published before it gave the GPUs back last; -1 before the first."""
+        with suppress(ValueError):
+            return int(os.pread(self._ranks[0], 20, 0))
+        return -1
+
+    def close(self) -> None:
+        for file in (self._own, *self._ranks):
+            os.close(file)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor that programs do not inherit."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _of_rank(folder: Path, rank: int) -> Path:
+    return folder / f"learner-{rank}"
+
+
+def _try(file: int, lock: int) -> bool:
+    try:
+        fcntl.flock(file, lock | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

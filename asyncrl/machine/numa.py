@@ -1,0 +1,80 @@
+"""Which CPUs are near to a GPU: on a machine of several NUMA nodes each GPU hangs at one of these, and memory that a
+CPU of another node has touched first comes to it by a detour.
+
+Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its GPUs as PCI devices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+ORDER_VARIABLE, BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+ROOT = Path("/")
+
+
+def cpus_near_gpus(environment: Mapping[str, str], only: int | None = None, root: Path = ROOT) -> frozenset[int]:
+    """The CPUs of this process to which a child with this `environment` is better bound: those that are near to any of
+    the GPUs that it sees, or to the `only`-th of them.
+
+    Empty where that helps nothing or is not known: it sees no GPU, all CPUs are near, fewer are near than it has
+    threads, or nothing says which GPU is meant. `root` has the folders `proc` and `sys` of Linux.
+    """
+    visible = [each.strip() for each in environment.get(GPU_VARIABLE, "").split(",") if each.strip()]
+    if only is not None:
+        visible = visible[only : only + 1]
+    addresses = _addresses(visible, environment.get(ORDER_VARIABLE) == BY_ADDRESS, root) if visible else []
+    if not addresses:
+        return frozenset()
+    mine = os.sched_getaffinity(0)
+    near = frozenset[int]().union(*(_local_cpus(address, root) or mine for address in addresses)) & mine
+    threads = environment.get(THREADS_VARIABLE, "1")
+    return frozenset() if near == mine or len(near) < (int(threads) if threads.isdecimal() else 1) else near
+
+
+def _addresses(visible: Sequence[str], by_address: bool, root: Path) -> list[str]:
+    """The PCI addresses of GPUs that numbers or UUIDs name; none if one of them is not known."""
+    try:
+        folders = sorted((root / "proc/driver/nvidia/gpus").iterdir())
+        facts = {folder.name: _facts(folder / "information") for folder in folders}
+    except OSError:
+        return []
+    # CUDA numbers GPUs of different models by their speed, and equal ones by their address.
+    numbered = by_address or len({each.get("Model") for each in facts.values()}) <= 1
+    names = {str(number): address for number, address in enumerate(facts)} if numbered else {}
+    names |= {each["GPU UUID"]: address for address, each in facts.items() if "GPU UUID" in each}
+    found = [names[each] for each in visible if each in names]
+    return found if len(found) == len(visible) else []
+
+
+def _facts(file: Path) -> dict[str, str]:
+    pairs = (line.partition(":") for line in file.read_text().splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _local_cpus(address: str, root: Path) -> frozenset[int]:
+    """The CPUs near to a PCI device; none if Linux does not tell."""
+    try:
+        return parse_cpus((root / "sys/bus/pci/devices" / address.lower() / "local_cpulist").read_text())
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """The numbers in a list as Linux writes it, such as `0-3,8`. Raises ValueError: it is none."""
+    spans = (part.partition("-") for part in text.strip().split(",") if part)
+    return frozenset(number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
+
+
+def format_cpus(cpus: frozenset[int]) -> str:
+    """The opposite of `parse_cpus`."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and spans[-1][1] == cpu - 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)

@@ -1,0 +1,38 @@
+"""Which process owns a folder: its name is in a file there, which it has locked."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+OWNER_FILE = "supervised"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that runs a folder."""
+
+    host: str
+    pid: int
+
+
+def owner_of(run_dir: Path) -> Owner | None:
+    """The process that runs the folder; None if there is none. One of another host counts until it has ended well.
+
+    Raises OSError: its name cannot be read, as in the folder of another user.
+    """
+    try:
+        with (run_dir / OWNER_FILE).open() as lock:
+            written = lock.read()
+            owner = Owner(**json.loads(written)) if written else None
+            if owner is not None and owner.host == socket.gethostname():
+                with suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return None
+            return owner
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,42 @@
+"""Whether several machines share a folder: one writes a file into it, and the others look for that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+SEEN_S = 3.0
+"""For a network disk that shows a new file late."""
+POLL_S = 0.1
+
+
+@contextmanager
+def canary(folder: Path) -> Iterator[Path]:
+    """A new file in a folder, which is made where there is none. Afterwards it is gone, with the answers to it, and so
+    is a folder in which nothing else is. Raises OSError: the folder cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f".canary-{uuid4().hex}"
+    file.touch()
+    try:
+        yield file
+    finally:
+        for each in folder.glob(f"{file.name}*"):
+            each.unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def sees(file: Path, wait_s: float = SEEN_S) -> bool:
+    """Whether this machine sees a canary that another one has made, within `wait_s`."""
+    deadline = time.monotonic() + wait_s
+    while not (seen := file.exists()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return seen
+
+
+def answer_to(file: Path, index: int) -> Path:
+    """What the `index`-th machine writes beside a canary that it sees: the other direction."""
+    return file.with_name(f"{file.name}-{index}")

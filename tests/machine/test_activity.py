@@ -1,0 +1,126 @@
+"""Signs of life: what shows them, and when they are missed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from asyncrl.machine.activity import START_S, VARIABLE, Activity, Heartbeat, Pulse
+from tests.helpers import until
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def is_renewed(path: Path, heartbeat: Heartbeat) -> bool:
+    os.utime(path, (1, 1))
+    heartbeat.beat()
+    return path.stat().st_mtime > 1
+
+
+def test_a_process_shows_life_while_its_main_thread_advances_or_waits(tmp_path: Path) -> None:
+    path, activity, clock = tmp_path / "beats", Activity(), Clock()
+    path.touch()
+    shown: list[float] = []
+    heartbeat = Heartbeat(path, activity, 20.0, 30.0, lambda: shown.append(clock.now), clock)
+    for _ in range(3):
+        clock.now += 1000.0
+        assert is_renewed(path, heartbeat), "it has not begun"
+    activity.enter("work")
+    assert is_renewed(path, heartbeat)
+    clock.now += 9.0
+    assert is_renewed(path, heartbeat), "it may stand still for a while"
+    clock.now += 2.0
+    assert not is_renewed(path, heartbeat)
+    assert not shown
+    for _ in range(3):
+        clock.now += 8.0
+        heartbeat.beat()
+    assert shown == [clock.now - 8.0], "once, before it counts as hung"
+    with activity.waiting():
+        clock.now += 1000.0
+        assert is_renewed(path, heartbeat)
+    assert is_renewed(path, heartbeat)
+
+
+def test_a_lost_heartbeat_is_noticed_by_the_time_in_which_somebody_looked(tmp_path: Path) -> None:
+    path, clock = tmp_path / "alive" / "actor-0", Clock()
+    pulse, activity = Pulse(path, clock), Activity()
+
+    def looked_at(seconds: int) -> bool:
+        for _ in range(seconds):
+            clock.now += 1.0
+            if pulse.is_lost(5.0):
+                return True
+        return False
+
+    assert not looked_at(int(START_S) - 1), "libraries are loaded"
+    heartbeat = Heartbeat(path, activity, 20.0)
+    with activity.finishing("the checkpoint step-000004"):
+        heartbeat.beat()
+        assert pulse.unfinished == "the checkpoint step-000004"
+    assert not looked_at(4)
+    heartbeat.beat()
+    assert pulse.unfinished == ""
+    assert not looked_at(1)
+    clock.now += 1000.0
+    assert not looked_at(2), "whoever looks did not run either"
+    assert looked_at(2)
+
+
+def test_a_process_that_stands_still_is_silent_and_says_where_it_is(tmp_path: Path) -> None:
+    code = """
+import threading
+from asyncrl.machine.activity import Activity, heartbeat
+activity = Activity()
+with heartbeat(activity, 4.0):
+    activity.enter("work")
+    threading.Event().wait()
+"""
+    path, output = tmp_path / "beats", tmp_path / "log"
+    pulse = Pulse(path)
+    with output.open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, VARIABLE: str(path)}, stderr=log)
+    try:
+        until(lambda: time.sleep(0.1) or pulse.is_lost(2.0))
+        until(lambda: 'File "<string>", line 7' in output.read_text())
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+HANGS = """
+import os, pathlib, signal, sys, time
+from asyncrl.machine.activity import Activity, heartbeat
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with heartbeat(Activity(), 600.0, stop_s=1.0):
+    pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+STARTS = """
+import pathlib, sys, time
+from asyncrl.machine.activity import VARIABLE
+from asyncrl.machine.child import start_child
+folder = pathlib.Path(sys.argv[1])
+start_child([sys.executable, "-c", sys.argv[2], str(folder / "pid")], folder / "log", {VARIABLE: str(folder / "beats")})
+time.sleep(600)
+"""
+
+
+def test_a_process_that_hangs_does_not_outlive_who_started_it(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTS, str(tmp_path), HANGS]) as starter:
+        pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+        starter.kill()
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert "it has not stopped; it is killed" in (tmp_path / "log").read_text()
