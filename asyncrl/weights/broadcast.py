@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from asyncrl.errors import UnavailableError
 from asyncrl.weights.buckets import Bucket, GatheredBucket
+from asyncrl.weights.canary import Canary
 from asyncrl.weights.group import AT_ONCE, BACKENDS, BroadcastCall, WeightGroup, open_store, sum_of
 from asyncrl.weights.manifest import MAX_CHUNK_BYTES, Manifest
 from asyncrl.weights.server import WeightServer
@@ -60,10 +61,15 @@ class Broadcaster:
         self.failures = 0
 
     def through(
-        self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket]
+        self,
+        version: int,
+        plan: Sequence[Bucket],
+        buckets: Iterable[GatheredBucket],
+        canary: Canary | None = None,
     ) -> Iterator[GatheredBucket]:
         """Give on the `buckets` of `version`, and broadcast them meanwhile to the engines that are there now."""
-        self._call_engines(version, plan)
+        entries = tuple(chain(*(bucket.entries for bucket in plan)))
+        self._call_engines(Manifest(version, MAX_CHUNK_BYTES, entries, canary=canary), plan)
         sums = []
         for gathered in buckets:
             self._begin(gathered.flat)
@@ -80,12 +86,12 @@ class Broadcaster:
     def close(self) -> None:
         self._drop()
 
-    def _call_engines(self, version: int, plan: Sequence[Bucket]) -> None:
+    def _call_engines(self, manifest: Manifest, plan: Sequence[Bucket]) -> None:
         if self._hung is not None and not self._hung.done():
             logger.warning("no broadcast: an earlier one still hangs, engines take the version by zmq")
             return
         backend = BACKENDS[self._device.type]
-        members = self._server.call(backend, lambda members: self._call(version, plan, members), PATIENCE_S)
+        members = self._server.call(backend, lambda members: self._call(manifest, plan, members), PATIENCE_S)
         if not members:
             self._drop()
         elif self._group is None:
@@ -111,12 +117,11 @@ class Broadcaster:
             except UnavailableError as error:
                 self._fail(str(error))
 
-    def _call(self, version: int, plan: Sequence[Bucket], members: Sequence[bytes]) -> BroadcastCall:
+    def _call(self, manifest: Manifest, plan: Sequence[Bucket], members: Sequence[bytes]) -> BroadcastCall:
         """The call to the engines, made in the server's thread while `_call_engines` waits for it."""
         if members != self._members or self._group is None:
             self._drop()
             self._members, self._name = members, uuid.uuid4().hex
-        manifest = Manifest(version, MAX_CHUNK_BYTES, tuple(chain(*(bucket.entries for bucket in plan))))
         counts = tuple(len(bucket.entries) for bucket in plan)
         return BroadcastCall(manifest, counts, self._host, self._port, self._name)
 

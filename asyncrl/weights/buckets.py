@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,23 +50,35 @@ class GatheredBucket:
 
 def plan_buckets(entries: Sequence[TensorSpec], bucket_bytes: int, alignment: int = ALIGNMENT) -> list[Bucket]:
     """`entries` in their order, in buckets of at most `bucket_bytes`; a larger tensor has one for itself."""
+    return _filled([[entry] for entry in entries], bucket_bytes, alignment)
+
+
+def tight_buckets(
+    tensors: Mapping[str, torch.Tensor], bucket_bytes: int, group_of: Callable[[str], str] = str
+) -> list[Bucket]:
+    """Buckets for `tensors` without gaps, the widest dtypes first.
+
+    Tensors of one dtype for whose names `group_of` says the same share a bucket, which may be larger for that.
+    """
+    groups: dict[tuple[torch.dtype, str], list[TensorSpec]] = {}
+    for name, tensor in sorted(tensors.items(), key=lambda named: -named[1].element_size()):
+        entry = TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape))
+        groups.setdefault((tensor.dtype, group_of(name)), []).append(entry)
+    return _filled(groups.values(), bucket_bytes, TIGHT)
+
+
+def _filled(groups: Iterable[Sequence[TensorSpec]], bucket_bytes: int, alignment: int) -> list[Bucket]:
+    """The groups in their order, each in one bucket."""
     buckets: list[list[TensorSpec]] = []
     room = 0
-    for entry in entries:
-        size = _padded(entry.nbytes, alignment)
+    for group in groups:
+        size = sum(_padded(entry.nbytes, alignment) for entry in group)
         if size > room or not buckets:
             buckets.append([])
             room = bucket_bytes
-        buckets[-1].append(entry)
+        buckets[-1].extend(group)
         room -= size
     return [Bucket(tuple(each), alignment) for each in buckets]
-
-
-def tight_buckets(tensors: Mapping[str, torch.Tensor], bucket_bytes: int) -> list[Bucket]:
-    """Buckets for `tensors` without gaps, the widest dtypes first."""
-    widest_first = sorted(tensors.items(), key=lambda named: -named[1].element_size())
-    entries = [TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in widest_first]
-    return plan_buckets(entries, bucket_bytes, TIGHT)
 
 
 def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from asyncrl.errors import UnavailableError, WeightsError
 from asyncrl.machine.files import save_tensors
 from asyncrl.types import RunIdentity
+from asyncrl.weights.canary import Canary
 from asyncrl.weights.manifest import Manifest, bytes_of, checksum, take_snapshot
 
 TENSORS = "model.safetensors"
@@ -116,11 +117,15 @@ def folder_name(version: int) -> str:
 
 
 def write_folder(
-    directory: Path, version: int, tensors: Mapping[str, torch.Tensor], write_config: Callable[[Path], object]
+    directory: Path,
+    version: int,
+    tensors: Mapping[str, torch.Tensor],
+    write_config: Callable[[Path], object],
+    canary: Canary | None = None,
 ) -> Path:
     """The folder of `version`, written under a hidden name and renamed. Raises OSError."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    manifest = take_snapshot(version, whole, 1).manifest
+    manifest = take_snapshot(version, whole, 1, canary=canary).manifest
 
     def write(partial: Path) -> None:
         partial.mkdir()
@@ -195,20 +200,20 @@ class FolderWriter:
             shutil.rmtree(old, ignore_errors=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
 
-    def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write `tensors`, which are never changed again; returns at once."""
+    def write(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
+        """Write `tensors`, which are never changed again, and the `canary`; returns at once."""
         self._newest = version
-        self._thread.submit(self._write, version, tensors)
+        self._thread.submit(self._write, version, tensors, canary)
 
     def close(self) -> None:
         """Return once the version under way is written."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _write(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None) -> None:
         if version != self._newest:
             return
         try:
-            write_folder(self.directory, version, tensors, self._write_config)
+            write_folder(self.directory, version, tensors, self._write_config, canary)
             remove_older(self.directory)
         except OSError as error:
             self.failures += 1

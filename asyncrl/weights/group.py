@@ -191,7 +191,7 @@ def keep_to_loopback(config: TrainConfig, actor: bool, environment: MutableMappi
     NCCL has one interface for all groups of a process. If weights may go by NCCL to other machines, the environment
     names it. Call this before the first group.
     """
-    broadcast = config.weights.channel == "distributed" and not is_loopback(config.network.host)
+    broadcast = config.weights.channel == "distributed" and not is_loopback(config.network.learner_address)
     if not (broadcast or (actor and _servers_by_nccl(config))):
         environment["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"
 

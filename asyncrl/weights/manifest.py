@@ -20,6 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from asyncrl.errors import WeightsError
+from asyncrl.weights.canary import Canary
 
 MAX_CHUNK_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 64 << 20
@@ -91,7 +92,7 @@ class DeltaHeader(msgspec.Struct, frozen=True):
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tensors of `version`, in the order in which they travel; or `deltas`, one after the other, that make them
-    from what a receiver has.
+    from what a receiver has. An engine must repeat the `canary`, if there is one, before it serves the version.
 
     Raises ValueError: two tensors have one name, or the deltas are larger than the tensors.
     """
@@ -100,6 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     chunk_bytes: Annotated[int, msgspec.Meta(gt=0, le=MAX_CHUNK_BYTES)]
     tensors: tuple[TensorSpec, ...]
     deltas: tuple[DeltaHeader, ...] = ()
+    canary: Canary | None = None
 
     def __post_init__(self) -> None:
         if len({spec.name for spec in self.tensors}) != len(self.tensors):
@@ -187,7 +189,11 @@ Map = Callable[..., Iterator[Any]]
 
 
 def take_snapshot(
-    version: int, tensors: Mapping[str, torch.Tensor], chunk_bytes: int, each: Map = map
+    version: int,
+    tensors: Mapping[str, torch.Tensor],
+    chunk_bytes: int,
+    each: Map = map,
+    canary: Canary | None = None,
 ) -> WeightSnapshot:
     """A snapshot that shares the memory of contiguous tensors; the checksums are computed here, mapped by `each`."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
@@ -195,4 +201,4 @@ def take_snapshot(
         TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)
         for (name, tensor), own in zip(tensors.items(), each(checksum, buffers), strict=True)
     )
-    return WeightSnapshot(Manifest(version, chunk_bytes, specs), buffers)
+    return WeightSnapshot(Manifest(version, chunk_bytes, specs, canary=canary), buffers)

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from asyncrl.errors import WeightsError
+from asyncrl.weights.canary import Canary
 from asyncrl.weights.delta import Delta, diff, same_layout
 from asyncrl.weights.manifest import DTYPES, MAX_CHUNK_BYTES, WeightSnapshot, dtype_name, take_snapshot
 
@@ -43,7 +44,7 @@ class Preparation:
         self._versions = ThreadPoolExecutor(1, thread_name_prefix="weights-preparing")
         self._tensors = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
 
-    def begin(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    def begin(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
         """Prepare `tensors`, on the CPU and never changed again, as `version`; returns at once.
 
         Raises WeightsError: the version is not newer than the last, or a tensor cannot travel.
@@ -54,18 +55,18 @@ class Preparation:
             if tensor.device.type != "cpu" or dtype_name(tensor.dtype) not in DTYPES:
                 raise WeightsError(f"{name} is {tensor.dtype} on {tensor.device}; move it to the CPU as {list(DTYPES)}")
         self._newest = version
-        self._versions.submit(self._prepare, version, dict(tensors)).add_done_callback(_log_failure)
+        self._versions.submit(self._prepare, version, dict(tensors), canary).add_done_callback(_log_failure)
 
     def close(self) -> None:
         """Return once the version under way is prepared."""
         self._versions.shutdown(cancel_futures=True)
         self._tensors.shutdown(cancel_futures=True)
 
-    def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _prepare(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None) -> None:
         if version != self._newest:
             return
         started = time.perf_counter()
-        snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._tensors.map)
+        snapshot = take_snapshot(version, tensors, self._chunk_bytes, self._tensors.map, canary)
         delta = self._delta_to(snapshot)
         self._last = snapshot
         measured = {"bytes": float(snapshot.manifest.nbytes), "prepare_s": time.perf_counter() - started}

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
+from asyncrl.weights.canary import Canary
 from asyncrl.weights.folders import FolderWriter
 from asyncrl.weights.manifest import check_covers
 from asyncrl.weights.server import WeightServer
@@ -41,19 +42,21 @@ class Publisher:
             values["folder_failures"] = float(self._folders.failures)
         return values
 
-    def publish(self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket]) -> None:
-        """Offer `version`, whose tensors come in `buckets` as `plan` says.
+    def publish(
+        self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket], canary: Canary | None = None
+    ) -> None:
+        """Offer `version`, whose tensors come in `buckets` as `plan` says, with its `canary`.
 
         Raises WeightsError, before the first bucket is taken: a tensor is missing, unknown or misshapen.
         """
         shapes = {entry.name: entry.shape for bucket in plan for entry in bucket.entries}
         check_covers(version, shapes, self._expected)
         if self._broadcaster is not None:
-            buckets = self._broadcaster.through(version, plan, buckets)
+            buckets = self._broadcaster.through(version, plan, buckets, canary)
         tensors = {name: tensor for gathered in buckets for name, tensor in on_host(gathered).items()}
-        self._server.publish(version, tensors)
+        self._server.publish(version, tensors, canary)
         if self._folders is not None:
-            self._folders.write(version, tensors)
+            self._folders.write(version, tensors, canary)
 
     def close(self) -> None:
         for part in (self._broadcaster, self._folders, self._server):

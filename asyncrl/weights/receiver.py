@@ -3,7 +3,9 @@
 What holds for every channel: the manifest covers exactly the engine's tensors before the first byte is taken. The
 engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right. A version
 never moves backwards. After a failure the engine stays at the version that it has; the failure is logged and counted,
-and the next channel is tried at once, or after the last channel the first one a while later.
+and the next channel is tried at once, or after the last channel the first one a while later. An engine that does not
+repeat the canary of a version (see canary.py) has failed too; after `CANARY_FAILURES` of these in a row the receiver
+ends with the error, since what arrives whole and still goes wrong needs a new process, or a person.
 
 The engine goes on generating while weights arrive beside those that it uses, and stops only to switch.
 """
@@ -17,9 +19,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from asyncrl.errors import UnavailableError, WeightsError, WireError
+from asyncrl.weights.canary import CanaryCheck, CanaryError
 from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
 
+CANARY_FAILURES = 5
 AWAY_S = 1.0
 """The wait after a learner that the last channel does not find; a directory that is not there answers at once."""
 
@@ -61,8 +65,8 @@ class UpdatableEngine(Protocol):
         """The version that it serves."""
         ...
 
-    async def update_weights(self, version: int, weights: Weights) -> None:
-        """Switch to `version`, all or nothing. Raises WeightsError."""
+    async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
+        """Switch to `version`, all or nothing. Raises WeightsError, and CanaryError where `check` fails."""
         ...
 
 
@@ -70,15 +74,22 @@ class Receiver:
     """Follows the first of `channels` that works, for an engine whose tensors have the names and shapes in `expected`.
 
     `retry_s` is the wait after the last channel failed to bring a version. A learner that cannot be reached is tried
-    at least once a second.
+    at least once a second. `canary_tolerance` is that of `CanaryCheck`.
     """
 
     def __init__(
-        self, channels: Sequence[Channel], expected: Mapping[str, tuple[int, ...]], *, retry_s: float = 5.0
+        self,
+        channels: Sequence[Channel],
+        expected: Mapping[str, tuple[int, ...]],
+        *,
+        retry_s: float = 5.0,
+        canary_tolerance: float | None = None,
     ) -> None:
         self._channels = list(channels)
         self._expected = expected
         self._retry_s = retry_s
+        self._canary_tolerance = canary_tolerance
+        self._canary_failures = 0
         self.updates = 0
         self.refused = 0
         self.fallbacks = 0
@@ -98,7 +109,10 @@ class Receiver:
         }
 
     async def run(self, engine: UpdatableEngine) -> None:
-        """Update `engine` whenever there is a newer version; returns only by cancellation."""
+        """Update `engine` whenever there is a newer version; returns only by cancellation.
+
+        Raises CanaryError: the engine failed its canary again and again.
+        """
         endpoints = ", else ".join(f"{channel.name} at {channel.endpoint}" for channel in self._channels)
         logger.info("waiting for weights newer than version %d from %s", engine.version, endpoints)
         try:
@@ -117,6 +131,12 @@ class Receiver:
             except ExcludedError as error:
                 logger.info("weights do not come by %s: %s", channel.name, error)
                 self._channels.remove(channel)
+            except CanaryError as error:
+                self._canary_failures += 1
+                if self._canary_failures >= CANARY_FAILURES:
+                    raise CanaryError(f"{error}. This was failure {self._canary_failures} in a row") from error
+                failures.append(f"not by {channel.name}: {error}")
+                damaged = True
             except (UnavailableError, WeightsError, WireError) as error:
                 failures.append(f"not by {channel.name}: {error}")
                 damaged = not isinstance(error, UnavailableError)
@@ -140,7 +160,11 @@ class Receiver:
         if failures:
             self.fallbacks += 1
             logger.warning("version %d came by %s, %s", manifest.version, channel.name, "; ".join(failures))
-        await engine.update_weights(manifest.version, weights)
+        check = None
+        if manifest.canary is not None:
+            check = CanaryCheck(manifest.version, manifest.canary, channel.name, self._canary_tolerance)
+        await engine.update_weights(manifest.version, weights, check)
+        self._canary_failures = 0
         self.updates += 1
         self._transfer_s += arrived - begun
         self._switch_s += time.perf_counter() - arrived

@@ -29,6 +29,7 @@ from asyncrl.network.keys import ServerKeys
 from asyncrl.network.listener import Listener
 from asyncrl.network.throttle import Throttled
 from asyncrl.types import RunIdentity
+from asyncrl.weights.canary import Canary
 from asyncrl.weights.delta import Delta
 from asyncrl.weights.group import BroadcastCall
 from asyncrl.weights.manifest import MAX_MANIFEST_BYTES, WeightSnapshot
@@ -102,14 +103,14 @@ class WeightServer:
         """What `Preparation` measured, and the requests refused so far."""
         return {**self._preparation.measured, "refused": float(self.refused)}
 
-    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Offer `tensors` (on the CPU, never changed again) as `version`; returns at once.
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
+        """Offer `tensors` (on the CPU, never changed again) as `version`, with its `canary`; returns at once.
 
         Raises WeightsError: the version is not newer than the last, a tensor cannot travel, or the publisher is closed.
         """
         if not self._thread.is_alive():
             raise WeightsError("the publisher is closed")
-        self._preparation.begin(version, tensors)
+        self._preparation.begin(version, tensors, canary)
 
     def call(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
         """Call the receivers that asked to join a broadcast over `backend`; returns who they are.

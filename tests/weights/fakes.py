@@ -11,6 +11,7 @@ import zmq.asyncio
 
 from asyncrl.errors import WeightsError
 from asyncrl.types import RunIdentity
+from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.channels.requests import Requests
 from asyncrl.weights.channels.zmq import ZmqChannel
 from asyncrl.weights.receiver import Channel, Receiver
@@ -24,12 +25,16 @@ class HoldingEngine:
         self.version = version
         self.tensors: dict[str, torch.Tensor] = {}
         self.served: list[int] = []
+        self.checks: list[CanaryCheck | None] = []
 
-    async def update_weights(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    async def update_weights(
+        self, version: int, tensors: Mapping[str, torch.Tensor], check: CanaryCheck | None = None
+    ) -> None:
         if version <= self.version:
             raise WeightsError(f"version {version} is not newer than {self.version}")
         self.version, self.tensors = version, dict(tensors)
         self.served.append(version)
+        self.checks.append(check)
 
 
 class Killed(BaseException):

@@ -47,3 +47,13 @@ def test_tight_buckets_have_no_gaps_and_every_tensor_lies_where_its_dtype_may_be
             start += entry.nbytes
         assert start == bucket.nbytes
         assert all(torch.equal(view, tensors[name]) for name, view in bucket.views(flatten(bucket, tensors)).items())
+
+
+@given(ENTRIES, st.integers(1, 2000))
+def test_tensors_of_one_dtype_and_group_share_a_bucket(entries, bucket_bytes):
+    tensors = {entry.name: torch.ones(entry.shape, dtype=DTYPES[entry.dtype]) for entry in entries}
+    buckets = tight_buckets(tensors, bucket_bytes, lambda name: name[:1])
+    groups = [{(entry.dtype, entry.name[:1]) for entry in bucket.entries} for bucket in buckets]
+    assert sum(map(len, groups)) == len(set().union(*groups))
+    assert sorted(entry.name for bucket in buckets for entry in bucket.entries) == sorted(tensors)
+    assert all(bucket.nbytes <= bucket_bytes or len(group) == 1 for bucket, group in zip(buckets, groups, strict=True))

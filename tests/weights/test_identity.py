@@ -14,6 +14,7 @@ from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError, UnavailableError, WireError
 from asyncrl.learner.run import run as learn
+from asyncrl.machine.activity import Activity
 from asyncrl.machine.ports import free_ports
 from asyncrl.network.listener import Listener
 from asyncrl.types import RunIdentity
@@ -132,7 +133,7 @@ def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_p
     ):
         asked = threads.submit(actor)
         with pytest.raises(StoppedError):
-            learn(config, stop)
+            learn(config, stop, Activity())
         if mistake == "none":
             assert asked.result().version == 0
         else:

@@ -11,6 +11,7 @@ import pytest
 from asyncrl.config.schema import EngineConfig, TrainConfig, WeightsConfig
 from asyncrl.learner import run as learner
 from asyncrl.learner.launcher import VARIABLE
+from asyncrl.machine.activity import Activity
 from asyncrl.network.interfaces import loopback_interface
 from asyncrl.weights.group import agree_with_servers, keep_to_loopback
 
@@ -69,5 +70,5 @@ def test_a_learner_in_a_group_with_such_an_actor_agrees_before_its_ranks_join(
     # With a membership that no launcher wrote, joining fails.
     monkeypatch.setenv(VARIABLE, "{")
     with pytest.raises(msgspec.DecodeError):
-        learner.run(config(channel=channel), threading.Event())
+        learner.run(config(channel=channel), threading.Event(), Activity())
     assert os.environ.get(CUMEM) == expected

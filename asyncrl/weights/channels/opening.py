@@ -38,7 +38,7 @@ def choose_channel(config: TrainConfig, device: torch.device) -> tuple[str, str]
     weights, engine = config.weights, config.engine
     if weights.channel != "auto":
         return weights.channel, "the configuration names it"
-    if not is_loopback(config.network.host):
+    if not is_loopback(config.network.learner_address):
         return "zmq", "other machines may take part, and deltas are the fewest bytes"
     if engine.kind == "vllm" or (engine.kind == "sglang" and weights.into_servers == "disk"):
         return "disk", "the servers of this machine load folders"

@@ -1,0 +1,165 @@
+"""The canary of a version: log-probs that the learner itself gives for a short fixed sequence, which every engine that
+takes the version must repeat before it serves it.
+
+So a version is what it says, whatever brought it, under whichever names, into whichever kernels. The tokens follow from
+the run's seed: every version of a run has the same, and a resumed run goes on with them.
+
+The statistic is the mean absolute difference over the sequence. Learner and engine round differently, and the largest
+difference of a sequence is mostly that of one unlucky token; a wrong tensor moves nearly all of them. What rounding
+does to a log-prob is in proportion to the logits, and these differ from model to model. So the limit is a share of the
+spread (standard deviation) of the learner's own log-probs over the sequence. docs/weights.md has what was measured.
+
+Weights that differ by less than the limit pass. But an engine that kept its old weights answers with the same bits as
+before: that is found out as soon as the learner's own log-probs have moved by `STALE_SHARE` of the limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.errors import WeightsError
+from asyncrl.types import MAX_LOGPROB
+
+LENGTH = 32
+
+QUANTIZED = "quantized"
+TOLERANCES = {"float32": 0.005, "bfloat16": 0.08, "float16": 0.08, QUANTIZED: 0.3}
+"""The allowed difference as a share of the spread, by what an engine computes in."""
+
+UNKNOWN = "bfloat16"
+"""What an engine is taken to compute in that does not say."""
+
+MIN_SPREAD = 0.1
+"""Of a sequence: the log-probs of a model that is close to uniform hardly differ."""
+
+STALE_SHARE = 0.1
+
+
+class CanaryError(WeightsError):
+    """An engine that took a version does not repeat its canary, and serves nothing of it."""
+
+
+class Canary(msgspec.Struct, frozen=True):
+    """The log-probs [T - 1] of all `tokens` [T] but the first, at temperature 1, by a learner that computes in `dtype`.
+
+    Raises ValueError: the numbers do not fit together.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.logprobs) == len(self.tokens) - 1 or min(self.tokens) < 0:
+            raise ValueError(f"a canary has {len(self.tokens)} tokens and {len(self.logprobs)} log-probs")
+        if not all(-np.inf < each <= MAX_LOGPROB for each in self.logprobs):
+            raise ValueError("the log-probs of a canary are not finite, or above 0")
+
+    def check_ids(self, vocabulary: int) -> None:
+        """Raises WeightsError: a token is none of the policy's. A server may die of it."""
+        if max(self.tokens) >= vocabulary:
+            raise WeightsError(
+                f"the canary has token {max(self.tokens)}, the engine's model has ids up to {vocabulary - 1}; "
+                "learner and engine must load the same model"
+            )
+
+
+def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
+    """The canary's tokens in the run of this seed. They are from the middle half of the ids, since special tokens
+    stand at either end of a vocabulary."""
+    first, count = vocabulary // 4, max(1, vocabulary // 2)
+    digests = (hashlib.blake2b(f"canary {seed} {index}".encode(), digest_size=8).digest() for index in range(length))
+    return tuple(first + int.from_bytes(digest, "big") % count for digest in digests)
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryCheck:
+    """The canary that an engine must repeat before it serves `version`, which came to this process by `channel`.
+
+    `tolerance` is the allowed difference as a share of the spread; None takes that of `TOLERANCES`.
+    """
+
+    version: int
+    canary: Canary
+    channel: str
+    tolerance: float | None = None
+
+    def allowed(self, precision: str) -> float:
+        """The allowed mean difference for an engine that computes in `precision`, a key of `TOLERANCES`."""
+        share = self.tolerance
+        if share is None:
+            share = max(TOLERANCES.get(each, TOLERANCES[UNKNOWN]) for each in (self.canary.dtype, precision))
+        return share * max(MIN_SPREAD, float(np.std(self.canary.logprobs)))
+
+
+class CanaryJudge:
+    """Judges what one engine answers, version after version."""
+
+    def __init__(self) -> None:
+        self.difference = 0.0
+        self.allowed = 0.0
+        self.failures = 0
+        self._last: tuple[CanaryCheck, NDArray[np.float32]] | None = None
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """Of the last version: the mean difference and what was allowed. Since the start: versions that failed."""
+        return {
+            "canary_difference": self.difference,
+            "canary_allowed": self.allowed,
+            "canary_failures": self.failures,
+        }
+
+    def judge(self, check: CanaryCheck, answer: Sequence[float] | NDArray[np.float32], precision: str, by: str) -> None:
+        """Return if the engine at `by` repeats the canary in its `answer`, log-probs [G] of the first tokens.
+
+        Raises CanaryError.
+        """
+        given = np.array(answer, np.float32)
+        expected = np.array(check.canary.logprobs[: len(given)], np.float32)
+        self.allowed = check.allowed(precision)
+        self.difference = float(np.abs(given - expected).mean()) if len(given) else np.inf
+        # A comparison with nan is false.
+        if not self.difference <= self.allowed:
+            raise self._failed(
+                check,
+                by,
+                f"over {len(given)} tokens the log-probs of the engine differ from the learner's by "
+                f"{self.difference:.4g} on average, where {self.allowed:.4g} is allowed; their means are "
+                f"{_mean(given):.4g} and {_mean(expected):.4g}",
+            )
+        is_new = True
+        if self._last is not None and self._last[0].canary.tokens == check.canary.tokens:
+            before, answered = self._last
+            is_new = not np.array_equal(answered, given)
+            moved = float(np.abs(expected - before.canary.logprobs[: len(given)]).mean())
+            if not is_new and moved > STALE_SHARE * self.allowed:
+                raise self._failed(
+                    check,
+                    by,
+                    f"the engine answers to the bit as with version {before.version}, since when the learner's own "
+                    f"log-probs have moved by {moved:.4g} on average: it kept its old weights",
+                )
+        if is_new:
+            self._last = (check, given)
+
+    def refuse(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
+        """The error of an engine that gave no answer."""
+        return self._failed(check, by, f"it did not answer the canary ({reason}); weights.canary=false does without")
+
+    def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
+        self.failures += 1
+        return CanaryError(
+            f"version {check.version}, which came by {check.channel}, is not in {by} what the learner published, and "
+            f"nothing of it is served: {reason} (docs/faults.md)"
+        )
+
+
+def _mean(values: NDArray[np.float32]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
