@@ -15,6 +15,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.hosts import open_host
 from asyncrl.learner.launcher import Membership, Timeouts, run_ranks
 from asyncrl.machine import process
+from asyncrl.machine.activity import Activity, heartbeat
 
 
 def run(config: TrainConfig) -> None:
@@ -24,17 +25,19 @@ def run(config: TrainConfig) -> None:
             "torchrun cannot start the learner, since anybody could connect to its store: "
             "set cluster.learner_ranks and start one `python -m asyncrl.learner` a host, which starts the ranks"
         )
-    stop = process.stop_on_signals()
-    ranks, hosts = config.cluster.learner_ranks, config.learner.nodes
-    if ranks * hosts > 1 and Membership.of_this_process() is None:
-        command = [sys.executable, "-m", "asyncrl.learner", *sys.argv[1:]]
-        timeouts = Timeouts.within(config.learner.rank_timeout_s)
-        run_ranks(command, ranks, stop, timeouts, open_host(config, timeouts) if hosts > 1 else None)
-        return
-    process.limit_threads(config.cluster.learner_threads)
-    from asyncrl.learner.run import run as learn
+    stop, activity = process.stop_on_signals(), Activity()
+    ranks, hosts, limit_s = config.cluster.ranks, config.learner.nodes, config.learner.rank_timeout_s
+    with heartbeat(activity, config.cluster.hang_timeout_s, limit_s):
+        if ranks * hosts > 1 and Membership.of_this_process() is None:
+            command = [sys.executable, "-m", "asyncrl.learner", *sys.argv[1:]]
+            timeouts = Timeouts.within(limit_s)
+            run_ranks(command, ranks, stop, timeouts, open_host(config, timeouts) if hosts > 1 else None, activity)
+            return
+        process.set_at_once(stop)
+        process.limit_threads(config.cluster.learner_threads)
+        from asyncrl.learner.run import run as learn
 
-    learn(config, stop)
+        learn(config, stop, activity)
 
 
 def main() -> None:

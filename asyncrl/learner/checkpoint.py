@@ -44,8 +44,8 @@ _STEP = re.compile(r"step-(\d{6,})")
 
 @dataclass(slots=True)
 class Progress:
-    """What a run has done: finished steps, running totals, evaluations without an answer so far (version by step), and
-    what the algorithm keeps from step to step."""
+    """What a run has done: finished steps, running totals, evaluations without an answer so far (version by step),
+    what the algorithm keeps from step to step, and the latest gradient norms of each model."""
 
     step: int = 0
     trajectories: int = 0
@@ -56,6 +56,7 @@ class Progress:
     steps_skipped: int = 0
     evaluations: dict[int, int] = field(default_factory=dict)
     algorithm: dict[str, float] = field(default_factory=dict)
+    norms: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, plan: BatchPlan, skipped: int, too_large: int, empty: int) -> None:
         """One more step is finished."""
@@ -86,6 +87,8 @@ class Checkpoints:
         self._keep = keep
         self._ranks = ranks
         self._copy = HostCopy()
+        self._fingerprint = ""
+        self._moved = -1
         self._writing: Future[int] | None = None
         self._gives_up = threading.Event()
 
@@ -94,9 +97,18 @@ class Checkpoints:
         return [folder for folder in self._folders() if (folder / COMPLETE).exists()]
 
     def prepare(self, models: Models) -> None:
-        """Begin to get the memory that `save` needs. Call this once the optimisers have their moments."""
+        """Find what `save_prepared` saves, and begin to get the memory for it. Call this after each step."""
+        # Tensors stay where they are, but optimisers get the moments of a parameter when they first move it. To look at
+        # all tensors takes milliseconds of each step, in which a GPU would wait.
+        if self._moved != _moved(models):
+            self._find(models)
         if self._ranks.is_in_first_copy:
-            self._copy.reserve(models, self._ranks)
+            self._copy.reserve()
+
+    def _find(self, models: Models) -> None:
+        self._fingerprint, self._moved = _fingerprint(models), _moved(models)
+        if self._ranks.is_in_first_copy:
+            self._copy.find(models, self._ranks)
 
     def save(self, progress: Progress, models: Models) -> None:
         """Begin a checkpoint, once the one before it is complete. What happens to the models and to `progress` after
@@ -104,13 +116,19 @@ class Checkpoints:
 
         Raises StoppedError on every rank: one was asked to stop while it waited for room on the disk.
         """
+        self._find(models)
+        self.save_prepared(progress)
+
+    def save_prepared(self, progress: Progress) -> None:
+        """As `save`, of the models with which `prepare` was called last. They may be in the middle of a pass, as long
+        as no weight has changed since then."""
         self.wait()
         files = CheckpointFiles(self._path(progress.step))
-        content = {**asdict(progress), "fingerprint": _fingerprint(models), "ranks": self._ranks.shards}
+        content = {**asdict(progress), "fingerprint": self._fingerprint, "ranks": self._ranks.shards}
         make = partial(when_there_is_room, files.begin, self._stop, str(files.final))
         self._ranks.together(make if self._ranks.rank == 0 else lambda: None)
         if self._ranks.is_in_first_copy:
-            tensors, pending = self._copy.take(models, self._ranks), list(progress.evaluations)
+            tensors, pending = self._copy.take(self._ranks.device), list(progress.evaluations)
             write = partial(self._write, files, tensors, progress.step, json.dumps(content), pending)
             self._writing = begin(write, "checkpoint", daemon=True)
 
@@ -118,9 +136,10 @@ class Checkpoints:
         self, files: CheckpointFiles, tensors: Mapping[str, Tensor], step: int, progress: str, pending: Collection[int]
     ) -> int:
         started = time.monotonic()
-        if not files.write(tensors, progress, self._ranks, self._gives_up):
-            return 0
-        self.clean(pending)
+        with self._ranks.activity.finishing(f"the checkpoint {files.final.name}"):
+            if not files.write(tensors, progress, self._ranks, self._gives_up):
+                return 0
+            self.clean(pending)
         logger.info("%s is complete, %.1f s after its copy was made", files.final, time.monotonic() - started)
         return step
 
@@ -150,7 +169,11 @@ class Checkpoints:
     def close(self) -> None:
         """Let the checkpoint that is being written become complete, unless the disk is full."""
         self._gives_up.set()
-        if self._writing is not None and (error := self._writing.exception()) is not None:
+        if (writing := self._writing) is None:
+            return
+        with self._ranks.activity.waiting():
+            error = writing.exception()
+        if error is not None:
             logger.warning("the last checkpoint was not written: %s", error)
 
     def rate(self, step: int, value: float) -> None:
@@ -277,6 +300,11 @@ def read_policy(folder: Path, policy: nn.Module) -> None:
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     read_weights("policy", policy, folder, ranks)
+
+
+def _moved(models: Models) -> int:
+    """How many parameters have moments."""
+    return sum(len(model.moments()) for model in models.values())
 
 
 def _fingerprint(models: Models) -> str:

@@ -38,7 +38,7 @@ def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> No
     Raises ConfigError: model.path cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError.
     """
     policy = Policy(read_model(config.path, config), temperature=1.0)
-    read_policy(checkpoint, policy.float())
+    read_policy(checkpoint, policy)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _write(policy, gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], Ranks.alone()), config, folder)
 
@@ -46,7 +46,7 @@ def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> No
 def _write(policy: Policy, tensors: Mapping[str, Tensor], config: ModelConfig, folder: Path) -> None:
     partial = folder.with_name(f".tmp-{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
-    with as_os_errors():
+    with as_os_errors(partial):
         # The tensors have the format of files already. Transformers empties the dict, and this may be tried again.
         policy.model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
         # Its config names the dtype in which the learner keeps its weights.

@@ -55,7 +55,7 @@ def open_host(config: TrainConfig, timeouts: Timeouts) -> FirstHost | OtherHost:
 
 
 def _meeting(config: TrainConfig, round_name: str) -> Meeting:
-    learner, ranks = config.learner, config.cluster.learner_ranks
+    learner, ranks = config.learner, config.cluster.ranks
     assert learner.rendezvous is not None
     host, _, port = learner.rendezvous.rpartition(":")
     interface = learner.interface or interface_towards(host, int(port))
@@ -91,7 +91,9 @@ class FirstHost:
         self._refused = self._over = ""
         self._begun = self._stopping = self._final = False
         self._lock, self._closing = threading.Lock(), threading.Event()
-        self._malformed = Throttled(logger, "refused a message of another host")
+        self._malformed = Throttled(
+            logger, "refused a message of another host, which may have another version of asyncrl"
+        )
         self._context = zmq.Context()
         self._listener = Listener(self._context, self._meeting.place, server_keys(config.network), MAX_MESSAGE_BYTES)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -311,7 +313,7 @@ class OtherHost:
             try:
                 self._verdict = self._caller.call(request, Verdict, ANSWER_S)
                 self._silent_s = 0.0
-            except (UnavailableError, msgspec.MsgspecError) as error:
+            except (UnavailableError, ConfigError) as error:
                 logger.warning("the first host of the learner: %s", error)
             self._closing.wait(self._timeouts.heartbeat)
 
@@ -332,7 +334,7 @@ class OtherHost:
             self._thread.join()
             try:
                 self._caller.call(Ended(self._meeting.round, self._node, reason, final), Verdict, ANSWER_S)
-            except (UnavailableError, msgspec.MsgspecError) as error:
+            except (UnavailableError, ConfigError) as error:
                 logger.warning("host 0 does not know that the ranks of this host have ended: %s", error)
         self._caller.close()
         self._context.destroy(linger=0)

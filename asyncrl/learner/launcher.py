@@ -26,8 +26,10 @@ import msgspec
 
 from asyncrl.config.load import EXIT_HOPELESS, EXIT_STOPPED, EXIT_USAGE
 from asyncrl.errors import AsyncrlError, ConfigError, StoppedError, TooManyFailuresError
-from asyncrl.learner.activity import Activity, RankState, find_stuck
+from asyncrl.learner.activity import RankState, find_stuck, state_of
+from asyncrl.machine.activity import Activity
 from asyncrl.machine.child import ending_with_parent
+from asyncrl.machine.numa import cpus_near_gpus, format_cpus
 from asyncrl.machine.process import WORKER_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class Timeouts:
     others: float = 5.0
     """For the other ranks to end once one has failed: one of them may have the true reason."""
     stop: float = 30.0
-    """For all ranks to end once they are asked to."""
+    """For all ranks to end once they are asked to, and none has a checkpoint to finish."""
 
     @staticmethod
     def within(limit_s: float) -> Timeouts:
@@ -154,7 +156,7 @@ class Membership:
     def _write_heartbeats(self, activity: Activity) -> None:
         try:
             while True:
-                os.write(self.pipe, msgspec.json.encode(activity.state(self.rank)) + b"\n")
+                os.write(self.pipe, msgspec.json.encode(state_of(activity, self.rank)) + b"\n")
                 time.sleep(self.interval_s)
         except BrokenPipeError:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -171,13 +173,14 @@ class _Rank:
         os.set_blocking(self._heartbeats, False)
         membership = Membership(rank, local, meeting, write, timeouts.heartbeat)
         variables = {VARIABLE: msgspec.json.encode(membership).decode(), WORKER_VARIABLE: f"learner-{rank}"}
+        near = cpus_near_gpus(os.environ, only=local)
         try:
             self._process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **variables},
                 pass_fds=[write],
-                preexec_fn=ending_with_parent(signal.SIGKILL),
+                preexec_fn=ending_with_parent(signal.SIGKILL, near),
             )
         except OSError:
             os.close(self._heartbeats)
@@ -187,7 +190,8 @@ class _Rank:
         self._silent = 0.0
         self._state: RankState | None = None
         self._still = 0.0
-        logger.info("%s is process %d", self.name, self._process.pid)
+        bound = f", bound to the CPUs {format_cpus(near)} near to its GPU" if near else ""
+        logger.info("%s is process %d%s", self.name, self._process.pid, bound)
 
     @property
     def status(self) -> int | None:
@@ -214,7 +218,7 @@ class _Rank:
             if self._state is None or state.advances != self._state.advances or state.waits:
                 self._still = 0.0
             self._state = state
-        limit = self._timeouts.silence if self._state is not None else self._timeouts.start
+        limit = self._state.limit_s(self._timeouts.silence) if self._state is not None else self._timeouts.start
         if self.status is None and self._silent >= limit:
             last_seen = f"; before, {self._state}" if self._state is not None else ""
             raise all_ended(f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs{last_seen}")
@@ -238,8 +242,10 @@ def run_ranks(
     stop: threading.Event,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
     hosts: Hosts | None = None,
+    activity: Activity | None = None,
 ) -> None:
     """Run `command` as `count` ranks on this machine, and those of the other `hosts`, until all ended with status 0.
+    `activity` is that of this process.
 
     Raises StoppedError: `stop` was set before all were done. Raises RanksError: one died, hung, was asked to stop
     alone, or did not stop in time. Raises ConfigError: one cannot be configured, or hosts do not fit together. All have
@@ -251,7 +257,7 @@ def run_ranks(
         meeting = hosts.meet(stop)
         with ExitStack() as stack:
             ranks = [stack.enter_context(closing(_Rank(command, each, meeting, timeouts))) for each in range(count)]
-            _watch(ranks, stop, timeouts, hosts)
+            _watch(ranks, stop, timeouts, hosts, activity or Activity())
         reason = ""
     except StoppedError:
         reason = ""
@@ -263,8 +269,9 @@ def run_ranks(
         hosts.finish(reason, final)
 
 
-def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, hosts: Hosts) -> None:
+def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, hosts: Hosts, activity: Activity) -> None:
     stopping: float | None = None
+    activity.enter("watch")
     while True:
         well = (None, 0) if stopping is None else (None, 0, EXIT_STOPPED)
         failed = next((rank for rank in ranks if rank.status not in well), None)
@@ -276,13 +283,15 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
         if failed is not None or all(rank.status is not None for rank in ranks):
             raise StoppedError("the ranks were asked to stop before they were done")
         states = [rank.state for rank in ranks if rank.state is not None]
+        activity.advance()
+        activity.unfinished = sorted({what for each in states for what in each.unfinished})
         stops = hosts.report(states, stop.is_set()) or stop.is_set()
         if stops and stopping is None:
             stopping = 0.0
             for rank in ranks:
                 rank.terminate()
         time.sleep(timeouts.poll)
-        if stopping is not None:
+        if stopping is not None and not activity.unfinished:
             stopping += timeouts.poll
             if stopping > timeouts.stop:
                 raise RanksError(f"the ranks did not stop within {timeouts.stop:.0f} s, and were killed")

@@ -51,16 +51,17 @@ def open_model(path: str, config: ModelConfig) -> StoredModel:
 
 
 def read_model(path: str, config: ModelConfig) -> Any:
-    """The causal language model at `path` on the CPU, in the dtype of its files; what they lack is random. Raises
-    ConfigError: it cannot be loaded."""
+    """The causal language model at `path` on the CPU, in float32; what its files lack is random. Raises ConfigError: it
+    cannot be loaded."""
     return _read_whole(path, config)[0]
 
 
 def _read_whole(path: str, config: ModelConfig) -> tuple[Any, frozenset[str]]:
     """As `read_model`, and the names of what is random."""
     try:
+        # With the dtype that its configuration names, float32 files might be rounded.
         read: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype="auto", trust_remote_code=config.trust_remote_code, output_loading_info=True
+            path, dtype=torch.float32, trust_remote_code=config.trust_remote_code, output_loading_info=True
         )
     except (OSError, ValueError, LookupError, ImportError, RuntimeError) as error:
         raise ConfigError(f"{path!r} cannot be loaded: {error!r}") from error

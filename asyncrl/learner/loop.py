@@ -23,7 +23,9 @@ from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
 from asyncrl.learner.batches import BatchSource
+from asyncrl.learner.canary import canary_of
 from asyncrl.learner.checkpoint import Checkpoints, Progress
+from asyncrl.learner.colocation import Turns
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.fetching import BatchFetcher
 from asyncrl.learner.gathering import gather, plan_gather
@@ -36,6 +38,7 @@ from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Metrics, Value
 from asyncrl.types import BatchPlan
 from asyncrl.weights.buckets import Bucket, GatheredBucket
+from asyncrl.weights.canary import Canary
 from asyncrl.weights.manifest import DTYPES
 from asyncrl.weights.publisher import Publisher
 
@@ -71,6 +74,7 @@ class Learner:
     evaluations: Metrics
     stop: threading.Event
     failures: StepFailures
+    turns: Turns
 
     def __post_init__(self) -> None:
         policy = self.trainer.policy.module
@@ -79,52 +83,101 @@ class Learner:
         self._fetcher = BatchFetcher(self.config, self.history, self.ranks, policy, self._flops, self.replay)
         self._peak = measured_peak(device, dtype) if device.type == "cuda" else None
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
+        self._kept = self.progress.step
+        self._is_whole = True
         # What the algorithm keeps is of the last step that was trained.
         self._step_config = self.history.at(max(0, self.progress.step - 1))
         self.trainer.configure(self._step_config)
         if self.progress.algorithm:
             self.trainer.algorithm.restore(self.progress.algorithm)
+        for name, norms in self.progress.norms.items():
+            self.trainer.models[name].norms.extend(norms)
 
     def train(self) -> None:
         """Train to the last step, and have the weights measured on the way and at both ends.
 
-        Raises StoppedError: asked to stop. The newest checkpoint is whole; the steps after it will be trained again.
+        Raises StoppedError: asked to stop. A checkpoint has every step that was finished, unless the stop came within a
+        step, after the first of its updates, or between two versions: then the steps after the newest checkpoint will
+        be trained again. If the main thread of a rank is in the middle of a pass for long, the process ends instead.
         """
+        self.ranks.leaving.keep = self._keep_within_pass
+        try:
+            self._train()
+        except StoppedError:
+            self._keep_finished(self._save_although_stopped)
+            raise
+
+    def _keep_finished(self, save: Callable[[], None]) -> None:
+        """Save the steps that are done, if no checkpoint has them and their weights are whole."""
+        # A checkpoint between two versions would be served under the number of the older one.
+        is_version = self.progress.step % self.config.learner.publish_every == 0
+        if self._is_whole and is_version and self.progress.step > self._kept:
+            with self.ranks.activity.finishing("a checkpoint of the steps that are done"):
+                save()
+
+    def _save_although_stopped(self) -> None:
+        if self.turns.begin_although_stopped():
+            self._save()
+
+    def _keep_within_pass(self) -> None:
+        if self.turns.has_gpus:
+            self._keep_finished(lambda: self.checkpoints.save_prepared(self._with_norms()))
+        self.checkpoints.close()
+
+    def _train(self) -> None:
         config, progress = self.config.learner, self.progress
         self._publish(self._version(progress.step))
         if progress.step:
             # An earlier process may have ended after it wrote the checkpoint and before it reported it to the replay.
             self._together(self._report_checkpoint, progress.step)
+        self.turns.end(self.trainer, self._version(progress.step), Phases(self.ranks.activity.enter))
         for step in self._steps():
             self._together(self._evaluate, step)
             self._configure(step)
             phases = Phases(self.ranks.activity.enter)
             with phases("wait"):
                 plan = self._together(self._plan, step)
+            self.turns.begin(phases)
             trained = None if self._is_skipped(plan) else self._learn(plan, phases)
             if trained is None:
                 progress.skip()
             else:
                 result = trained.result
                 progress.add(plan, result.skipped, result.too_large, result.empty)
-            with phases("publish"):
-                if self._version(step + 1) > self._version(step):
-                    self._publish(self._version(step + 1))
-            with phases("checkpoint"):
-                if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
-                    self._checkpoint()
-                else:
-                    self.checkpoints.prepare(self.trainer.models)
-                    self._together(self._release)
+            # A step that a stop cuts short may have moved it already.
+            progress.algorithm = self.trainer.algorithm.state()
+            self.checkpoints.prepare(self.trainer.models)
+            self._is_whole = True
+            self.ranks.leaving.updated()
+            try:
+                self._keep(step, phases)
+                self.turns.end(self.trainer, self._version(step + 1), phases)
+            except StoppedError:
+                self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
+                raise
             self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
         self._finish_checkpoint()
         self._together(self._evaluate, config.steps)
+        self.ranks.leaving.end()
         if self.ranks.rank == 0:
             self.checkpoints.clean()
 
+    def _keep(self, step: int, phases: Phases) -> None:
+        """Publish the weights after `step`, and begin a checkpoint, where they are due."""
+        config = self.config.learner
+        with phases("publish"):
+            if self._version(step + 1) > self._version(step):
+                self._publish(self._version(step + 1))
+        with phases("checkpoint"):
+            if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
+                self._checkpoint()
+            else:
+                self._together(self._release)
+
     def _steps(self) -> Iterator[int]:
-        steps, chosen = range(self.progress.step, self.config.learner.steps), self.config.observe.profile_steps
-        return profiled(steps, chosen, locations.run_dir(self.config.run) / "profile", self.ranks.rank)
+        steps, observe = range(self.progress.step, self.config.learner.steps), self.config.observe
+        folder = locations.run_dir(self.config.run) / "profile"
+        return profiled(steps, observe.profile_steps, observe.memory_steps, folder, self.ranks.rank)
 
     def _configure(self, step: int) -> None:
         """Use the values that hold at `step`. An adaptive KL keeps its coefficient unless algorithm.kl changed."""
@@ -155,7 +208,10 @@ class Learner:
                 with phases("proximal"):
                     batch = self.trainer.prepare(fetched.batch, episodes, minibatches)
                 with phases("train"):
+                    # A stop between two passes comes before the first update where a step has only one.
+                    self._is_whole = len(minibatches) == 1
                     result = self.trainer.learn(plan.step, batch, episodes, minibatches)
+                    self._is_whole = False
         return TrainedStep(episodes, batch, result)
 
     def _together(self, request: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -184,23 +240,35 @@ class Learner:
         policy, bucket_bytes = self.trainer.policy.module, self.config.weights.bucket_mb << 20
         steps = plan_gather(policy.weight_format, DTYPES[self.config.model.dtype], bucket_bytes)
         buckets = gather(policy.model, steps, policy.weight_format, self.ranks)
-        self._together(self._push, version, [step.bucket for step in steps], buckets)
+        canary = canary_of(policy, version, self.config, self.ranks)
+        self._together(self._push, version, [step.bucket for step in steps], buckets, canary)
 
-    def _push(self, version: int, plan: Sequence[Bucket], buckets: Iterator[GatheredBucket]) -> None:
+    def _push(
+        self, version: int, plan: Sequence[Bucket], buckets: Iterator[GatheredBucket], canary: Canary | None
+    ) -> None:
         with self.ranks.activity.working():
             if self.publisher is None:
                 # Every rank has its part in gathering.
                 deque(buckets, maxlen=0)
             else:
-                self.publisher.publish(version, plan, buckets)
+                self.publisher.publish(version, plan, buckets, canary)
         if self.publisher is not None:
             self.replay.published(version)
 
     def _checkpoint(self) -> None:
         """Begin a checkpoint. The replay hears of it in the step at whose end it is complete."""
         self._finish_checkpoint()
-        self.progress.algorithm = self.trainer.algorithm.state()
-        self.checkpoints.save(self.progress, self.trainer.models)
+        self._save()
+
+    def _save(self) -> None:
+        # Nobody may save in the place of this thread before it is known what this checkpoint has.
+        with self.ranks.leaving.turn:
+            self.checkpoints.save(self._with_norms(), self.trainer.models)
+            self._kept = self.progress.step
+
+    def _with_norms(self) -> Progress:
+        self.progress.norms = {name: list(model.norms) for name, model in self.trainer.models.items()}
+        return self.progress
 
     def _finish_checkpoint(self) -> None:
         self.checkpoints.wait()
@@ -224,7 +292,8 @@ class Learner:
         if step % every == 0 or step in ends:
             self.replay.evaluate(self._version(step))
             self.progress.evaluations[step] = self._version(step)
-        self._log_evaluations(wait=step in ends)
+        # Servers that share our GPUs get no time for evaluations once we have begun to train.
+        self._log_evaluations(wait=step in ends or self.turns.shares)
 
     def _log_evaluations(self, wait: bool) -> None:
         """Log the evaluations that are complete, or wait for all, each at the step whose weights were measured."""

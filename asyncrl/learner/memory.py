@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncrl.learner.optimizer import local_size
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy
+from asyncrl.learner.ranks import local_size
 from asyncrl.learner.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -19,10 +19,11 @@ USABLE = 0.92
 FEW_TOKENS = 64
 
 
-def usable_bytes(device: torch.device) -> float:
-    """How much memory of a GPU this process may allocate in total."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return USABLE * (free + torch.cuda.memory_reserved(device))
+def usable_bytes(device: torch.device, share: float | None = None) -> float:
+    """How much memory of a GPU this process may allocate in total: of what is free, and at most a `share` of all."""
+    free, total = torch.cuda.mem_get_info(device)
+    usable = USABLE * (free + torch.cuda.memory_reserved(device))
+    return usable if share is None else min(usable, share * total)
 
 
 def fit_activations(trainer: Trainer, lengths: Sequence[int], usable: float) -> float:
@@ -72,7 +73,8 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool) -> int:
 
 def _not_allocated_yet(trainer: Trainer) -> int:
     """Bytes of moments, and of float32 gradients of the other models, that training will add. With
-    learner.exchange=update it adds all gradients, and all weights in at most four bytes."""
+    learner.exchange=update it adds all gradients, and all weights in at most four bytes; with learner.reshard below 1
+    some of the weights."""
     missing = 0
     for model in trainer.models.values():
         parameters = list(model.module.parameters())
@@ -81,4 +83,6 @@ def _not_allocated_yet(trainer: Trainer) -> int:
             missing += sum(4 * local_size(parameter) for parameter in parameters)
         if model.exchanges_once:
             missing += sum(8 * parameter.numel() for parameter in parameters)
+        else:
+            missing += model.gathered_bytes()
     return missing

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from statistics import median
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -23,15 +25,21 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from asyncrl.config.schema import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.muon import ShardedMuon
+from asyncrl.learner.ranks import local_size
+from asyncrl.learner.states_on_host import step_with_states_on_host
 
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=nn.Module)
 
+NORMS = 64
+"""The latest gradient norms that learner.skip_grad_norm_factor compares with."""
+FEWEST_NORMS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What became of a gradient: its norm before clipping, and whether learner.skip_grad_norm left the update out."""
+    """What became of a gradient: its norm before clipping, and whether that was too large for an update."""
 
     norm: float
     too_large: bool = False
@@ -45,11 +53,15 @@ class Trainable(Generic[M]):
 
     def __init__(self, module: M, lr: float, config: LearnerConfig) -> None:
         self.module = module
+        self.norms: deque[float] = deque(maxlen=NORMS)
+        """The latest norms, also of updates that were too large: so larger gradients may become usual."""
         self._optimizers = list(_optimizers(module, config.optimizer))
+        self._states_on_host = config.optimizer_on_host
         self.configure(lr, config)
 
     def configure(self, lr: float, config: LearnerConfig) -> None:
-        """Use these values from the next update on. The moments stay, and so does the kind of optimizer."""
+        """Use these values from the next update on. The moments stay, where they are too, and so does the kind of
+        optimizer."""
         self._lr = lr
         self._config = config
         for group in self._groups():
@@ -66,7 +78,9 @@ class Trainable(Generic[M]):
         return {name: states[each] for name, each in self.module.named_parameters() if each in states}
 
     def moment_bytes(self) -> int:
-        """How many bytes this rank's moments take once all parameters have them."""
+        """How many bytes of the device this rank's moments take once all parameters have them."""
+        if self._states_on_host:
+            return 0
         sizes = {"AdamW": 8, "ShardedMuon": 4, "AdamW8bit": 2}
         return sum(
             sizes[type(optimizer).__name__] * local_size(parameter)
@@ -90,8 +104,19 @@ class Trainable(Generic[M]):
             else:
                 group["lr"] = lr
         for optimizer in self._optimizers:
-            optimizer.step()
+            if self._states_on_host:
+                step_with_states_on_host(optimizer)
+            else:
+                optimizer.step()
         self.module.zero_grad()
+
+    def gathered_bytes(self) -> int:
+        """At most how many bytes the weights take that this rank keeps gathered from a forward to its backward pass."""
+        return sum(4 * each.numel() for layer in self._gathered_layers() for each in layer.parameters())
+
+    def _gathered_layers(self) -> list[Any]:
+        layers = [each for each in self.module.modules() if isinstance(each, FSDPModule) and each is not self.module]
+        return layers[math.ceil(self._config.reshard * len(layers)) :]
 
     @property
     def exchanges_once(self) -> bool:
@@ -105,6 +130,8 @@ class Trainable(Generic[M]):
             exchanges = is_last or not self.exchanges_once
             self.module.set_requires_gradient_sync(exchanges)
             self.module.set_reshard_after_forward(exchanges)
+            for each in self._gathered_layers():
+                each.set_reshard_after_forward(False, recurse=False)
             self.module.set_reshard_after_backward(exchanges)
 
     def learning_rate(self, step: int) -> float:
@@ -120,10 +147,12 @@ class Trainable(Generic[M]):
         parameters = [each for each in self.module.parameters() if each.grad is not None]
         total = get_total_norm([each.grad for each in parameters if each.grad is not None])
         total = total.full_tensor() if isinstance(total, DTensor) else total
-        norm, largest = total.item(), self._config.skip_grad_norm
-        update = UpdateResult(norm, largest is not None and largest < norm < math.inf)
+        norm, (largest, key) = total.item(), self._largest_norm()
+        update = UpdateResult(norm, largest < norm < math.inf)
+        if 0 < norm < math.inf:
+            self.norms.append(norm)
         if not math.isfinite(norm) or update.too_large:
-            why = "above learner.skip_grad_norm" if update.too_large else "not finite"
+            why = f"above {largest:.4g} ({key})" if update.too_large else "not finite"
             model = type(self.module).__name__.removeprefix("FSDP").lower()
             logger.warning("the gradient norm %.4g is %s: no update of the %s", norm, why, model)
         elif norm > 0:
@@ -132,10 +161,13 @@ class Trainable(Generic[M]):
         self.module.zero_grad()
         return update
 
-
-def local_size(parameter: nn.Parameter) -> int:
-    """How many numbers of a parameter this rank has."""
-    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
+    def _largest_norm(self) -> tuple[float, str]:
+        """The largest norm of a gradient that is applied, and the option that says so."""
+        absolute, factor = self._config.skip_grad_norm, self._config.skip_grad_norm_factor
+        limits = [(math.inf if absolute is None else absolute, "learner.skip_grad_norm")]
+        if factor is not None and len(self.norms) >= FEWEST_NORMS:
+            limits.append((factor * median(self.norms), "learner.skip_grad_norm_factor"))
+        return min(limits)
 
 
 def lr_scale(config: LearnerConfig, step: int) -> float:

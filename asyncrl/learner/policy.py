@@ -17,7 +17,7 @@ from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.activations import Activations, attention_width
 from asyncrl.learner.loading import StoredModel, open_model
-from asyncrl.learner.packed_check import attend_packed, hidden_states
+from asyncrl.learner.packed_check import attend_packed, hidden_states, logit_cap
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.attention import check_positions
@@ -42,7 +42,7 @@ class Policy(nn.Module):
         self.model = model
         self.weight_format = WeightFormat(model)
         self._temperature = temperature
-        self._compiled = compiled
+        self.is_compiled = compiled
 
     @property
     def vocabulary(self) -> int:
@@ -57,15 +57,24 @@ class Policy(nn.Module):
     @property
     def pads_passes(self) -> bool:
         """Whether passes should be padded: where layers are compiled, fewer sizes are faster."""
-        return self._compiled and self.shares_prefixes
+        return self.is_compiled and self.shares_prefixes
 
-    def forward(self, packed: PackedSequences, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, packed: PackedSequences, with_entropy: bool = False, temperature: float | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Log-probs float32[N], each of a token given those before it in its sequence, and entropies float32[N] of
-        the distributions they were drawn from, or None. Both are 0 on tokens that are not needed."""
+        the distributions they were drawn from, or None. Both are 0 on tokens that are not needed. They are of another
+        `temperature` than the policy's if one is given."""
         states = hidden_states(self.model.get_decoder(), packed)
         head, targets = self.model.get_output_embeddings(), packed.ids[packed.needed]
         logprobs, entropy = token_logprobs(
-            states[packed.before], targets, head, self._temperature, with_entropy, self._compiled
+            states[packed.before],
+            targets,
+            head,
+            temperature or self._temperature,
+            with_entropy,
+            self.is_compiled,
+            cap=logit_cap(self.model.config),
         )
         return packed.spread(logprobs), None if entropy is None else packed.spread(entropy)
 
@@ -98,8 +107,8 @@ def open_decoder(path: str, config: ModelConfig, ranks: Ranks, length: int) -> S
 
     Raises ConfigError: it cannot be loaded, or encodes positions otherwise for shorter sequences.
     """
-    if config.attention != "sdpa" and ranks.device.type == "cpu":
-        raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use sdpa")
+    if config.attention not in ("auto", "sdpa") and ranks.device.type == "cpu":
+        raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")
     stored = open_model(path, config)
     with _advice(path, config):
         check_positions(stored.model.config, length)

@@ -1,10 +1,11 @@
-"""Traces of chosen learner steps, which Perfetto (https://ui.perfetto.dev) shows."""
+"""Records of chosen learner steps: traces, which Perfetto (https://ui.perfetto.dev) shows, and snapshots of a GPU's
+memory (https://docs.pytorch.org/memory_viz)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -12,12 +13,27 @@ from torch.profiler import ProfilerActivity, profile
 
 logger = logging.getLogger(__name__)
 
+ENTRIES = 1_000_000
+"""The latest allocations and releases of a step that a snapshot has, at most."""
 
-def profiled(steps: Iterable[int], chosen: Collection[int], folder: Path, rank: int) -> Iterator[int]:
-    """The `steps`. What happens after a `chosen` one until the next is asked for is recorded: operators, kernels and
-    allocated memory, in `folder`/step-NNNNNN-rank-R.json.gz. A step that fails has no trace."""
+
+def profiled(
+    steps: Iterable[int], traced: Collection[int], snapshots: Collection[int], folder: Path, rank: int
+) -> Iterator[int]:
+    """The `steps`. What happens after one of them until the next is asked for is recorded: of those `traced`,
+    operators, kernels and allocated memory, in `folder`/step-NNNNNN-rank-R.json.gz. Of `snapshots`, what the GPU's
+    memory is used for, in `folder`/step-NNNNNN-rank-R-memory.pickle; without a GPU there is a warning instead. A step
+    that fails has no record."""
+    has_gpu = torch.cuda.is_available()
+    if snapshots and not has_gpu:
+        logger.warning("observe.memory_steps is ignored: it records the memory of GPUs, and there is none")
     for step in steps:
-        with _traced(folder / f"step-{step:06d}-rank-{rank}.json.gz") if step in chosen else nullcontext():
+        name = f"step-{step:06d}-rank-{rank}"
+        with ExitStack() as records:
+            if step in traced:
+                records.enter_context(_traced(folder / f"{name}.json.gz"))
+            if step in snapshots and has_gpu:
+                records.enter_context(_memory_recorded(folder / f"{name}-memory.pickle"))
             yield step
 
 
@@ -26,12 +42,26 @@ def _traced(path: Path) -> Iterator[None]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with profile(activities=activities, profile_memory=True) as recorded:
         yield
+    _write(path, recorded.export_chrome_trace, "a trace of the step")
+
+
+@contextmanager
+def _memory_recorded(path: Path) -> Iterator[None]:
+    torch.cuda.memory._record_memory_history(max_entries=ENTRIES, stacks="python")
+    try:
+        yield
+        _write(path, torch.cuda.memory._dump_snapshot, "a snapshot of the step's memory")
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def _write(path: Path, write: Callable[[str], object], content: str) -> None:
     partial = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        recorded.export_chrome_trace(str(partial))
+        write(str(partial))
         partial.rename(path)
     except OSError as error:
         logger.warning("%s cannot be written: %s", path, error)
     else:
-        logger.info("%s has a trace of the step", path)
+        logger.info("%s has %s", path, content)

@@ -6,6 +6,7 @@ They send each other tensors and safetensors bytes. Nothing that arrives from a 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,16 +18,23 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 import zmq
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
+from asyncrl.config.load import EXIT_STOPPED
 from asyncrl.errors import StoppedError
-from asyncrl.learner.activity import Activity
+from asyncrl.learner.activity import END
 from asyncrl.learner.host_store import HostStore
 from asyncrl.learner.launcher import DEFAULT_TIMEOUTS, Meeting, Membership
+from asyncrl.learner.leaving import Leaving, exit_now
 from asyncrl.learner.rendezvous import Caller
+from asyncrl.machine.activity import Activity
+from asyncrl.modelling.devices import described
 from asyncrl.network.interfaces import loopback_interface
 from asyncrl.network.keys import ClientKeys
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -49,6 +57,7 @@ class Ranks:
     waiting: DeviceMesh | None = None
     """The same ranks, without a time limit; None only where there is one rank."""
     activity: Activity = field(default_factory=Activity)
+    leaving: Leaving = field(default_factory=Leaving)
 
     @staticmethod
     def alone() -> Ranks:
@@ -97,12 +106,22 @@ class Ranks:
         dist.all_gather(received, sent)
         return [each[:size].numpy().tobytes() for each, size in zip(received, sizes, strict=True)]
 
-    def leave_if(self, stopped: bool) -> None:
-        """Raises StoppedError on every rank if `stopped` is true on any, so that none waits for one that left."""
-        self.activity.advance()
-        anybody = torch.tensor(int(stopped))
-        if self.waiting is not None:
-            dist.all_reduce(anybody, group=self.waiting.get_group())
+    def leave_if(self, stopped: bool, updating: bool | None = None, within_pass: bool = False) -> None:
+        """Raises StoppedError on every rank if `stopped` is true on any, so that none waits for one that left.
+
+        `updating`: whether weights change from here on; None: as before. `within_pass`: the main thread of this rank is
+        in the middle of something, and another thread asks (see `leaving`).
+        """
+        with self.leaving.turn:
+            self.activity.advance()
+            ranks = torch.tensor([int(stopped), int(within_pass)])
+            if self.waiting is not None:
+                dist.all_reduce(ranks, group=self.waiting.get_group())
+            anybody, abruptly = ranks.tolist()
+            self.leaving.is_leaving |= anybody > 0
+            self.leaving.is_abrupt |= abruptly > 0
+            if updating is not None:
+                self.leaving.is_updating = updating and not anybody
         if anybody:
             raise StoppedError("the learner was asked to stop")
 
@@ -143,12 +162,17 @@ def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tu
 
 @contextmanager
 def joined(
-    replicas: int = 1, limit_s: float = DEFAULT_TIMEOUTS.stuck, keys: ClientKeys | None = None
+    replicas: int = 1,
+    limit_s: float = DEFAULT_TIMEOUTS.stuck,
+    keys: ClientKeys | None = None,
+    activity: Activity | None = None,
+    leaving: Leaving | None = None,
 ) -> Iterator[Ranks]:
     """The ranks that `launcher.run_ranks` started with this process, or this process alone. They hold `replicas` copies
     of a model, a divisor of their number. They disconnect at the end. A collective fails after `limit_s` and a minute,
-    except those that may wait for the replay. Ranks of several hosts find each other at host 0 with `keys`."""
-    activity = Activity()
+    except those that may wait for the replay. Ranks of several hosts find each other at host 0 with `keys`. `activity`
+    and `leaving` are those of this process."""
+    activity, leaving = activity or Activity(), leaving or Leaving()
     member = Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""), 0, 0.0)
     meeting, rank, size = member.meeting, member.rank, member.meeting.size
     # gloo listens even with one rank. Ranks on one machine need no more than loopback.
@@ -167,13 +191,32 @@ def joined(
     try:
         kind = "cuda" if cuda else "cpu"
         device = torch.device(kind, member.local) if cuda else torch.device(kind)
+        logger.info("rank %d of %d computes on %s", rank, size, described(device))
         shape = (size,) if replicas == 1 else (replicas, size // replicas)
         names = ("replicas", "shards")[-len(shape) :]
-        yield Ranks(rank, size, device, init_device_mesh(kind, shape, mesh_dim_names=names), waiting, activity)
+        mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+        ranks = Ranks(rank, size, device, mesh, waiting, activity, leaving)
+        leaving.ask = ranks.leave_if
+        try:
+            yield ranks
+        except StoppedError:
+            if leaving.is_abrupt:
+                ranks.leave_if(False)
+                exit_now(EXIT_STOPPED)
+            if cuda:
+                # All ranks left at the same point, so what is queued comes to an end; NCCL would warn of it otherwise.
+                torch.cuda.synchronize(device)
+            raise
     finally:
+        leaving.end()
         # A reference to a gloo group keeps its threads alive, and those abort a process that exits.
         gc.collect()
-        activity.advance()
+        activity.enter(END)
         dist.destroy_process_group()
         if caller is not None:
             caller.close()
+
+
+def local_size(parameter: nn.Parameter) -> int:
+    """How many numbers of a parameter this rank has."""
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()

@@ -17,9 +17,10 @@ from typing import Any, Literal
 import msgspec
 import zmq
 
+import asyncrl
 from asyncrl.config.changes import is_of_run, values_of
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import UnavailableError
+from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.learner.activity import RankState
 from asyncrl.network.keys import ClientKeys
 from asyncrl.network.sockets import connect
@@ -118,7 +119,7 @@ class Caller:
         return socket
 
     def call(self, request: Request, kind: type[Any], timeout_s: float) -> Any:
-        """The first host's answer, a `kind`. Raises UnavailableError: it came not in time."""
+        """The first host's answer, a `kind`. Raises UnavailableError: it came not in time; ConfigError: it is none."""
         with self._lock:
             self._number += 1
             number, deadline = str(self._number).encode(), time.monotonic() + timeout_s
@@ -127,10 +128,27 @@ class Caller:
                 while self._socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
                     answered, answer = self._socket.recv_multipart()
                     if answered == number:
-                        return msgspec.msgpack.decode(answer, type=kind)
+                        return self._decoded(answer, kind)
             self._socket.close()
             self._socket = self._connect()
-        raise UnavailableError(f"{self._endpoint} has not answered for {timeout_s:g} s")
+        raise UnavailableError(
+            f"{self._endpoint} has not answered for {timeout_s:g} s: look whether host 0 runs and whether "
+            "learner.rendezvous is its address"
+            + (
+                "; or network.keys has keys of another run, or that host 0 does not allow (its log names those refused)"
+                if self._keys is not None
+                else "; or host 0 has network.keys, and this host has none"
+            )
+        )
+
+    def _decoded(self, answer: bytes, kind: type[Any]) -> Any:
+        try:
+            return msgspec.msgpack.decode(answer, type=kind)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(
+                f"{self._endpoint} does not answer as this version of asyncrl does ({error}): install the same version "
+                f"on all hosts; this one has {asyncrl.__version__}"
+            ) from error
 
     def close(self) -> None:
         with self._lock:

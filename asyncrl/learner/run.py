@@ -17,19 +17,26 @@ from asyncrl.algorithms.compose import Algorithm
 from asyncrl.config import locations
 from asyncrl.config.changes import ConfigHistory, values_of
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.activity import END
 from asyncrl.learner.batches import BatchSource, open_batches
 from asyncrl.learner.checkpoint import Checkpoints, Progress
+from asyncrl.learner.colocation import Turns
 from asyncrl.learner.critic import load_critic
 from asyncrl.learner.determinism import be_deterministic
 from asyncrl.learner.export import export, folder_writer
 from asyncrl.learner.failures import StepFailures
 from asyncrl.learner.launcher import Membership
+from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.memory import fit_activations, usable_bytes
 from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.policy import Policy, compiles, load_policy, load_reference
 from asyncrl.learner.ranks import Ranks, joined
+from asyncrl.learner.step_metrics import Phases
 from asyncrl.learner.trainer import Trainer
+from asyncrl.machine import process
+from asyncrl.machine.activity import Activity
+from asyncrl.machine.gpu_lock import LearnerLock
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
 from asyncrl.observe.metrics import Fanout, Metrics
@@ -45,9 +52,10 @@ from asyncrl.weights.transfers import Broadcasts
 logger = logging.getLogger(__name__)
 
 
-def run(config: TrainConfig, stop: threading.Event) -> None:
+def run(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
     """Train as `config` says: as one rank if `run_ranks` started this process, else as the only one. With
-    `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing.
+    `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing. `activity`
+    is that of this process.
 
     Raises StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
     """
@@ -63,8 +71,10 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={member.meeting.interface}")
     else:
         keep_to_loopback(config, actor=False)
-    with ExitStack() as stack:
-        ranks = stack.enter_context(joined(learner.replicas, learner.rank_timeout_s, client_keys(config.network)))
+    leaving = Leaving()
+    with leaving.watched(stop), ExitStack() as stack:
+        keys = client_keys(config.network)
+        ranks = stack.enter_context(joined(learner.replicas, learner.rank_timeout_s, keys, activity, leaving))
         context = stack.enter_context(zmq.Context())
         replay = stack.enter_context(closing(open_batches(config, ranks.rank, context, stop)))
         publisher: Publisher | None = None
@@ -76,9 +86,11 @@ def run(config: TrainConfig, stop: threading.Event) -> None:
             stack.callback(metrics.close)
             if not recorded:
                 publisher = stack.enter_context(closing(open_publisher(config, ranks, context)))
+        stack.callback(activity.enter, END)
         train(config, ranks, replay, publisher, metrics, evaluations, stop)
         if ranks.rank == 0:
-            replay.finished()
+            with activity.waiting():
+                replay.finished()
 
 
 def _implicit(config: TrainConfig, ranks: Ranks) -> Trainable[Policy] | None:
@@ -99,7 +111,7 @@ def open_publisher(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any])
     broadcasts = Broadcasts(BACKENDS[device.type], gpu_of(device)) if channel == "distributed" else None
     with ExitStack() as stack:
         server = WeightServer(
-            network.host,
+            network.learner_address,
             network.weights_port,
             context,
             keys=server_keys(network),
@@ -111,7 +123,7 @@ def open_publisher(config: TrainConfig, ranks: Ranks, context: zmq.Context[Any])
         stack.callback(server.close)
         broadcaster = folders = None
         if broadcasts is not None:
-            broadcaster = Broadcaster(server, network.host, device, weights.timeout_s)
+            broadcaster = Broadcaster(server, network.learner_address, device, weights.timeout_s)
         if channel == "disk":
             folders = FolderWriter(weights_dir(config), folder_writer(config.model), run)
         stack.pop_all()
@@ -133,6 +145,23 @@ def train(
     if ranks.rank == 0:
         locations.record_config(config)
     history = ConfigHistory(config, changes)
+    lock = LearnerLock(locations.gpu_locks(config.run), ranks.rank) if config.cluster.colocated else None
+    with closing(Turns(ranks, lock, stop)) as turns:
+        turns.begin(Phases(ranks.activity.enter))
+        _train(config, history, ranks, replay, publisher, metrics, evaluations, stop, turns)
+
+
+def _train(
+    config: TrainConfig,
+    history: ConfigHistory,
+    ranks: Ranks,
+    replay: BatchSource,
+    publisher: Publisher | None,
+    metrics: Metrics,
+    evaluations: Metrics,
+    stop: threading.Event,
+    turns: Turns,
+) -> None:
     algorithm = Algorithm.from_config(config.algorithm, config.learner.minibatches)
     temperature, length, learner = config.actor.temperature, config.actor.max_tokens, config.learner
     policy = load_policy(config.model, temperature, ranks, length)
@@ -155,18 +184,20 @@ def train(
     if ranks.rank == 0 and compiles(config.model, ranks.device):
         logger.info("the first passes compile the layers, which takes up to some minutes (model.compile)")
     if config.model.activations is None and ranks.device.type == "cuda":
-        fit_activations(trainer, _largest_pass(history), usable_bytes(ranks.device))
+        fit_activations(trainer, _largest_pass(history), usable_bytes(ranks.device, learner.memory))
     folder = locations.run_dir(config.run)
     checkpoints = Checkpoints(folder / "checkpoints", learner.keep_checkpoints, ranks, stop, learner.keep_best)
     failures = StepFailures(folder / f"learner-{ranks.rank}-failures.json")
     loop = Learner(
-        config, history, ranks, trainer, checkpoints, replay, publisher, metrics, evaluations, stop, failures
+        config, history, ranks, trainer, checkpoints, replay, publisher, metrics, evaluations, stop, failures, turns
     )
     if ranks.rank == 0:
         _remove_repeated(folder, loop.progress)
+    process.freeze_heap()
     with closing(checkpoints):
         loop.train()
     if learner.export:
+        turns.begin(Phases(ranks.activity.enter))
         export(policy, config.model, folder / "model", ranks, stop)
     logger.info("the learner is done after %d steps", learner.steps)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +30,37 @@ class HostCopy:
     """Copies in host memory of what this rank writes of models. Each copy takes the memory of the one before it."""
 
     def __init__(self) -> None:
+        self._parts: Mapping[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
         self._reserving: Future[None] | None = None
 
-    def reserve(self, models: Models, ranks: Ranks) -> None:
-        """Begin to get the memory that a copy of `models` needs, which takes longer than the copy itself."""
+    def find(self, models: Models, ranks: Ranks) -> None:
+        """Find the tensors of this rank's file of `models`. Call it between two passes, on the ranks of the first copy,
+        and again once optimisers have more moments: within a pass, FSDP has other tensors in the place of some."""
+        self._parts = _own_parts(models, ranks)
+
+    def reserve(self) -> None:
+        """Begin to get the memory that a copy of what was found needs, which takes longer than the copy itself."""
         if self._reserving is None:
-            self._reserving = begin(partial(self._reserve, _own_parts(models, ranks)), "checkpoint", daemon=True)
+            self._reserving = begin(self._reserve, "checkpoint", daemon=True)
 
     @torch.no_grad()
-    def take(self, models: Models, ranks: Ranks) -> Mapping[str, Tensor]:
-        """The tensors of this rank's file of `models`, as they are now. Call it on the ranks of the first copy."""
+    def take(self, device: torch.device) -> Mapping[str, Tensor]:
+        """A copy of the tensors that were found, as they are now. Within a pass it does not wait for the pass."""
         if self._reserving is not None:
             self._reserving.result()
-        parts = _own_parts(models, ranks)
-        self._reserve(parts)
-        for name, each in parts.items():
-            self._buffers[name].copy_(each, non_blocking=True)
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize(ranks.device)
+        self._reserve()
+        # What changed the tensors has ended on the GPU: a step is done once its loss is known.
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        with torch.cuda.stream(stream):
+            for name, each in self._parts.items():
+                self._buffers[name].copy_(each, non_blocking=True)
+        if stream is not None:
+            stream.synchronize()
         return self._buffers
 
-    def _reserve(self, parts: Mapping[str, Tensor]) -> None:
-        self._buffers = {name: self._buffer(name, each) for name, each in parts.items()}
+    def _reserve(self) -> None:
+        self._buffers = {name: self._buffer(name, each) for name, each in self._parts.items()}
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         """Memory for `tensor`, pinned for one on a GPU, which copies into such memory several times faster."""

@@ -19,7 +19,7 @@ from asyncrl.learner.trainer import StepResult
 from asyncrl.observe.metrics import Value
 from asyncrl.types import BatchPlan
 
-WAITING = ("wait", "fetch")
+WAITING = ("wait", "fetch", "release", "onload", "offload")
 """The phases in which the learner has nothing to compute."""
 
 

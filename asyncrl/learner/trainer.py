@@ -47,7 +47,7 @@ class StepResult:
     loss: float = 0.0
     norms: list[float] = field(default_factory=list)
     too_large: int = 0
-    """Updates of any model left out because of learner.skip_grad_norm."""
+    """Updates of any model left out because the gradient was too large."""
     summary: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -66,7 +66,7 @@ class Trainer:
     """Trains `policy` with `algorithm`, and with it the `critic` and the process model `implicit` where there are such.
 
     Every method is called by all ranks alike, with the same number of passes on each. It raises StoppedError on all of
-    them between two passes once `stop` is set on one.
+    them before a pass or an update once `stop` is set on one.
     """
 
     ranks: Ranks
@@ -125,7 +125,7 @@ class Trainer:
 
     def _passes(self, batch: LocalBatch, minibatch: Minibatch) -> Iterator[ForwardPass]:
         for members in minibatch.passes:
-            self.ranks.leave_if(self.stop.is_set())
+            self.ranks.leave_if(self.stop.is_set(), updating=False)
             this = batch.forward_pass(members)
             yield (this.padded() if self.policy.module.pads_passes else this).to(self.ranks.device)
 
@@ -140,6 +140,7 @@ class Trainer:
                 for name, value in self._backward(batch, episodes, each, minibatch.totals).items():
                     value = value.detach().double()
                     sums[name] = sums[name] + value if name in sums else value
+            self.ranks.leave_if(self.stop.is_set(), updating=True)
             updates = {name: model.update(step) for name, model in self.models.items()}
             result.norms.append(updates["policy"].norm)
             result.too_large += sum(each.too_large for each in updates.values())

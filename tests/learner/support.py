@@ -37,6 +37,7 @@ from asyncrl.learner.state import Models
 from asyncrl.replay.admission import Admission
 from asyncrl.types import BatchPlan, Role, Ticket, Trajectory, Turn
 from asyncrl.weights.buckets import Bucket, GatheredBucket, on_host
+from asyncrl.weights.canary import Canary
 from tests.fake_replay import FakeReplay
 from tests.helpers import FakeMetrics, make_trajectory
 
@@ -137,8 +138,9 @@ class PlannedReplay(FakeReplay):
     later one, is asked for.
 
     `reward` is that of the trajectories, by step, or random. The learner is stopped when it asks for the plan of step
-    `stop_at`. The plan of step `skip` is skipped. A trajectory of step `poison` has a token id that the policy does
-    not know. The run had the `changes` before. With `alike` the sequences of a group begin alike.
+    `stop_at`, and dies when it asks for that of `die_at`. The plan of step `skip` is skipped. A trajectory of step
+    `poison` has a token id that the policy does not know. The run had the `changes` before. With `alike` the sequences
+    of a group begin alike.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class PlannedReplay(FakeReplay):
         config: TrainConfig,
         reward: Callable[[int], float] | None = None,
         stop_at: int | None = None,
+        die_at: int | None = None,
         skip: int | None = None,
         poison: int | None = None,
         changes: Sequence[ConfigChange] = (),
@@ -160,7 +163,7 @@ class PlannedReplay(FakeReplay):
         )
         self.config = config
         self._reward = reward
-        self._stop_at, self._skip, self._poison = stop_at, skip, poison
+        self._stop_at, self._die_at, self._skip, self._poison = stop_at, die_at, skip, poison
         self._changes = changes
         self._alike = alike
         self._played = 0
@@ -185,14 +188,14 @@ class PlannedReplay(FakeReplay):
         return list(zip(batch, rewards, strict=True))
 
     def plan(self, step: int) -> BatchPlan | None:
-        if step == self._stop_at:
+        if step in (self._stop_at, self._die_at):
             self.calls.append(("plan", step))
-            raise StoppedError("stop")
+            raise StoppedError("stop") if step == self._stop_at else LearnerDiedError
         self._play_until(step + 1)
         return super().plan(step)
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
-        if step == self._stop_at:
+        if step in (self._stop_at, self._die_at):
             return None
         self._play_until(step + 1)
         self.ahead.append(step)
@@ -234,14 +237,22 @@ class FakePush:
 
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Tensor]] = {}
+        self.canaries: dict[int, Canary | None] = {}
         self.measured = {"bytes": 5.0}
 
-    def publish(self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket]) -> None:
+    def publish(
+        self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket], canary: Canary | None
+    ) -> None:
         assert version > max(self.weights, default=-1)
+        self.canaries[version] = canary
         self.weights[version] = {}
         for filled in buckets:
             self.weights[version] |= on_host(filled)
         assert list(self.weights[version]) == [entry.name for bucket in plan for entry in bucket.entries]
+
+
+class LearnerDiedError(Exception):
+    """Stands for a kill of the learner's process."""
 
 
 class Run:
@@ -260,7 +271,7 @@ class Run:
         return self
 
     def until_stopped(self, ranks: Ranks) -> Run:
-        with pytest.raises(StoppedError):
+        with pytest.raises((StoppedError, LearnerDiedError)):
             self.train(ranks)
         return self
 

@@ -13,8 +13,10 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+import zmq
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.learner.hosts import open_host
 from asyncrl.learner.launcher import RanksError, Timeouts, run_ranks
 from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.rendezvous import Alive, Caller, Joined
 from asyncrl.machine.ports import free_ports
 from asyncrl.network.keys import make_keys
 from tests.helpers import until
@@ -222,3 +225,33 @@ def test_hosts_that_do_not_fit_together_are_refused_on_both_with_the_reason(
     for each in [two.start(0), two.start(1, config=wrong)]:
         with pytest.raises(ConfigError, match=reason):
             each.result()
+
+
+def test_wrong_keys_are_named_on_both_hosts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    two = Two(tmp_path)
+    make_keys(tmp_path / "others")
+    wrong = replace(two.config, network=replace(two.config.network, keys=str(tmp_path / "others")))
+    running = [two.start(0), two.start(1, config=wrong)]
+    until(lambda: "or network.keys has keys of another run" in caplog.text)
+    until(lambda: "a client was refused" in caplog.text)
+    for stop, each in zip(two.stops, running, strict=True):
+        stop.set()
+        with pytest.raises(StoppedError):
+            each.result()
+
+
+def test_a_first_host_of_another_version_is_named() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        caller = Caller(context, f"tcp://127.0.0.1:{port}", None)
+
+        def answer() -> None:
+            sender, number, _ = other.recv_multipart()
+            other.send_multipart([sender, number, msgspec.msgpack.encode({"begun": "later"})])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConfigError, match="install the same version on all hosts"):
+            caller.call(Alive("", 1, [], False), Joined, 60.0)
+        thread.join()
+        caller.close()

@@ -19,13 +19,14 @@ from asyncrl.config.load import EXIT_STOPPED
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, StoppedError, TooManyFailuresError
 from asyncrl.learner.launcher import RanksError, Timeouts, run_ranks
+from asyncrl.machine.activity import Activity
 from tests.helpers import make_task, until
 
 pytestmark = pytest.mark.slow
 
 RANK = """
 import os, pathlib, signal, sys, time
-from asyncrl.learner.activity import Activity
+from asyncrl.machine.activity import Activity
 from asyncrl.learner.launcher import Membership
 own, activity = Membership.of_this_process(), Activity()
 own.start_heartbeat(activity)
@@ -147,6 +148,31 @@ def test_ranks_may_wait_for_the_replay_and_each_other_for_longer_than_one_may_be
     run_ranks([sys.executable, "-c", MEETS.format(body=body)], 2, threading.Event(), short)
 
 
+def test_ranks_that_have_ended_their_work_may_exit_slowly(tmp_path: Path) -> None:
+    body = "activity.enter('train')\nactivity.enter('end')\ntime.sleep(4)"
+    run_ranks(ranks_of(tmp_path, body), 2, threading.Event(), replace(SHORT, stuck=2.0))
+
+
+def test_a_stop_waits_for_a_rank_that_finishes_a_checkpoint(tmp_path: Path) -> None:
+    body = f"""
+if own.rank: time.sleep(1000)
+with activity.finishing("the checkpoint step-000001"):
+    while not (folder / "asked").exists(): time.sleep(0.01)
+    time.sleep(4)
+sys.exit({EXIT_STOPPED})
+"""
+    stop, activity = threading.Event(), Activity()
+
+    def ask(_: list[int]) -> None:
+        until(lambda: activity.unfinished == ["the checkpoint step-000001"])
+        stop.set()
+        (tmp_path / "asked").touch()
+
+    handler = f"signal.signal(signal.SIGTERM, signal.SIG_IGN if own.rank == 0 else lambda *_: sys.exit({EXIT_STOPPED}))"
+    with once_running(tmp_path, ask), pytest.raises(StoppedError):
+        run_ranks(ranks_of(tmp_path, body, handler), 2, stop, replace(SHORT, stop=2.0), activity=activity)
+
+
 @pytest.mark.parametrize(
     ("handler", "timeouts", "error"), [(STOPS, SHORT, StoppedError), (IGNORES, replace(SHORT, stop=1.0), RanksError)]
 )
@@ -182,7 +208,7 @@ def test_a_rank_ends_itself_once_nobody_reads_its_heartbeats(tmp_path: Path) -> 
     read, write = os.pipe()
     code = f"""
 import time
-from asyncrl.learner.activity import Activity
+from asyncrl.machine.activity import Activity
 from asyncrl.learner.launcher import Meeting, Membership
 Membership(0, 0, Meeting(0, 1, ""), {write}, 0.1).start_heartbeat(Activity())
 time.sleep(1000)

@@ -61,6 +61,22 @@ def write_without_dtype(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "dtype"}))
 
 
+def name_bfloat16(folder: Path) -> None:
+    """Have the configuration name another dtype than that of the files."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+
+
+def write_wider_than_named(folder: Path) -> None:
+    tied().save_pretrained(folder)
+    name_bfloat16(folder)
+
+
+def write_wider_than_named_and_tied_twice(folder: Path) -> None:
+    write_tied_twice(folder, 1.0)
+    name_bfloat16(folder)
+
+
 def write_with_frequencies(folder: Path) -> None:
     """Files of an older llama have the rotary frequencies of every layer."""
     tied().save_pretrained(folder)
@@ -82,6 +98,7 @@ BY_SHARD: dict[str, Callable[[Path], object]] = {
     "a scaled embedding": lambda folder: make(GemmaConfig(**SHAPE, **HEADS)).save_pretrained(folder),
     "several files": lambda folder: tied().save_pretrained(folder, max_shard_size=20_000),
     "bfloat16 files": lambda folder: tied().bfloat16().save_pretrained(folder),
+    "float32 files of a bfloat16 configuration": write_wider_than_named,
     "files whose dtype the configuration lacks": write_without_dtype,
     "code of its own": write_remote,
     "tensors that nobody needs": write_with_frequencies,
@@ -89,23 +106,24 @@ BY_SHARD: dict[str, Callable[[Path], object]] = {
 }
 WHOLE: dict[str, Callable[[Path], object]] = {
     "tied weights that differ": lambda folder: write_tied_twice(folder, 1.0),
+    "float32 files of a bfloat16 configuration, tied weights that differ": write_wider_than_named_and_tied_twice,
     "no safetensors": write_bin,
 }
 
 
 @pytest.mark.parametrize("case", [*BY_SHARD, *WHOLE])
-def test_weights_and_buffers_are_those_that_transformers_loads(
+def test_weights_and_buffers_are_those_that_transformers_loads_in_float32(
     case: str, ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     (BY_SHARD | WHOLE)[case](tmp_path)
     config = ModelConfig(str(tmp_path), trust_remote_code=True)
     policy = load_policy(config, 1.0, ranks, 64)
-    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto", trust_remote_code=True)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, trust_remote_code=True)
     assert ("each rank loads the whole" in caplog.text) == (case in WHOLE)
     ours = dict(policy.model.named_parameters())
     assert ours.keys() == dict(expected.named_parameters()).keys()
     for name, parameter in expected.named_parameters():
-        assert torch.equal(ours[name].full_tensor(), parameter.float()), name
+        assert torch.equal(ours[name].full_tensor(), parameter), name
     assert type(policy.model) is type(expected)
     buffers = dict(policy.model.named_buffers())
     assert buffers.keys() == dict(expected.named_buffers()).keys()

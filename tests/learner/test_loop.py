@@ -5,21 +5,28 @@ import json
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.config.schema import PartConfig
-from asyncrl.errors import InvariantError, StoppedError
+from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.errors import InvariantError, StoppedError, WeightsError
+from asyncrl.learner.canary import canary_of
 from asyncrl.learner.failures import StepFailedError, StepFailures
+from asyncrl.learner.policy import load_policy
 from asyncrl.learner.ranks import Ranks
 from asyncrl.types import BatchPlan
+from asyncrl.weights.canary import canary_tokens
+from tests.actor.engine.support import plain_logprobs
 from tests.learner.support import (
     VOCABULARY,
     PlannedReplay,
     Run,
     assert_weights_equal,
     make_config,
+    with_critic,
 )
 
 pytestmark = pytest.mark.slow
@@ -62,6 +69,18 @@ def test_a_chosen_step_has_a_trace_of_its_phases_operators_and_memory(whole: tup
     assert sum(each["name"] == "train" for each in events) == 1
 
 
+def test_a_chosen_step_has_a_snapshot_of_a_gpus_memory_and_without_a_gpu_a_warning(
+    model: Path, ranks: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = make_config(model, tmp_path, steps=2)
+    config.observe.memory_steps = [1]
+    Run(config).train(ranks)
+    written = [path.name for path in (tmp_path / "run").glob("profile/*")]
+    on_gpu = torch.cuda.is_available()
+    assert written == (["step-000001-rank-0-memory.pickle"] if on_gpu else [])
+    assert ("observe.memory_steps is ignored" in caplog.text) != on_gpu
+
+
 @pytest.mark.parametrize("correction", ["truncate", "mask", "reject"])
 def test_the_training_forward_gives_the_same_bits_as_a_proximal_pass(
     model: Path, ranks: Ranks, tmp_path: Path, correction: str
@@ -87,14 +106,17 @@ def test_the_exported_folder_holds_the_last_weights(whole: tuple[Run, Path]):
     assert [each.name for each in folder.iterdir() if each.name.startswith(".tmp")] == []
 
 
+@pytest.mark.parametrize(("event", "kept"), [("die_at", 2), ("stop_at", 3)])
 def test_an_interrupted_run_that_resumes_ends_with_the_same_bits(
-    model: Path, ranks: Ranks, tmp_path: Path, whole: tuple[Run, Path]
+    model: Path, ranks: Ranks, tmp_path: Path, whole: tuple[Run, Path], event: str, kept: int
 ):
+    """It goes on from the newest checkpoint; a run that is asked to stop makes one of the steps that it has done."""
     config = make_config(model, tmp_path, steps=6)
-    Run(config, stop_at=3).until_stopped(ranks)
+    stopped = Run(config, **{event: 3}).until_stopped(ranks)
+    assert list(stopped.metrics.of("loss")) == [0, 1, 2]
     resumed = Run(config).train(ranks)
-    assert min(resumed.weights) == 2
-    assert resumed.replay.called("plan") == [2, 3, 4, 5]
+    assert min(resumed.weights) == kept
+    assert resumed.replay.called("plan") == list(range(kept, 6))
     for version, weights in resumed.weights.items():
         assert_weights_equal(weights, whole[0].weights[version])
     assert resumed.metrics.of("trajectories_trained")[5] == whole[0].metrics.of("trajectories_trained")[5]
@@ -168,6 +190,19 @@ def test_too_large_gradients_are_left_out_and_counted_and_more_steps_stretch_the
     assert "learner.skip_grad_norm" in caplog.text
 
 
+def test_a_resumed_run_leaves_out_the_same_unusually_large_gradients(model: Path, ranks: Ranks, tmp_path: Path):
+    values = {"steps": 8, "minibatches": 2, "skip_grad_norm_factor": 1.0}
+    whole = Run(make_config(model, tmp_path / "whole", **values)).train(ranks)
+    config = make_config(model, tmp_path / "resumed", **values)
+    Run(config, stop_at=7).until_stopped(ranks)
+    resumed = Run(config).train(ranks)
+    assert_weights_equal(resumed.final, whole.final)
+    left_out = whole.metrics.of("updates_too_large")
+    assert left_out[3] == 0
+    assert 0 < left_out[7] < 8
+    assert resumed.metrics.of("updates_too_large")[7] == left_out[7]
+
+
 class StopBetweenPasses(threading.Event):
     """Set once the learner has looked at it `looks` times after it got the plan of step 3."""
 
@@ -182,12 +217,64 @@ class StopBetweenPasses(threading.Event):
         return self._looks < 0
 
 
-def test_a_stop_between_two_passes_leaves_only_whole_checkpoints(model: Path, ranks: Ranks, tmp_path: Path):
-    run = Run(make_config(model, tmp_path, steps=6, micro_tokens=40))
-    run.stop = StopBetweenPasses(run.replay, looks=4)
+@pytest.mark.parametrize(
+    ("updates", "looks", "kept"), [(1, 4, {"step-000002", "step-000003"}), (4, 8, {"step-000002"})]
+)
+def test_a_stop_between_two_passes_leaves_only_whole_checkpoints(
+    model: Path, ranks: Ranks, tmp_path: Path, updates: int, looks: int, kept: set[str]
+):
+    """One of the steps that were done; not after the first of several updates."""
+    run = Run(make_config(model, tmp_path, steps=6, micro_tokens=40, minibatches=updates))
+    run.stop = StopBetweenPasses(run.replay, looks)
     run.until_stopped(ranks)
-    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000002"]
+    assert {each.name for each in (tmp_path / "run" / "checkpoints").iterdir()} == kept
     assert max(run.weights) == 3
+    assert list(run.metrics.of("loss")) == [0, 1, 2]
+
+
+def test_a_step_that_a_stop_cut_short_moves_an_adaptive_kl_only_once(model: Path, ranks: Ranks, tmp_path: Path):
+    def config(name: str) -> TrainConfig:
+        return with_critic(make_config(model, tmp_path / name, steps=6))
+
+    whole = Run(config("whole")).train(ranks)
+    cut = Run(config("cut"))
+    cut.stop = StopBetweenPasses(cut.replay, 12)
+    cut.until_stopped(ranks)
+    resumed = Run(config("cut")).train(ranks)
+    assert min(resumed.weights) == 3
+    assert resumed.metrics.of("kl_reference/weight")[3] == whole.metrics.of("kl_reference/weight")[3]
+    assert_weights_equal(resumed.final, whole.final)
+
+
+def test_a_version_has_the_same_weights_after_a_stop_between_two_versions(model: Path, ranks: Ranks, tmp_path: Path):
+    def config(name: str) -> TrainConfig:
+        return make_config(model, tmp_path / name, steps=6, publish_every=2)
+
+    whole = Run(config("whole")).train(ranks)
+    Run(config("stopped"), stop_at=3).until_stopped(ranks)
+    resumed = Run(config("stopped")).train(ranks)
+    assert list(resumed.weights) == [1, 2, 3]
+    for version, weights in resumed.weights.items():
+        assert_weights_equal(weights, whole.weights[version])
+
+
+class StopWhilePublishing(threading.Event):
+    """Set while the weights after step 3 are published."""
+
+    def __init__(self, replay: PlannedReplay) -> None:
+        super().__init__()
+        self._replay = replay
+
+    def is_set(self) -> bool:
+        return ("published", 3) in self._replay.calls
+
+
+def test_a_stop_after_the_update_of_a_step_keeps_and_reports_the_step(model: Path, ranks: Ranks, tmp_path: Path):
+    run = Run(make_config(model, tmp_path, steps=6, minibatches=2))
+    run.stop = StopWhilePublishing(run.replay)
+    run.until_stopped(ranks)
+    assert {each.name for each in (tmp_path / "run" / "checkpoints").iterdir()} == {"step-000002", "step-000003"}
+    assert list(run.metrics.of("loss")) == [0, 1, 2]
 
 
 def test_a_skipped_plan_trains_nothing_and_its_version_is_published_all_the_same(
@@ -260,3 +347,36 @@ def test_failures_of_another_step_or_type_or_after_a_success_are_counted_anew(tm
     fail(4, KeyError("z"))
     with pytest.raises(StepFailedError, match="step 4 has failed 3 times, at last with KeyError"):
         fail(4, KeyError("z"))
+
+
+def test_every_version_has_the_canary_of_its_own_weights_also_after_a_resume(
+    model: Path, ranks: Ranks, tmp_path: Path, whole: tuple[Run, Path]
+):
+    run, folder = whole
+    plain = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    assert list(run.push.canaries) == list(run.weights)
+    for version, canary in run.push.canaries.items():
+        assert canary is not None
+        assert canary.tokens == canary_tokens(3, VOCABULARY)
+        plain.load_state_dict(run.weights[version], strict=False)
+        expected = plain_logprobs(plain, np.array(canary.tokens, np.int32), 1.0)
+        np.testing.assert_allclose(canary.logprobs, expected, atol=1e-4)
+    config = make_config(model, tmp_path, steps=6)
+    Run(config, stop_at=3).until_stopped(ranks)
+    resumed = Run(config).train(ranks)
+    assert resumed.push.canaries == {version: run.push.canaries[version] for version in resumed.weights}
+
+
+def test_weights_without_finite_log_probs_are_not_published_and_a_canary_may_be_left_out(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    config = make_config(model, tmp_path, steps=1)
+    config.weights.canary = False
+    run = Run(config).train(ranks)
+    assert run.push.canaries == {0: None, 1: None}
+    policy = load_policy(config.model, 1.0, ranks, 64)
+    config.weights.canary = True
+    with torch.no_grad():
+        next(policy.parameters()).fill_(torch.nan)
+    with pytest.raises(WeightsError, match="version 5 is not published, since the learner's own log-probs"):
+        canary_of(policy, 5, config, ranks)

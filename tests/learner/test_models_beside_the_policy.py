@@ -57,7 +57,7 @@ def test_it_learns_to_predict_the_outcome_and_resumes_with_the_same_bits(
     assert all(norm > 0 for norm in whole.metrics.of("implicit/grad_norm").values())
 
     config = prime(model, tmp_path / "broken", steps=10, micro_tokens=512)
-    train_prime(config, stop_at=9).until_stopped(ranks)
+    train_prime(config, die_at=9).until_stopped(ranks)
     resumed = train_prime(config).train(ranks)
     assert min(resumed.weights) == 8
     assert_weights_equal(resumed.final, whole.final)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from asyncrl.config.schema import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.optimizer import Trainable, lr_scale
+from asyncrl.learner.states_on_host import step_with_states_on_host
 
 CONFIG = LearnerConfig(
     steps=10, warmup_steps=2, lr_floor=0.1, betas=[0.8, 0.9], weight_decay=0.5, max_grad_norm=2.0, schedule="cosine"
@@ -117,6 +118,41 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest():
     assert_close(trained(replace(CONFIG, optimizer="muon", momentum=0.9)), plainly_trained(optimizers))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_states_on_the_host_give_the_same_bits(optimizer: str):
+    expected = trained(replace(CONFIG, optimizer=optimizer))
+    got = trained(replace(CONFIG, optimizer=optimizer, optimizer_on_host=True))
+    assert all(torch.equal(got[name], each) for name, each in expected.items())
+
+
+def test_a_part_of_the_states_is_on_the_device_at_a_time_and_they_keep_their_memory_on_the_host():
+    class Watched(torch.optim.AdamW):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            given = [each for group in self.param_groups for each in group["params"]]
+            numbers.append(sum(each.numel() for each in given))
+            device.update(self.state[each]["exp_avg"].data_ptr() for each in given if each in self.state)
+            super().step(closure)
+
+    def memory() -> list[int]:
+        return [optimizer.state[each]["exp_avg"].data_ptr() for each in model.parameters()]
+
+    numbers: list[int] = []
+    hosts: list[list[int]] = []
+    device: set[int] = set()
+    model = Decoder()
+    optimizer = Watched(model.parameters(), fused=True)
+    for step in STEPS:
+        model.loss(step).backward()
+        step_with_states_on_host(optimizer, part=60)
+        hosts.append(memory())
+    sizes = [each.numel() for each in model.parameters()]
+    assert sizes == [12, 48, 96, 12, 8, 8, 48]
+    assert numbers == 3 * [60, 96, 28, 48]
+    assert len(device) > 0
+    assert hosts == 3 * [hosts[0]]
+    assert device.isdisjoint(hosts[0])
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -135,6 +171,18 @@ def test_a_changed_schedule_holds_from_the_next_update_on():
     assert trainable.learning_rate(6) == pytest.approx(5e-3)
     trainable.configure(2e-2, replace(CONFIG, schedule="linear", lr_floor=0.0, steps=18))
     assert trainable.learning_rate(6) == pytest.approx(1.5e-2)
+
+
+def test_a_gradient_far_above_the_usual_norms_changes_nothing_until_such_norms_are_usual():
+    model = Decoder()
+    trainable, applied = Trainable(model, 1e-2, replace(CONFIG, skip_grad_norm_factor=5.0)), []
+    for step, size in enumerate([1, *[1e-3] * 8, 1e-3, 1e-2, 4e-3, *[1] * 14]):
+        before = weights(model)
+        (model.loss(0) * size).backward()
+        update = trainable.update(step)
+        applied.append(not torch.equal(before["lm_head.weight"], model.lm_head.weight))
+        assert update.too_large != applied[-1]
+    assert applied == [True] * 10 + [False, True] + [False] * 10 + [True] * 4
 
 
 def test_a_gradient_above_the_limit_changes_nothing_and_is_told():

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
 
-from asyncrl.config.schema import ModelConfig
+from asyncrl.config.schema import LearnerConfig, ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.gathering import gather_all
+from asyncrl.learner.optimizer import Trainable
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.policy import Policy, load_policy, load_reference
 from asyncrl.learner.prefixes import EVERY
@@ -67,6 +69,40 @@ def test_packed_log_probs_entropies_and_gradients_are_those_of_one_sequence_at_a
             )
 
 
+# Compilation takes a minute or two of each, since the operators of plain attention are many.
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_models_with_capped_scores_or_attention_sinks_train_as_with_eager_attention(
+    family: str, tmp_path: Path, ranks: Ranks, compiled: bool
+):
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "head_dim": 16, "num_hidden_layers": 2, "sliding_window": 12}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY, "initializer_range": 0.25}
+    extras = {
+        "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0},
+    }
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **sizes, **heads, **extras[family])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    prefix, *rest = random_sequences(20, 1, 19, 33)
+    batch = [torch.cat([prefix, each]) for each in rest]
+    expected, entropies, expected_gradients = one_by_one(tmp_path, batch)
+    policy = load_policy(ModelConfig(str(tmp_path), activations=0.3, compile=compiled), TEMPERATURE, ranks, 64)
+    for sharing in (EVERY,) if compiled else (None, EVERY):
+        policy.zero_grad()
+        packed = PackedSequences.of(batch, sharing)
+        ours, entropy = policy(packed, with_entropy=True)
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropy, entropies, atol=1e-5, rtol=0)
+        (weights_for(ours) * (ours + 0.3 * entropy)).sum().backward()
+        for name, gradient in gradients(policy).items():
+            plain = expected_gradients[name]
+            size = max(1.0, float(plain.abs().max()))
+            torch.testing.assert_close(gradient, plain, atol=1e-5 * size, rtol=1e-4, msg=lambda m, n=name: n + m)
+    with pytest.raises(ConfigError, match="takes softcap" if family == "gemma2" else "takes s_aux"):
+        load_policy(ModelConfig(str(tmp_path), attention="sdpa"), TEMPERATURE, ranks, 64)
+
+
 def test_only_needed_tokens_are_worked_out(model: Path, ranks: Ranks):
     policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
     everything = PackedSequences.of(random_sequences(9, 7))
@@ -106,7 +142,7 @@ def test_a_model_that_cannot_be_loaded_or_needs_a_gpu_is_refused_with_its_key(
     with pytest.raises(ConfigError, match=r"nowhere.*cannot be loaded"):
         load_policy(ModelConfig(str(tmp_path / "nowhere")), 1.0, ranks, 64)
     if ranks.device.type == "cpu":
-        with pytest.raises(ConfigError, match="use sdpa"):
+        with pytest.raises(ConfigError, match="use auto"):
             load_policy(ModelConfig(str(model), attention="flex_attention"), 1.0, ranks, 64)
 
 
@@ -144,6 +180,25 @@ def test_a_budget_goes_to_attention_first_and_then_to_whole_layers(
     assert ran == layers
     forward = [name for name in operators.names if "attention" in name and "backward" not in name]
     assert len(forward) == attentions
+
+
+@pytest.mark.parametrize(("share", "gathered"), [(1.0, [False, False]), (0.5, [False, True]), (0.0, [True, True])])
+def test_the_last_layers_keep_their_gathered_weights_until_the_backward_pass(
+    model: Path, ranks: Ranks, share: float, gathered: list[bool]
+):
+    policy = load_policy(ModelConfig(str(model)), 1.0, ranks, 64)
+    trained, batch = Trainable(policy, 1e-3, LearnerConfig(reshard=share)), PackedSequences.of(random_sequences(6))
+
+    def whole() -> list[bool]:
+        layers = policy.model.get_decoder().layers
+        return [not any(isinstance(each, DTensor) for each in layer.parameters()) for layer in layers]
+
+    for _ in range(2):
+        trained.begin_pass(is_last=True)
+        logprobs, _ = policy(batch)
+        assert whole() == gathered
+        logprobs.sum().backward()
+        assert not any(whole())
 
 
 def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: Ranks):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -83,16 +84,16 @@ def padded_logprobs(model: torch.nn.Module, batch: LocalBatch) -> Tensor:
     """Log-probs [N] from one padded, masked forward pass of the bare model, with a row for each branch."""
     rows = list(batch.ids.split([length for branches in batch.lengths.values() for length in branches]))
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    attend = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
+    attend = torch.arange(ids.shape[1], device=ids.device) < ids.new_tensor([[len(row)] for row in rows])
     logits = model(input_ids=ids, attention_mask=attend.long()).logits / TEMPERATURE
     logprobs = logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
-    return torch.cat([torch.cat([torch.zeros(1), logprobs[i, : len(row) - 1]]) for i, row in enumerate(rows)])
+    return torch.cat([F.pad(logprobs[i, : len(row) - 1], (1, 0)) for i, row in enumerate(rows)])
 
 
 def test_loss_and_gradients_are_those_of_a_padded_reference(setup: Setup, model: Path):
     loss, gradient = setup.gradient(setup.prepared([setup.members]), [[3], [0, 1, 2], [4, 6, 7], [5]])
 
-    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager")
+    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").to(setup.batch.ids.device)
     tokens = replace(setup.batch.tokens, proximal=padded_logprobs(bare, setup.batch).detach())
     tokens = setup.algorithm.prepare(setup.episodes, tokens, lambda values: values)
     expected, _ = setup.algorithm.loss(padded_logprobs(bare, setup.batch), tokens, setup.totals)

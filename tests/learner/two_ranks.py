@@ -68,6 +68,8 @@ def train_all(
             continue
         if ranks.size > 1 and name in ("alike", "critic"):
             config.learner.exchange, config.learner.reference_on_host = "update", True
+        if ranks.size > 1 and name == "even":
+            config.learner.optimizer_on_host, config.learner.reshard = True, 0.5
         run = Run(config, changes=[CHANGE], alike=name == "alike").train(ranks)
         results[name] = (run.weights, {each: run.metrics.of(each) for each in ("loss", "grad_norm", "lag/mean")})
     return results

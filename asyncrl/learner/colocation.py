@@ -1,0 +1,126 @@
+"""The learner's turns on GPUs that it shares with servers (cluster.colocated; machine/gpu_lock.py has the protocol).
+
+Within its turn models, gradients and moments are on the GPUs; between two turns they are in the memory of the host,
+where nobody may read them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from asyncrl.errors import StoppedError
+from asyncrl.learner.host_memory import OnHost
+from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.step_metrics import Phases
+from asyncrl.learner.trainer import Trainer
+from asyncrl.machine.gpu_lock import LearnerLock
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.02
+NOTICE_S = 60.0
+STOPPED_S = 60.0
+"""How long a learner that is asked to stop waits for the GPUs, which it needs to save what it has trained."""
+
+
+class Turns:
+    """The turns of one rank, which all ranks have together. Without a `lock` the GPUs are always the learner's."""
+
+    def __init__(self, ranks: Ranks, lock: LearnerLock | None, stop: threading.Event) -> None:
+        self.shares = lock is not None
+        self._ranks = ranks
+        self._lock = lock
+        self._stop = stop
+        self.has_gpus = lock is None
+        """Whether the models are where they can be read. It changes while this thread has `leaving.turn`."""
+        self._host = OnHost(ranks.device)
+
+    def close(self) -> None:
+        """Let the servers have the GPUs, as the end of this process does."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def begin(self, phases: Phases) -> None:
+        """Wait for the GPUs, and bring the models back to them. Raises StoppedError."""
+        if self._lock is None or self.has_gpus:
+            return
+        with phases("release"):
+            self._lock.ask()
+            self._ranks.together(lambda: self._wait(self._stop.is_set))
+        with phases("onload"):
+            self._put_back()
+
+    def end(self, trainer: Trainer, version: int, phases: Phases) -> None:
+        """Bring the models to the host, and let the servers have the GPUs, once they can get `version`."""
+        if self._lock is None:
+            return
+        with phases("offload"), self._ranks.leaving.turn:
+            self.has_gpus = False
+            for each in (each for module in _modules(trainer) for each in module.modules()):
+                if isinstance(each, FSDPModule):
+                    each.reshard()
+            self._host.take(_tensors(trainer))
+            # A rank that still uses its GPU keeps its own lock.
+            self._lock.give_back(version)
+
+    def _put_back(self) -> None:
+        # Nobody may save in the place of this thread what is half copied.
+        with self._ranks.leaving.turn:
+            self._host.put_back()
+            self.has_gpus = True
+
+    def begin_although_stopped(self) -> bool:
+        """Whether the models are on the GPUs in the end, for a checkpoint. Waits for servers a limited time only."""
+        if self._lock is None or self.has_gpus:
+            return True
+        self._lock.ask()
+        deadline = time.monotonic() + STOPPED_S
+        late = False
+        with self._ranks.activity.waiting():
+            try:
+                self._wait(lambda: time.monotonic() >= deadline)
+            except StoppedError:
+                late = True
+        if self._ranks.any(late):
+            logger.warning("the servers kept the GPUs: the steps after the newest checkpoint will be trained again")
+            return False
+        self._put_back()
+        return True
+
+    def _wait(self, gives_up: Callable[[], bool]) -> None:
+        """Rank 0 waits for the servers; `together` has the others wait for it."""
+        assert self._lock is not None
+        if self._ranks.rank != 0:
+            return
+        notice = time.monotonic() + NOTICE_S
+        while not self._lock.is_ours():
+            if gives_up():
+                raise StoppedError("stopped while waiting for the GPUs")
+            if time.monotonic() >= notice:
+                logger.warning("still waiting for the servers to free the GPUs: the actors' logs say what they do")
+                notice += NOTICE_S
+            time.sleep(POLL_S)
+
+
+def _modules(trainer: Trainer) -> Iterator[nn.Module]:
+    yield from (model.module for model in trainer.models.values())
+    if trainer.reference is not None:
+        yield trainer.reference
+
+
+def _tensors(trainer: Trainer) -> Iterator[Tensor]:
+    for module in _modules(trainer):
+        for parameter in module.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        yield from module.buffers()
+    for model in trainer.models.values():
+        for moments in model.moments().values():
+            yield from (each for each in moments.values() if isinstance(each, Tensor))

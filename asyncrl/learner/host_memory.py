@@ -1,0 +1,83 @@
+"""Device memory whose contents go to the memory of the host for a while, so that other processes can have it.
+
+The storages of the tensors are emptied in place: views and shards of them, and optimizers that know them, stay as they
+are. Until the contents are back nobody may read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 1 << 28
+"""Torch rounds pinned memory up to a power of two, so that pieces of one waste little."""
+
+
+class OnHost:
+    """The contents of storages on `device`, in memory of the host that is kept for the next time: pinned where the
+    device is a GPU."""
+
+    def __init__(self, device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._device = device
+        self._chunk_bytes = chunk_bytes
+        self._chunks: list[Tensor] = []
+        self._taken: list[tuple[torch.UntypedStorage, int]] = []
+
+    def take(self, tensors: Iterable[Tensor]) -> int:
+        """Bring the contents of the tensors that are on the device to the host, and free their memory. Returns the
+        bytes. Call `put_back` before the next one."""
+        assert not self._taken
+        storages = {each.data_ptr(): each for tensor in tensors for each in _storages(tensor, self._device)}
+        self._taken = [(each, each.nbytes()) for each in storages.values() if each.resizable()]
+        for own, host in self._pieces():
+            host.copy_(own, non_blocking=True)
+        self._finish()
+        for storage, _ in self._taken:
+            storage.resize_(0)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return sum(size for _, size in self._taken)
+
+    def put_back(self) -> None:
+        """Bring the contents back to where they were."""
+        for storage, size in self._taken:
+            storage.resize_(size)
+        for own, host in self._pieces():
+            own.copy_(host, non_blocking=True)
+        self._finish()
+        self._taken = []
+
+    def _pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pieces of the storages, uint8[n], each with its place on the host."""
+        start = 0
+        for storage, size in self._taken:
+            whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+            edges = sorted({0, size, *range(-start % self._chunk_bytes, size, self._chunk_bytes)})
+            for left, right in pairwise(edges):
+                index, offset = divmod(start + left, self._chunk_bytes)
+                yield whole[left:right], self._chunk(index)[offset : offset + right - left]
+            start += size
+
+    def _chunk(self, index: int) -> Tensor:
+        if index == len(self._chunks):
+            pinned = self._device.type == "cuda"
+            self._chunks.append(torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=pinned))
+        return self._chunks[index]
+
+    def _finish(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _storages(tensor: Tensor, device: torch.device) -> Iterator[torch.UntypedStorage]:
+    """The storages of a tensor that are on the device: of a shard, or of the parts of a quantized tensor."""
+    tensor = tensor.detach()
+    if hasattr(tensor, "__tensor_flatten__"):
+        for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
+            if isinstance(part, Tensor):  # A DTensor has its mesh there, too.
+                yield from _storages(part, device)
+    elif tensor.device == device and tensor.numel():
+        yield tensor.untyped_storage()
