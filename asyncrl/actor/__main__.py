@@ -1,34 +1,44 @@
-"""`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C, or until the run is done."""
+"""`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C, or until the run is done.
+
+On SIGUSR2 it finishes and delivers the running episodes first, within cluster.drain_s.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, suppress
 from typing import TYPE_CHECKING
 
 from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
-from asyncrl.replay.client import ReplayClient
+from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
+from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 
 if TYPE_CHECKING:
     from asyncrl.actor.engine.base import Engine
     from asyncrl.actor.episode import EpisodeRunner
+    from asyncrl.actor.worker import RolloutWorker
+
+log = logging.getLogger(__name__)
 
 STOP_POLL_S = 0.1
 
 
 def run(config: TrainConfig) -> None:
     """Run episodes until a signal. Raises ConfigError: the model or a tool cannot be loaded; RunOverError."""
-    stop = process.stop_on_signals()
+    stop, drain, activity = process.stop_on_signals(), process.event_on(process.DRAIN), Activity()
     process.limit_threads(config.cluster.actor_threads)
-    asyncio.run(_run(config, stop))
+    with heartbeat(activity, config.cluster.hang_timeout_s):
+        asyncio.run(_run(config, stop, drain, activity))
 
 
-async def _run(config: TrainConfig, stop: threading.Event) -> None:
+async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Event, activity: Activity) -> None:
     from asyncrl.actor.engine.opening import open_engine
     from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.worker import RolloutWorker, first_to_end
@@ -49,7 +59,9 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
         stack.push_async_callback(engine.close)
         metrics = stack.enter_context(closing(open_metrics(config.observe, locations.run_dir(config.run), name)))
         runner = await _open_runner(config, engine, stack)
-        receiver = Receiver(open_channels(config, keys), opened.expected)
+        receiver = Receiver(
+            open_channels(config, keys), opened.expected, canary_tolerance=config.weights.canary_tolerance
+        )
         measured = RolloutMetrics(engine, [runner.player.counters, receiver.counters], metrics)
 
         def connect(endpoint: str) -> ReplayClient:
@@ -57,14 +69,18 @@ async def _run(config: TrainConfig, stop: threading.Event) -> None:
 
         # A shard that cannot be reached blocks its own share of the episodes only.
         share = max(1, actor.concurrency // len(endpoints))
+        renew_s = config.replay.lease_s / RENEWALS_PER_LEASE
         workers = [
-            RolloutWorker(runner.run, connect(each), connect(each), share, measured, actor.episode_timeout_s)
+            RolloutWorker(runner.run, connect(each), connect(each), share, measured, actor.episode_timeout_s, renew_s)
             for each in endpoints
         ]
+        process.freeze_heap()
         await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
             measured.run(lambda: sum(worker.active for worker in workers)),
             receiver.run(engine),
+            _show_life(activity, opened.respond),
+            _drain(workers, _as_asyncio(drain), stop, config.cluster.drain_s),
             *(keep() for keep in opened.keepers),
         )
 
@@ -106,6 +122,33 @@ async def _open_runner(config: TrainConfig, engine: Engine, stack: AsyncExitStac
         as_rendered=actor.history == "template",
         step_split=find_split(actor.step_split),
     )
+
+
+async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: threading.Event, limit_s: float) -> None:
+    """Once `drain` is set, let the running episodes end for up to `limit_s` seconds; then set `stop`."""
+    await drain.wait()
+    log.info("waiting up to %g s for the running episodes", limit_s)
+    for worker in workers:
+        worker.drain()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while any(worker.undelivered for worker in workers):
+                await asyncio.sleep(STOP_POLL_S)
+    if late := sum(worker.undelivered for worker in workers):
+        log.warning("%d episodes did not end in time: they are run again later (cluster.drain_s)", late)
+    else:
+        log.info("all running episodes were delivered")
+    stop.set()
+    await asyncio.Event().wait()
+
+
+async def _show_life(activity: Activity, respond: Callable[[], Awaitable[None]]) -> None:
+    """Advance for as long as the event loop goes on and the engine responds."""
+    activity.enter("play")
+    while True:
+        await respond()
+        activity.advance()
+        await asyncio.sleep(BEAT_S)
 
 
 def _as_asyncio(stop: threading.Event) -> asyncio.Event:

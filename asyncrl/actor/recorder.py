@@ -111,6 +111,15 @@ class Branch:
         self.turns.append(Turn(start, end, role, finish_reason, tuple(calls)))
 
 
+def _same(repeated: Sequence[Message], known: Sequence[Message]) -> bool:
+    """Whether messages were repeated word for word. Most clients drop the reasoning beside an answer."""
+    return repeated == known or [*map(_without_reasoning, repeated)] == [*map(_without_reasoning, known)]
+
+
+def _without_reasoning(message: Message) -> Message:
+    return {key: message[key] for key in message if key != "reasoning_content"}
+
+
 class Prefix(NamedTuple):
     """The tokens of `branch` up to the end of one of its completions, which is `turn`. They are the conversation of
     `messages`, the completion among them, with `tools`."""
@@ -255,7 +264,7 @@ class Recorder:
         for prefix in reversed(self.completions):
             known, following = request.messages[: len(prefix.messages)], request.messages[len(prefix.messages) :]
             is_context = following and all(message["role"] != "assistant" for message in following)
-            if known == prefix.messages and request.tools == prefix.tools and is_context:
+            if _same(known, prefix.messages) and request.tools == prefix.tools and is_context:
                 added = self._chat.suffix(following, request.tools, int(prefix.tokens[-1]))
                 if self._keeps(prefix, added, request):
                     return prefix, added

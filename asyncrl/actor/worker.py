@@ -2,6 +2,7 @@
 
 Invariants: a ticket is reported as held from its arrival until its delivery was acknowledged. Every ticket ends as one
 delivered trajectory or one reported failure; at a stop it is abandoned, and the replay gives it to another actor. A
+worker that drains takes no further tickets, abandons those whose episodes have not begun, and delivers the others. A
 failed episode never ends the worker. Evaluation tickets run before training tickets.
 """
 
@@ -33,7 +34,8 @@ anything."""
 
 class RolloutWorker:
     """Keeps up to `concurrency` episodes running: `active` of them run. An episode may take `limit_s` seconds from the
-    time at which the engine serves its version. Leases are renewed every `renew_s` seconds, at the latest.
+    time at which the engine serves its version. While all of them run, the worker's lease is renewed every `renew_s`
+    seconds.
 
     `source` gives tickets and `sink` takes their trajectories: two clients, since each is called from its own thread.
     """
@@ -46,7 +48,7 @@ class RolloutWorker:
         concurrency: int,
         metrics: RolloutMetrics,
         limit_s: float = math.inf,
-        renew_s: float = 2.0,
+        renew_s: float = math.inf,
     ) -> None:
         self.active = 0
         self._run_episode = run_episode
@@ -60,6 +62,8 @@ class RolloutWorker:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._holding: set[str] = set()
         self._begun: set[str] = set()
+        self._undelivered: set[str] = set()
+        self._drains = False
         self._freed = asyncio.Event()
         self._ready: asyncio.PriorityQueue[tuple[bool, int, Ticket]] = asyncio.PriorityQueue()
         self._finished: asyncio.Queue[tuple[str, Trajectory | str]] = asyncio.Queue(maxsize=concurrency)
@@ -77,19 +81,30 @@ class RolloutWorker:
         finally:
             self._threads.shutdown()
 
+    def drain(self) -> None:
+        """Begin no further episode. Call this in the event loop of `run`."""
+        self._drains = True
+        while not self._ready.empty():
+            self._ready.get_nowait()
+
+    @property
+    def undelivered(self) -> int:
+        """How many episodes have begun that were not delivered yet."""
+        return len(self._undelivered)
+
     async def _take_tickets(self) -> None:
         count = 0
         while True:
             self._freed.clear()
-            want = max(0, self._concurrency - self.active)
+            want = 0 if self._drains else max(0, self._concurrency - self.active)
             waiting = tuple(self._holding - self._begun)
             for ticket in await self._in_thread(self._source.tickets, tuple(self._holding), want, waiting):
-                if ticket.id not in self._holding:
+                if ticket.id not in self._holding and not self._drains:
                     self._holding.add(ticket.id)
                     self.active += 1
                     count += 1
                     self._ready.put_nowait((ticket.purpose is not Purpose.EVAL, count, ticket))
-            if self.active >= self._concurrency:
+            if self._drains or self.active >= self._concurrency:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), self._renew_s)
 
@@ -106,6 +121,7 @@ class RolloutWorker:
 
         def begin() -> None:
             self._begun.add(ticket.id)
+            self._undelivered.add(ticket.id)
             if not math.isinf(self._limit_s):
                 limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
 
@@ -137,6 +153,7 @@ class RolloutWorker:
                 self._metrics.refused()
                 await self._in_thread(self._sink.fail, ticket_id, f"refused: {error}")
             self._holding.discard(ticket_id)
+            self._undelivered.discard(ticket_id)
 
     async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
         """Call in a thread of our own: tools may keep the shared threads busy for longer than a lease lasts."""

@@ -301,3 +301,36 @@ def test_rates_are_those_since_the_last_log():
     metrics.write(running=1)
     assert (sink.rows[0][1]["tokens_per_s"], sink.rows[0][1]["idle"]) == (50.0, 0.25)
     assert "idle" not in sink.rows[1][1]
+
+
+async def test_a_worker_that_drains_delivers_what_has_begun_and_takes_no_more():
+    replay, may_end, begun = Replay(8), asyncio.Event(), list[str]()
+
+    async def act(ticket: Ticket, begin: Begin) -> None:
+        if len(begun) == 2:
+            await asyncio.Event().wait()  # It waits for a version.
+        begin()
+        begun.append(ticket.id)
+        await may_end.wait()
+
+    async def run(ticket: Ticket, begin: Begin) -> Trajectory:
+        await act(ticket, begin)
+        return make_trajectory(ticket)
+
+    stop, metrics = asyncio.Event(), RolloutMetrics(ScriptedEngine(make_tokenizer(), []), [], FakeMetrics())
+    worker = RolloutWorker(run, replay, replay, 3, metrics, renew_s=0.01)
+    working = asyncio.create_task(worker.run(stop))
+    await async_until(lambda: len(begun) == 2)
+    assert worker.undelivered == 2
+    replay.may_store.clear()
+    worker.drain()
+    may_end.set()
+    requests = len(replay.requests)
+    await async_until(lambda: len(replay.requests) > requests + 3)
+    assert worker.undelivered, "none is stored yet"
+    assert {want for _, want, _ in replay.requests[requests + 1 :]} == {0}
+    replay.may_store.set()
+    await async_until(lambda: not worker.undelivered)
+    stop.set()
+    await working
+    assert sorted(replay.stored) == sorted(begun)

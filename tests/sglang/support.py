@@ -24,11 +24,12 @@ ENVIRONMENT = {
 
 
 class RealServer(ServerProcess):
-    """SGLang over the folder `model`."""
+    """SGLang over the folder `model`. With `overlap` it schedules as on a GPU."""
 
-    def __init__(self, model: Path, log: Path, *arguments: str) -> None:
+    def __init__(self, model: Path, log: Path, *arguments: str, overlap: bool = False) -> None:
         command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(model)]
-        super().__init__([*command, *ARGUMENTS, *arguments], ENVIRONMENT, "/get_model_info", log)
+        usual = [each for each in ARGUMENTS if not overlap or each != "--disable-overlap-schedule"]
+        super().__init__([*command, *usual, *arguments], ENVIRONMENT, "/get_model_info", log)
 
 
 def fleet_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +14,22 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.sglang.ways import WaySettings
+from asyncrl.machine.gpu_lock import LearnerLock, ServersLock
 from asyncrl.types import Sampling
 from tests.actor.engine.real import ServerProcess, fleet_over, policy, prompts
 from tests.actor.engine.support import parameters, plain_logprobs
+from tests.helpers import async_until
+from tests.sglang.test_colocation import Process
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 ARGUMENTS = ["--dtype", "bfloat16", "--host", "127.0.0.1", "--mem-fraction-static", "0.3", "--sleep-on-idle"]
 ARGUMENTS += ["--attention-backend", "triton", "--disable-cuda-graph", "--max-total-tokens", "32768"]
+CACHE_BYTES = 8 << 20
+"""Less than what 32,768 tokens of keys and values take."""
 TOLERANCE = 0.1
 """Of activations in bfloat16, which the GPU kernels of servers need; other weights are further away."""
 
@@ -34,11 +41,14 @@ def rounded(version: int) -> Any:
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(model)]
-    log = tmp_path_factory.mktemp("gpu") / "server.log"
-    server = ServerProcess([*command, *ARGUMENTS], {"HF_HUB_OFFLINE": "1"}, "/get_model_info", log)
+    server = started(model, tmp_path_factory.mktemp("gpu") / "server.log")
     yield server
     server.kill()
+
+
+def started(model: Path, log: Path, *arguments: str) -> ServerProcess:
+    command = [os.environ["ASYNCRL_SGLANG_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(model)]
+    return ServerProcess([*command, *ARGUMENTS, *arguments], {"HF_HUB_OFFLINE": "1"}, "/get_model_info", log)
 
 
 def farthest(model: Any, start: NDArray[np.int32], got: Generation) -> float:
@@ -67,3 +77,36 @@ async def test_a_server_on_a_gpu_of_this_machine_serves_what_it_got_by_the_faste
                 assert farthest(rounded(version), start, got) < TOLERANCE
                 assert farthest(rounded(0), start, got) > 3 * TOLERANCE
         assert opened[-1].way == taken
+
+
+async def test_a_server_frees_its_memory_in_the_learners_turn_and_serves_the_next_version(
+    model: Path, tmp_path: Path
+) -> None:
+    server = started(model, tmp_path / "server.log", "--enable-memory-saver")
+    try:
+        await server.ready()
+        learner, turns = LearnerLock(tmp_path / "gpus", 0), ServerTurns(ServersLock(tmp_path / "gpus", 1))
+        turns.add(Process(server.url))
+        learner.give_back(0)
+        keeper = asyncio.create_task(turns.keep())
+
+        def open_server(url: str) -> SglangServer:
+            return SglangServer(url, context=512, silence_s=60)
+
+        async with fleet_over([server.url], open_server, rounded(0).to(torch.bfloat16), turns=turns) as fleet:
+            await fleet.update_weights(0, parameters(rounded(0).to(torch.bfloat16)))
+            for version in range(1, 4):
+                before = torch.cuda.mem_get_info()[0]
+                learner.ask()
+                await async_until(learner.is_ours)
+                assert torch.cuda.mem_get_info()[0] - before > CACHE_BYTES
+                learner.give_back(version)
+                await fleet.update_weights(version, parameters(rounded(version).to(torch.bfloat16)))
+                for index, start in enumerate(prompts(4)):
+                    got = await fleet.generate(start, Sampling(1.0, 40), (), f"{version}.{index}")
+                    assert set(got.versions) == {version}
+                    assert farthest(rounded(version), start, got) < TOLERANCE
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+    finally:
+        server.kill()

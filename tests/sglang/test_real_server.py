@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,44 @@ def test_pushes_under_load_lose_no_request_and_every_logprob_is_that_of_the_vers
             return await push_under_load(fleet, models, EPISODES)
 
     assert_nothing_lost(*run(scenario), models, mode)
+
+
+def without_attention(version: int) -> Any:
+    """A policy whose log-probs depend on the last token alone, not on keys and values of other versions."""
+    model = policy(version)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+    return model
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_with_the_overlap_schedule_every_token_has_the_version_that_sampled_it(model, tmp_path, mode):
+    """Paused in place, all of these turns had tokens with the version after theirs (0.5.23)."""
+    server, models = (
+        RealServer(model, tmp_path / "server.log", overlap=True),
+        {v: without_attention(v) for v in range(4)},
+    )
+
+    async def scenario() -> list[Generation]:
+        await server.ready()
+        async with fleet_of([server.url], mode) as fleet:
+            await fleet.update_weights(0, parameters(models[0]))
+            calls = [
+                asyncio.create_task(fleet.generate(start, Sampling(1.0, 200), (), f"s{index}"))
+                for index, start in enumerate(prompts(8))
+            ]
+            for version in (1, 2, 3):
+                await asyncio.sleep(0.4)
+                await fleet.update_weights(version, parameters(models[version]))
+            return await asyncio.gather(*calls)
+
+    try:
+        taken = run(scenario)
+    finally:
+        server.kill()
+    assert any(len(set(got.versions)) > 1 for got in taken)
+    for start, got in zip(prompts(8), taken, strict=True):
+        assert_exact(models, start, got, 1.0)
 
 
 def test_servers_killed_while_they_generate_and_while_they_are_updated_are_missed_by_nobody(model, server, tmp_path):

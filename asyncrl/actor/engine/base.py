@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from asyncrl.errors import EngineError
 from asyncrl.types import Sampling
+from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.folders import Weights
 
 
@@ -88,10 +89,11 @@ class Engine(Protocol):
     def release(self, session: str) -> None:
         """End the session: its cache may go, and a generation still running in it returns with reason abort."""
 
-    async def update_weights(self, version: int, weights: Weights) -> None:
+    async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
         """Switch to `version` between two decoding steps, all or nothing, while requests go on.
 
-        Raises WeightsError (and changes nothing): names or shapes differ from the model's, or `version` is not newer.
+        Raises WeightsError (and changes nothing): names or shapes differ from the model's, `version` is not newer, or
+        the engine fails the `check` (CanaryError; a fleet goes on with the servers that pass it).
         """
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:

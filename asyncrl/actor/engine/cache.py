@@ -45,16 +45,19 @@ class SlotCache:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         # Families whose heads share no keys and values do not have this attribute.
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        shape = (slots, heads, length, head_dim)
+        shape = (2, config.num_hidden_layers, slots, heads, length, head_dim)
         self.length = length
         self.groups = config.num_attention_heads // heads
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)]
-        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self._stored = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = (each.unbind() for each in self._stored)
 
     def wipe(self, slot: int) -> None:
         """Zero one slot; needed only where its numbers may not be finite."""
-        for tensor in (*self.keys, *self.values):
-            tensor[slot].zero_()
+        self._stored[:, :, slot].zero_()
+
+    def copy(self, source: int, slot: int, count: int) -> None:
+        """Copy what `source` has of its first `count` tokens into `slot`."""
+        self._stored[:, :, slot, :, :count] = self._stored[:, :, source, :, :count]
 
 
 class Layout:

@@ -5,7 +5,8 @@ commands between two forward passes, so that a weight switch, a new request or a
 
 Exactness: a token's log-prob is that of a plain forward pass over everything before it, under the weights of the
 version recorded for it. So a weight switch drops every key and value. Running sequences are prefilled again under the
-new weights and go on; idle sessions start from nothing at their next turn.
+new weights and go on; idle sessions start from nothing at their next turn. Before any of that the new weights must
+repeat their canary (see weights/canary.py); otherwise the engine goes back to those that it had.
 
 Sampling depends on the logits, the seed, the session's name and the position alone. The last bits of the logits may
 change with the shape of the batch, as in every batched engine.
@@ -35,13 +36,18 @@ from asyncrl.actor.engine.sampling import request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import EngineError, WeightsError
+from asyncrl.modelling.devices import described
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.types import NO_VERSION, Sampling
+from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
 from asyncrl.weights.folders import Weights, tensors_of
+from asyncrl.weights.manifest import dtype_name
 from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
+
+CANARY_SLOT = 0
 
 
 class EmbeddedEngine:
@@ -73,8 +79,12 @@ class EmbeddedEngine:
         shape = model.config.get_text_config()
         self._cache = SlotCache(shape, config.slots, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
+        self._canary = CanaryJudge()
+        # By slot: before which position there are numbers that no finite log-prob has vouched for.
+        self._unproven: dict[int, int] = {}
         self._error_logger = ErrorLogger(logger)
-        self._scheduler = Scheduler(config.slots, prefill_tokens or (512 if self._device.type == "cpu" else 8192))
+        prefill = prefill_tokens or (512 if self._device.type == "cpu" else 8192)
+        self._scheduler = Scheduler(config.slots, prefill, self._cache.copy)
         self._waiters: list[tuple[int, Future[None]]] = []
         self._sampled = 0
         self._idle = IdleClock(clock)
@@ -99,7 +109,9 @@ class EmbeddedEngine:
         model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         )
-        return cls(model.to(device), config, **options)
+        model = model.to(device)
+        logger.info("the engine computes on %s", described(device))
+        return cls(model, config, **options)
 
     @property
     def version(self) -> int:
@@ -130,11 +142,13 @@ class EmbeddedEngine:
     def release(self, session: str) -> None:
         self._commands.put(partial(self._scheduler.release, session))
 
-    async def update_weights(self, version: int, weights: Weights) -> None:
+    async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
         """As in the protocol. Tensors are in the published format (see weight_format.py) and must never change again,
         since the model may use them without a copy."""
+        if check is not None:
+            check.canary.check_ids(self._vocabulary)
         staged = await in_own_thread(lambda: self._parameters.stage(tensors_of(weights)))
-        await self._between_passes(partial(self._switch, version, staged))
+        await self._between_passes(partial(self._switch, version, staged, check))
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """As in the protocol. There is one copy of the weights, so newer versions reach pinned sessions too.
@@ -147,14 +161,22 @@ class EmbeddedEngine:
             self._commands.put(partial(self._wait, version, reached))
             await asyncio.wrap_future(reached)
 
+    async def respond(self) -> None:
+        """Return once the thread has finished its current pass. Raises EngineError: the engine is closed."""
+        await self._between_passes(lambda: None)
+
     def stats(self) -> EngineStats:
-        return EngineStats(self._sampled, *self._idle.read(), len(self._scheduler.running))
+        return EngineStats(self._sampled, *self._idle.read(), len(self._scheduler.running), self._canary.counters)
 
     async def close(self) -> None:
         """End the thread after the current pass; outstanding calls fail with EngineError."""
         self._closed = True
         self._commands.put(lambda: None)
         await in_own_thread(self._thread.join)
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self._model.config.get_text_config().vocab_size)
 
     async def _between_passes(self, call: Callable[[], None]) -> None:
         """Run `call` in the engine's thread. Raises its errors."""
@@ -177,7 +199,7 @@ class EmbeddedEngine:
             raise EngineError("the engine is closed")
 
     def _check(self, tokens: NDArray[np.int32]) -> None:
-        check_ids(tokens, int(self._model.config.get_text_config().vocab_size))
+        check_ids(tokens, self._vocabulary)
         if len(tokens) >= self._max_length:
             raise EngineError(
                 f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, leave 1 to sample"
@@ -234,13 +256,43 @@ class EmbeddedEngine:
                 waiter.set_result(None)
         self._waiters = [(version, waiter) for version, waiter in self._waiters if version > self._version]
 
-    def _switch(self, version: int, staged: Mapping[str, torch.Tensor]) -> None:
+    def _switch(self, version: int, staged: Mapping[str, torch.Tensor], check: CanaryCheck | None) -> None:
         if version <= self._version:
             raise WeightsError(f"version {version} is not newer than {self._version}, which is served")
-        self._parameters.load(staged)
+        replaced = self._parameters.load(staged)
+        self._forget()
+        if check is not None:
+            try:
+                self._check_canary(check)
+            except CanaryError:
+                self._parameters.load(replaced)
+                self._forget()
+                raise
         self._version = version
-        self._scheduler.forget()
         self._wake()
+
+    def _forget(self) -> None:
+        """Begin with an empty cache. Numbers that are not finite would spoil later versions, even where they are
+        masked, and a version may leave some in slots whose log-probs nobody has seen."""
+        self._scheduler.forget()
+        for index in self._unproven:
+            self._cache.wipe(index)
+        self._unproven.clear()
+
+    def _check_canary(self, check: CanaryCheck) -> None:
+        """Raises CanaryError. The cache is empty, before and afterwards."""
+        by, tokens = "the embedded engine", check.canary.tokens[: self._max_length]
+        self._unproven[CANARY_SLOT] = len(tokens)
+        try:
+            layout = Layout(self._cache, [SlotChunk(CANARY_SLOT, 0, len(tokens))])
+            ids = torch.tensor(tokens, device=self._device)
+            logits = self._model(ids[None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
+            logprobs = logits[:-1].float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+            answer = logprobs.cpu().numpy()
+        except Exception as error:
+            self._error_logger.exception("the canary could not be computed", error)
+            raise self._canary.refuse(check, by, repr(error)) from error
+        self._canary.judge(check, answer, dtype_name(self._model.dtype), by)
 
     def _step(self) -> None:
         try:
@@ -252,16 +304,21 @@ class EmbeddedEngine:
 
     def _advance(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
         complete = [index for index, (slot, chunk) in enumerate(work) if chunk.end == len(slot.tokens)]
+        for slot, chunk in work:
+            self._unproven[slot.index] = max(self._unproven.get(slot.index, 0), chunk.end)
         tokens, logprobs = self._forward(work, complete)
         for slot, chunk in work:
             slot.cached = chunk.end
         for index, token, logprob in zip(complete, tokens, logprobs, strict=True):
-            slot = work[index][0]
+            slot, chunk = work[index]
             if math.isfinite(logprob):
+                if self._unproven[slot.index] <= chunk.end:
+                    del self._unproven[slot.index]
                 self._sampled += 1
                 self._scheduler.append(slot, token, logprob, self._version)
             else:
                 self._cache.wipe(slot.index)
+                del self._unproven[slot.index]
                 error = EngineError(f"version {self._version} gives logits that are not finite")
                 self._scheduler.fail(slot.request, error)
 
@@ -319,7 +376,9 @@ class _Parameters:
                 raise WeightsError(f"{name} came as {own[name].dtype}; the model has {tensor.dtype}")
         return {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
 
-    def load(self, staged: Mapping[str, torch.Tensor]) -> None:
-        """Replace the model's own tensors by `staged`, without a copy."""
+    def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Replace the model's own tensors by `staged`, without a copy. Returns those that were replaced."""
+        replaced = {name: self._tensors[name].data for name in staged}
         for name, tensor in staged.items():
             self._tensors[name].data = tensor
+        return replaced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,20 +12,23 @@ from transformers import AutoConfig
 
 from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.engine.embedded import EmbeddedEngine
+from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_file, listed
 from asyncrl.actor.engine.fleet.endpoint import FleetSettings
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import InferenceServer
 from asyncrl.actor.engine.fleet.update import CPU
+from asyncrl.actor.engine.sglang.families import check_family
 from asyncrl.actor.engine.sglang.launch import STOP_S as SERVER_STOP_S
-from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
+from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command, server_count
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.vllm.server import VllmServer
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.machine import process
+from asyncrl.machine.gpu_lock import ServersLock
 from asyncrl.machine.ports import free_ports
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.weights.channels.opening import choose_channel, weights_dir
@@ -43,11 +47,13 @@ class OpenedEngine:
     """An engine that is ready.
 
     `expected` has names and shapes of the tensors of an update. Each of `keepers` must run as long as the engine is
-    used; it returns only by cancellation, or raises the error that ends the actor.
+    used; it returns only by cancellation, or raises the error that ends the actor. `respond` returns if the part of the
+    engine that is in this process goes on.
     """
 
     engine: Engine
     expected: Mapping[str, tuple[int, ...]]
+    respond: Callable[[], Awaitable[None]]
     keepers: Sequence[Callable[[], Awaitable[None]]] = ()
 
 
@@ -61,13 +67,17 @@ def _open_embedded(config: TrainConfig) -> OpenedEngine:
     engine = EmbeddedEngine.load(
         model.path, config.engine, dtype=model.dtype, trust_remote_code=model.trust_remote_code, seed=config.run.seed
     )
-    return OpenedEngine(engine, engine.expected)
+    return OpenedEngine(engine, engine.expected, engine.respond)
 
 
 def _open_fleet(config: TrainConfig) -> OpenedEngine:
-    """A fleet, over servers of its own where `engine.launch` is set."""
+    """A fleet, over servers of its own where it starts them."""
     engine, weights = config.engine, config.weights
-    launched = _launched(config) if engine.launch else []
+    check_family(config)
+    turns = None
+    if config.cluster.colocated:
+        turns = ServerTurns(ServersLock(locations.gpu_locks(config.run), config.cluster.ranks))
+    launched = _launched(config, turns) if engine.launches else []
     policy = model_shapes(config.model)
     agree_with_servers(config)
     folders = _folders(config)
@@ -87,9 +97,12 @@ def _open_fleet(config: TrainConfig) -> OpenedEngine:
         vocabulary=policy.vocabulary,
         settings=settings,
         folders=folders,
+        turns=turns,
     )
     keepers = [fleet.keep, folders.keep, *(server.keep for server in launched)]
-    return OpenedEngine(fleet, policy.tensors, keepers)
+    if turns is not None:
+        keepers.append(turns.keep)
+    return OpenedEngine(fleet, policy.tensors, partial(asyncio.sleep, 0), keepers)
 
 
 def _discovery(config: TrainConfig) -> Discovery:
@@ -113,11 +126,12 @@ def _folders(config: TrainConfig) -> Folders:
         raise ConfigError(f"servers load weights from {parent}, which this actor cannot write: {error}") from error
 
 
-def _launched(config: TrainConfig) -> list[LaunchedServer]:
+def _launched(config: TrainConfig, turns: ServerTurns | None) -> list[LaunchedServer]:
     server = config.engine.server
     logs = locations.run_dir(config.run) / "logs"
     name = process.worker_name("actor")
-    first = server.port or free_ports(server.count)
+    count = server_count(server)
+    first = server.port or free_ports(count)
     return [
         LaunchedServer(
             f"http://127.0.0.1:{first + index}",
@@ -126,6 +140,7 @@ def _launched(config: TrainConfig) -> list[LaunchedServer]:
             server.environment,
             server.start_s,
             server.max_failures,
+            turns,
         )
-        for index in range(server.count)
+        for index in range(count)
     ]

@@ -4,6 +4,8 @@ Invariants:
 - A session has at most one request at a time, and a slot at most one session.
 - Requests get slots in the order they came. Where none is free, the session that has been idle longest loses its slot.
 - An idle session keeps its slot: its next request computes only the tokens behind the longest common prefix.
+- A sequence of which nothing is computed gets a copy of the longest prefix that another slot has computed. The members
+  of a group share their prompt, and all tasks the text of the tools.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
   first. So a prompt of any length slows the others by a bounded amount.
 - After `forget` no earlier key or value is used.
@@ -13,9 +15,10 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -69,10 +72,12 @@ class SlotChunk(NamedTuple):
 
 
 class Scheduler:
-    """Plans passes over `slots` sequences, with `prefill_tokens` prompt tokens at most."""
+    """Plans passes over `slots` sequences, with `prefill_tokens` prompt tokens at most. `copy` is called with two slots
+    and a number of tokens: it copies what the first slot has of so many tokens into the second."""
 
-    def __init__(self, slots: int, prefill_tokens: int) -> None:
+    def __init__(self, slots: int, prefill_tokens: int, copy: Callable[[int, int, int], None]) -> None:
         self._prefill_tokens = prefill_tokens
+        self._copy = copy
         self._free = list(range(slots))  # a heap: attention covers all slots up to the highest in use
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: dict[str, Slot] = {}
@@ -95,12 +100,14 @@ class Scheduler:
         self._waiting[request.session] = request
 
     def plan(self) -> list[tuple[Slot, SlotChunk]]:
-        """The chunks of the next pass, those of one token first."""
+        """The chunks of the next pass, those of one token first. Copies the prefixes that they share with others."""
         self._admit()
         single: list[tuple[Slot, SlotChunk]] = []
         longer: list[tuple[Slot, SlotChunk]] = []
         budget = self._prefill_tokens
         for slot in self._running.values():
+            if not slot.cached and budget:
+                self._share(slot)
             count = len(slot.tokens) - slot.cached
             if count > 1:
                 count = min(count, budget)
@@ -174,9 +181,22 @@ class Scheduler:
                 self._evict()
             slot = Slot(heapq.heappop(self._free), request)
         # At least one token is left to compute: it gives the distribution of the next one.
-        shared = min(_common_prefix(slot.tokens[: slot.cached], request.prompt), len(request.prompt) - 1)
-        slot.request, slot.tokens, slot.cached = request, request.prompt.tolist(), shared
+        prompt = request.prompt.tolist()
+        shared = _common_prefix(slot.tokens, prompt, min(slot.cached, len(prompt) - 1))
+        slot.request, slot.tokens, slot.cached = request, prompt, shared
         return slot
+
+    def _share(self, slot: Slot) -> None:
+        tokens, source, shared = slot.tokens, slot, 0
+        for other in chain(self._running.values(), self._idle.values()):
+            limit = min(other.cached, len(tokens) - 1)
+            if limit > shared and other.tokens[shared] == tokens[shared]:
+                common = _common_prefix(other.tokens, tokens, limit)
+                if common > shared:
+                    source, shared = other, common
+        if shared:
+            self._copy(source.index, slot.index, shared)
+            slot.cached = shared
 
     def _evict(self) -> None:
         _, slot = self._idle.popitem(last=False)
@@ -188,7 +208,6 @@ class Scheduler:
         slot.request.finish(reason)
 
 
-def _common_prefix(cached: list[int], prompt: NDArray[np.int32]) -> int:
-    length = min(len(cached), len(prompt))
-    differ = np.flatnonzero(np.array(cached[:length]) != prompt[:length])
-    return int(differ[0]) if len(differ) else length
+def _common_prefix(first: Sequence[int], second: Sequence[int], limit: int) -> int:
+    """How many of their first `limit` tokens are the same."""
+    return next((index for index in range(limit) if first[index] != second[index]), limit)

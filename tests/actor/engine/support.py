@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
+from asyncrl.weights.canary import Canary, CanaryCheck, canary_tokens
 
 VOCABULARY = 61
 _SIZES: dict[str, Any] = {
@@ -67,3 +70,17 @@ def assert_exact(models: dict[int, Any], start: NDArray[np.int32], got: Generati
         np.testing.assert_allclose(got.logprobs[of_version], expected[of_version], atol=1e-4)
         largest = max(largest, float(np.abs(got.logprobs - expected)[of_version].max()))
     return largest
+
+
+def canary_check(model: Any, version: int, channel: str = "zmq") -> CanaryCheck:
+    """What an engine must repeat if it was given `model` as `version`."""
+    tokens = canary_tokens(0, model.config.get_text_config().vocab_size)
+    logprobs = plain_logprobs(model, np.array(tokens, np.int32), 1.0)
+    return CanaryCheck(version, Canary(tokens, tuple(logprobs.tolist()), str(model.dtype)[6:]), channel)
+
+
+def swapped_layers(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors with layers 0 and 1 in each other's place."""
+    other = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
+    renamed = re.compile("|".join(map(re.escape, other)))
+    return {renamed.sub(lambda found: other[found.group()], name): tensor for name, tensor in tensors.items()}

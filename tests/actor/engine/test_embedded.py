@@ -145,7 +145,7 @@ async def test_a_turn_after_a_weight_switch_uses_no_key_of_the_older_version() -
     assert_exact({1: newer}, longer, second, 1.0)
 
 
-async def test_a_second_turn_computes_only_its_suffix() -> None:
+async def test_a_second_turn_computes_only_its_suffix_and_a_session_with_a_known_prompt_only_its_last_token() -> None:
     model, computed = tiny_model(), list[int]()
     async with serving(model, max_length=100) as engine:
         model.register_forward_pre_hook(
@@ -154,8 +154,11 @@ async def test_a_second_turn_computes_only_its_suffix() -> None:
         first = await sample(engine, 3)
         longer = np.concatenate([START, first.tokens, START[:4]])
         await engine.generate(longer, Sampling(1.0, 2), (), "s")
-    # The last token of a turn has not been computed when the turn ends.
-    assert computed == [10, 1, 1, 5, 1]
+        computed.append(0)
+        third = await sample(engine, 3, "another")
+    # The last token of a turn has not been computed when the turn ends. The other session has the same prompt.
+    assert computed == [10, 1, 1, 5, 1, 0, 1, 1, 1]
+    assert_exact({0: tiny_model()}, START, third, 1.0)
 
 
 async def test_what_is_sampled_depends_on_seed_and_session_and_not_on_the_batch() -> None:

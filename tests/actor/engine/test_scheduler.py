@@ -27,11 +27,15 @@ def request(session: str, tokens: list[int], limit: int = 4) -> Request:
 class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler(SLOTS, PREFILL)
+        self.scheduler = Scheduler(SLOTS, PREFILL, self.copy)
         self.requests: list[Request] = []
         self.history: dict[str, list[int]] = {}
         self.cache: list[dict[int, int]] = [{} for _ in range(SLOTS)]
         self.admitted: list[Request] = []
+
+    def copy(self, source: int, slot: int, count: int) -> None:
+        assert source != slot
+        self.cache[slot].update({index: self.cache[source][index] for index in range(count)})
 
     def active(self, session: str) -> Request | None:
         return next((r for r in self.requests if r.session == session and not r.future.done()), None)
@@ -115,6 +119,10 @@ SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_cou
 test_the_scheduler_keeps_its_promises = SchedulerMachine.TestCase
 
 
+def no_copy(source: int, slot: int, count: int) -> None:
+    """Stands in where only the plan matters."""
+
+
 def run(scheduler: Scheduler, passes: int = 1) -> list[list[tuple[str, int, int]]]:
     """What each of the next passes computes: session, start and end of every chunk."""
     seen = []
@@ -129,7 +137,7 @@ def run(scheduler: Scheduler, passes: int = 1) -> list[list[tuple[str, int, int]
 
 
 def test_a_turn_that_rewrites_its_past_computes_from_the_first_difference():
-    scheduler = Scheduler(1, 100)
+    scheduler = Scheduler(1, 100, no_copy)
     scheduler.submit(request("a", [1, 2, 3, 1], limit=1))
     run(scheduler)
     scheduler.submit(request("a", [1, 2, 2, 1], limit=1))
@@ -139,19 +147,35 @@ def test_a_turn_that_rewrites_its_past_computes_from_the_first_difference():
 
 
 def test_the_session_idle_longest_loses_its_slot():
-    scheduler = Scheduler(2, 100)
+    scheduler = Scheduler(2, 100, no_copy)
     for session in ("old", "young"):
-        scheduler.submit(request(session, [1, 2, 3], limit=1))
+        scheduler.submit(request(session, [len(session), 2, 3], limit=1))
         run(scheduler)
-    scheduler.submit(request("new", [3], limit=1))
-    scheduler.submit(request("young", [1, 2, 3, 1, 2], limit=1))
+    scheduler.submit(request("new", [4], limit=1))
+    scheduler.submit(request("young", [5, 2, 3, 1, 2], limit=1))
     assert run(scheduler) == [[("new", 0, 1), ("young", 3, 5)]]
-    scheduler.submit(request("old", [1, 2, 3, 1], limit=1))
+    scheduler.submit(request("old", [2, 2, 3, 1], limit=1))
     assert run(scheduler) == [[("old", 0, 4)]]
 
 
+def test_a_prefix_that_another_slot_has_computed_is_copied_also_after_forget_and_from_idle_sessions():
+    copies = list[tuple[int, int, int]]()
+    scheduler = Scheduler(3, 6, lambda *each: copies.append(each))
+    scheduler.submit(request("a", [1, 2, 3, 1], limit=1))
+    run(scheduler)
+    scheduler.submit(request("b", [1, 2, 3, 2, 2], limit=9))
+    scheduler.submit(request("c", [1, 2, 3, 2], limit=9))
+    # "b" has only its own copy so far when "c" takes that.
+    assert run(scheduler) == [[("c", 3, 4), ("b", 3, 5)]]
+    assert copies == [(0, 1, 3), (1, 2, 3)]
+    scheduler.forget()
+    copies.clear()
+    assert run(scheduler, 2) == [[("b", 0, 6)], [("b", 6, 7), ("c", 4, 5)]]
+    assert copies == [(1, 2, 4)]
+
+
 def test_a_long_prompt_comes_in_chunks_while_others_decode():
-    scheduler = Scheduler(2, 4)
+    scheduler = Scheduler(2, 4, no_copy)
     scheduler.submit(request("short", [1], limit=9))
     scheduler.submit(request("long", [1] * 10, limit=9))
     assert run(scheduler, 4) == [

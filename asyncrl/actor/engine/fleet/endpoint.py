@@ -4,10 +4,16 @@
                      ▲                              │  └──a request fails──► SUSPECT
                      └───────a newer update─────────┴─────────────────────────┘
     any state ──a fault of join, load or check──► LOST
+    STALE or READY ──the learner wants the GPUs──► FREED ──they are ours again──► STALE
 
 Only a READY endpoint is given requests, and its server has exactly the weights of `version`. A fault in an update leads
 to LOST: a server with unknown weights gets no requests until a whole update has succeeded. What the server reported of
 its weights before it joined does not count. Requests in flight end with a fault when their endpoint is lost.
+
+An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server answers
+nothing, so it goes on with its requests for that moment; what these answer meanwhile waits for the verdict.
+
+FREED is there with cluster.colocated alone (see colocation.py): a fault between it and the next READY ends the server.
 """
 
 from __future__ import annotations
@@ -20,15 +26,27 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeVar
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.actor.engine.fleet.server import InferenceServer, Segment, ServerFaultError, check_segment
+from asyncrl.actor.engine.fleet.colocation import ServerTurns
+from asyncrl.actor.engine.fleet.condition import Condition
+from asyncrl.actor.engine.fleet.server import (
+    CACHE,
+    MEMORY,
+    WEIGHTS,
+    FreeingServer,
+    InferenceServer,
+    Segment,
+    ServerFaultError,
+    check_segment,
+)
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
+from asyncrl.weights.canary import CanaryError, CanaryJudge
 
 logger = logging.getLogger(__name__)
 
@@ -37,35 +55,13 @@ ABORT_S = 60.0
 ABORT_RETRY_S = 0.1
 """An abort that overtakes a request does not end it: aborts are repeated until none is in flight."""
 
-T = TypeVar("T")
-
 
 class EndpointState(Enum):
     LOST = auto()
     STALE = auto()
     READY = auto()
+    FREED = auto()
     SUSPECT = auto()
-
-
-class Condition:
-    """As asyncio.Condition, without a lock: for tasks of one event loop."""
-
-    def __init__(self) -> None:
-        self._changed = asyncio.Event()
-
-    def notify_all(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def wait_for(self, predicate: Callable[[], T], seconds: float | None = None) -> T:
-        """The first true value of `predicate`, tried now and after every `notify_all`; its last one after `seconds`."""
-        if value := predicate():
-            return value
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not predicate():
-                    await self._changed.wait()
-        return predicate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,8 @@ class Endpoint:
     """`target` gives the update that the server should have; the policy's ids are less than `vocabulary`.
 
     `changed` is called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
-    `server_faults` and `server_updates`.
+    `server_faults`, `server_updates` and `canary_failures`. `fault` is the reason why the server is lost, "" if it is
+    not. With `turns` the server shares its GPUs with the learner, and has none of their memory while `rests` is true.
     """
 
     def __init__(
@@ -108,15 +105,23 @@ class Endpoint:
         vocabulary: int,
         counts: Counter[str],
         settings: FleetSettings,
+        turns: ServerTurns | None = None,
+        rests: Callable[[], bool] = lambda: False,
     ) -> None:
         self.server = server
         self.state = EndpointState.LOST
         self.version = NO_VERSION
+        self.canary = CanaryJudge()
+        self.fault = ""
         self._target = target
+        self._proving = False
         self._changed = changed
         self._vocabulary = vocabulary
         self._counts = counts
         self._settings = settings
+        self._turns = turns
+        self._rests = rests
+        self._freed: set[str] = set()
         self._failed_updates = 0
         self._label = ""
         self._logged = ""
@@ -150,6 +155,7 @@ class Endpoint:
                 segment = await self.server.generate(
                     rid, tokens, sampling, stop, label if self._settings.salted else None
                 )
+                await self._condition.wait_for(lambda: not self._proving)
             check_segment(segment, self._vocabulary)
             self._check_labels(segment, label)
         except TimeoutError as error:
@@ -209,8 +215,13 @@ class Endpoint:
                 if not isinstance(error, EngineError | WeightsError):
                     logger.exception("an unexpected error of %s", self.server.url)
                 self._log(error)
+                self.fault = str(error)
+            if self._turns is not None and self._freed:
+                self._turns.process(self.server.url).end()
+            self._freed.clear()
             self.version = NO_VERSION
             self._enter(EndpointState.LOST)
+            # An answer that waits for a verdict which did not come must not go on: `_proving` stays until the next one.
             self.lose()
             await asyncio.sleep(self._settings.retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
 
@@ -220,8 +231,12 @@ class Endpoint:
         logger.info("%s joined", self.server.url)
         self._enter(EndpointState.STALE)
         while True:
-            await self._condition.wait_for(lambda: self._newer() or self._suspect, self._settings.check_s)
-            if update := self._newer():
+            await self._condition.wait_for(
+                lambda: self._rests() or self._newer() or self._suspect, self._settings.check_s
+            )
+            if self._turns is not None and self._rests():
+                await self._rest(self._turns)
+            elif update := self._newer():
                 await self._update(update)
             else:
                 await self.server.check()
@@ -235,6 +250,27 @@ class Endpoint:
     def _newer(self) -> Update | None:
         target = self._target(self)
         return target if target is not None and target.version > self.version else None
+
+    async def _rest(self, turns: ServerTurns) -> None:
+        """Free the server's memory, and get that of its weights back when the GPUs are ours again."""
+        server, process = cast("FreeingServer", self.server), turns.process(self.server.url)
+        self._enter(EndpointState.STALE)
+        await self._abort_all()
+        # A server that refuses a flush still has requests in its queues, and would die of freeing its memory.
+        await server.flush()
+        start, freeing = process.starts, [each for each in MEMORY if each not in self._freed]
+        self._freed.update(freeing)
+        await server.free(freeing)
+        process.freed, self.version = True, NO_VERSION
+        self._enter(EndpointState.FREED)
+        await self._condition.wait_for(lambda: not self._rests())
+        if process.starts != start or not process.running:
+            self._freed.clear()
+            raise ServerFaultError(f"{server.url} ended while the learner had its GPUs")
+        process.freed = False
+        self._enter(EndpointState.STALE)
+        await server.regain([WEIGHTS])
+        self._freed.discard(WEIGHTS)
 
     def _is_too_new(self, update: Update) -> bool:
         """Whether the server was leased to an older version meanwhile, and must not go on to `update`."""
@@ -253,6 +289,7 @@ class Endpoint:
             await self._switch(update)
         self._failed_updates = 0
         self.version, self._label = update.version, update.label
+        self.fault = ""
         self._counts["server_updates"] += 1
         self._enter(EndpointState.READY)
 
@@ -264,11 +301,50 @@ class Endpoint:
             await server.pause(settings.mode)
         elif not (settings.mode == "drain" and await self._idle(settings.drain_s)):
             await self._abort_all()
-        await server.load(update)
-        if not settings.salted:
-            await server.flush()
+        await self._load(update)
+        if self._freed:
+            update.drop_copies()
+            await cast("FreeingServer", server).regain([CACHE])
+            self._freed.clear()
         if pauses:
+            self._proving = update.check is not None
             await server.resume()
+        await self._prove(update)
+        self._proving = False
+        self.notify()
+
+    async def _prove(self, update: Update) -> None:
+        """Raises CanaryError: the server does not repeat what the learner gave."""
+        check, server = update.check, self.server
+        if check is None:
+            return
+        by = f"{server.url} (by {server.way})"
+        try:
+            try:
+                salt = update.label if self._settings.salted else None
+                answer = await server.logprobs(check.canary.tokens, salt)
+            except EngineError as error:
+                raise self.canary.refuse(check, by, str(error)) from error
+            self.canary.judge(check, answer, server.precision, by)
+        except CanaryError:
+            self._counts["canary_failures"] += 1
+            raise
+        logger.info(
+            "%s repeats the canary of version %d: %.2g on average, %.2g is allowed",
+            *(by, update.version, self.canary.difference, self.canary.allowed),
+        )
+
+    async def _load(self, update: Update) -> None:
+        """Load and flush at once: no request runs meanwhile, so nothing gets into the cache that is flushed."""
+        flush = asyncio.create_task(self.server.flush()) if not self._settings.salted else None
+        try:
+            await self.server.load(update)
+            if flush is not None:
+                await flush
+        finally:
+            if flush is not None:
+                flush.cancel()
+                await asyncio.gather(flush, return_exceptions=True)
 
     async def _abort_all(self) -> None:
         for _ in range(int(ABORT_S / ABORT_RETRY_S)):

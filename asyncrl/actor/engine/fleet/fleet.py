@@ -24,14 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, check_ids
+from asyncrl.actor.engine.fleet.colocation import ServerTurns
+from asyncrl.actor.engine.fleet.condition import Condition
 from asyncrl.actor.engine.fleet.discovery import Discovery
-from asyncrl.actor.engine.fleet.endpoint import Condition, Endpoint, FleetSettings, interrupt
+from asyncrl.actor.engine.fleet.endpoint import Endpoint, FleetSettings, interrupt
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.fleet.prefixes import ComputedPrefixes
 from asyncrl.actor.engine.fleet.routing import EvaluationLease, Routes
 from asyncrl.actor.engine.fleet.server import InferenceServer, Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
+from asyncrl.weights.canary import CanaryCheck, CanaryJudge
 from asyncrl.weights.folders import Folder, Weights
 from asyncrl.weights.manifest import check_covers
 from asyncrl.weights.threads import in_own_thread
@@ -45,7 +49,8 @@ class Fleet:
     """An engine over the servers that `discover` names, each opened by `open_server`.
 
     `expected` has names and shapes of the policy's tensors, `vocabulary` its size. `folders` hold the learner's
-    folders, and the versions that are written for servers that load folders.
+    folders, and the versions that are written for servers that load folders. With `turns` the servers share their GPUs
+    with the learner.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Fleet:
         vocabulary: int,
         settings: FleetSettings | None = None,
         folders: Folders | None = None,
+        turns: ServerTurns | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._discover = discover
@@ -68,6 +74,7 @@ class Fleet:
         self._endpoints: dict[str, Endpoint] = {}
         self._leaving: dict[asyncio.Task[None], Endpoint] = {}
         self._routes = Routes()
+        self._prefixes = ComputedPrefixes()
         self._lease = EvaluationLease(clock)
         self._turns: dict[str, asyncio.Timeout] = {}
         self._newest: Update | None = None
@@ -76,6 +83,9 @@ class Fleet:
         self._counts: Counter[str] = Counter()
         self._idle = IdleClock(clock)
         self._changed = Condition()
+        self._shared = turns
+        if turns is not None:
+            turns.changed = self._on_change
 
     @property
     def version(self) -> int:
@@ -117,12 +127,14 @@ class Fleet:
 
     def release(self, session: str) -> None:
         self._routes.release(session)
+        self._prefixes.forget(session)
         self._lease.release(session)
         if session in self._turns:
             interrupt(self._turns[session])
 
-    async def update_weights(self, version: int, weights: Weights) -> None:
-        """As in the protocol; returns once the first server serves `version` or a newer one.
+    async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
+        """As in the protocol; returns once the first server serves `version` or a newer one. A server that fails the
+        `check` is lost until it passes one.
 
         `weights` are kept for servers that join later, and must not change; a folder may go once this returns. Raises
         UnavailableError: the folder has gone.
@@ -130,6 +142,8 @@ class Fleet:
         newest = self._newest.version if self._newest else NO_VERSION
         if version <= newest:
             raise WeightsError(f"version {version} is not newer than {newest}, which the servers have or are getting")
+        if check is not None:
+            check.canary.check_ids(self._vocabulary)
         # Servers do not check this: SGLang ignores a name that it does not know, and dies of a wrong shape.
         if isinstance(weights, Folder):
             assert self._folders is not None
@@ -137,7 +151,7 @@ class Fleet:
             weights = await in_own_thread(partial(self._folders.hold, weights))
         else:
             check_covers(version, {name: tuple(tensor.shape) for name, tensor in weights.items()}, self.expected)
-        self._newest = Update(version, f"{version}-{self._owner}", weights, self._folders)
+        self._newest = Update(version, f"{version}-{self._owner}", weights, self._folders, check)
         self._lease.offer(self._newest)
         self._on_change()
         await self.wait_for_version(version)
@@ -152,14 +166,22 @@ class Fleet:
 
     def stats(self) -> EngineStats:
         """As in the protocol; `counters` are of segments, faults and servers."""
-        names = ("server_faults", "server_updates", "segments", "cut_segments", "lost_segments")
+        names = ("server_faults", "server_updates", "segments", "cut_segments", "lost_segments", "recomputed_tokens")
         counters = {
             "servers": len(self._endpoints),
             "servers_ready": sum(endpoint.ready for endpoint in self._endpoints.values()),
             "servers_leased": int(self._lease.endpoint is not None),
             **{name: self._counts[name] for name in names},
+            **self._canary_counters(),
+            **(self._shared.counters() if self._shared is not None else {}),
         }
         return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
+
+    def _canary_counters(self) -> dict[str, float]:
+        """Those of the server with the largest difference, but failures of all servers."""
+        judges = [endpoint.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
+        worst = max(judges, key=lambda judge: judge.difference)
+        return {**worst.counters, "canary_failures": self._counts["canary_failures"]}
 
     async def close(self) -> None:
         """Leave all servers at once and remove the folders, within `close_s`.
@@ -186,11 +208,9 @@ class Fleet:
                 logger.warning("the folders of weights are not removed yet; they go before the process ends")
 
     async def _complete(self, turn: PartialTurn, stop: Sequence[int], session: str) -> None:
-        failures, wait_s = 0, self._settings.wait_s
+        failures = 0
         while True:
-            endpoint = await self._changed.wait_for(partial(self._assign, session), wait_s)
-            if endpoint is None:
-                raise EngineError(f"no server was ready for {wait_s:g} s; see the log for the reason")
+            endpoint = await self._ready(session)
             self._counts["segments"] += 1
             try:
                 segment = await endpoint.generate(turn.tokens, turn.sampling, stop)
@@ -200,6 +220,9 @@ class Fleet:
                 self._routes.release(session)
                 failures, reason = failures + 1, str(fault)
             else:
+                self._counts["recomputed_tokens"] += self._prefixes.again(
+                    session, endpoint.server.url, len(turn.tokens), segment, self._settings.mode == "retract"
+                )
                 if turn.add(segment):
                     return
                 self._counts["cut_segments"] += segment.finish == "cut"
@@ -208,6 +231,20 @@ class Fleet:
             if failures >= self._settings.attempts:
                 raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
 
+    async def _ready(self, session: str) -> Endpoint:
+        """The endpoint that serves the session, as soon as one can. The learner's turns on shared GPUs may take any
+        time. Raises EngineError: none can for `wait_s`."""
+        wait_s = self._settings.wait_s
+        while True:
+            await self._changed.wait_for(lambda: not self._rests())
+            found = await self._changed.wait_for(lambda: self._assign(session) or self._rests(), wait_s)
+            if isinstance(found, Endpoint):
+                return found
+            if not found:
+                raise EngineError(
+                    f"no server was ready for {wait_s:g} s{self._last_fault()}; see the log for the reason"
+                )
+
     def _assign(self, session: str) -> Endpoint | None:
         """The endpoint that serves the session now, if one can."""
         leased = self._lease.endpoint
@@ -215,6 +252,10 @@ class Fleet:
             return self._routes.assign(session, [leased], NO_VERSION)
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not leased]
         return self._routes.assign(session, others, self._version)
+
+    def _last_fault(self) -> str:
+        faults = [endpoint.fault for endpoint in self._endpoints.values() if endpoint.fault]
+        return f" (one is lost: {faults[0]})" if faults else ""
 
     def _set_urls(self, urls: Mapping[str, None]) -> None:
         for url in self._endpoints.keys() - urls.keys():
@@ -228,6 +269,8 @@ class Fleet:
                 self._vocabulary,
                 self._counts,
                 self._settings,
+                self._shared,
+                self._rests,
             )
 
     def _leave(self, url: str, grace_s: float) -> None:
@@ -236,6 +279,14 @@ class Fleet:
         self._leaving[task] = endpoint
         task.add_done_callback(self._leaving.pop)
 
+    def _rests(self) -> bool:
+        """Whether the GPUs are the learner's, or the version that it has just published is on its way. That one does
+        not come before a server has the version that came last."""
+        if self._shared is None:
+            return False
+        newest = self._newest.version if self._newest is not None else NO_VERSION
+        return not self._shared.ours or (newest < self._shared.version and newest <= self._version)
+
     def _target_of(self, endpoint: Endpoint) -> Update | None:
         return self._lease.update if endpoint is self._lease.endpoint else self._newest
 
@@ -243,6 +294,8 @@ class Fleet:
         """An endpoint has changed, or the weights that endpoints should have."""
         endpoints = self._endpoints.values()
         self._version = max([self._version, *(endpoint.version for endpoint in endpoints)])
+        if self._shared is not None and any(endpoint.ready for endpoint in endpoints):
+            self._shared.resumed()
         self._lease.renew(endpoints)
         self._changed.notify_all()
         for endpoint in endpoints:

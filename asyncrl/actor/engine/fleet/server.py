@@ -23,6 +23,9 @@ class ServerFaultError(EngineError):
     """The server failed. The request goes to another server, and this one gets none until it works again."""
 
 
+WEIGHTS, CACHE = MEMORY = ("weights", "kv_cache")
+"""The kinds of memory that a server can free for a while, as SGLang names them."""
+
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
@@ -90,6 +93,14 @@ class InferenceServer(Protocol):
     url: str
 
     @property
+    def precision(self) -> str:
+        """What it computes in, as in `weights.canary.TOLERANCES`; known once it has joined."""
+
+    @property
+    def way(self) -> str:
+        """How weights go into it, for messages."""
+
+    @property
     def spans(self) -> bool:
         """Whether the answer to a request that went on through an update says which version sampled which token."""
 
@@ -107,11 +118,16 @@ class InferenceServer(Protocol):
         Raises EngineError: the request itself is refused, so that no server would take it.
         """
 
+    async def logprobs(self, tokens: Sequence[int], salt: str | None) -> NDArray[np.float32]:
+        """The log-probs float32[T - 1] of all `tokens` but the first, at temperature 1, with the weights that were
+        loaded last. Raises EngineError also where the server refuses such a request."""
+
     async def abort(self, rid: str | None = None) -> None:
         """End a request, or all of them: each answers with the tokens that it has."""
 
     async def pause(self, mode: str) -> None:
-        """Stop between two decoding steps; `mode` is in_place or retract. Called only where `spans` is true."""
+        """Stop between two decoding steps, in `mode` in_place or retract; retract where the server could not tell after
+        an in_place pause which version sampled which token. Called only where `spans` is true."""
 
     async def resume(self) -> None: ...
 
@@ -122,10 +138,20 @@ class InferenceServer(Protocol):
         """Take the whole update. The server is idle or paused; after a fault its weights are unknown."""
 
     async def flush(self) -> None:
-        """Forget the prefix cache. The server is idle, or paused with all requests retracted."""
+        """Forget the prefix cache. The server is idle, or paused with all requests retracted; it may be loading."""
 
     async def leave(self) -> None:
         """End what joining and loading set up on the server, such as process groups."""
 
     async def close(self) -> None:
         """Close all connections; it waits for nothing. Calls that go on fail."""
+
+
+class FreeingServer(InferenceServer, Protocol):
+    """A server that can share its GPUs with the learner."""
+
+    async def free(self, memory: Sequence[str]) -> None:
+        """Free the memory of these kinds, of `MEMORY`; what is in it is lost. The server is idle, and has all of it."""
+
+    async def regain(self, memory: Sequence[str]) -> None:
+        """Have memory of these kinds again, which was freed."""

@@ -17,6 +17,7 @@ import torch
 
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.errors import UnavailableError, WeightsError
+from asyncrl.weights.canary import CanaryCheck
 from asyncrl.weights.folders import Folder, Weights, tensors_of
 from asyncrl.weights.manifest import bytes_of, places
 from asyncrl.weights.threads import in_own_thread
@@ -32,14 +33,23 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Update:
-    """`version` as it arrived: tensors, or a folder of `folders`. `label` names it towards servers.
+    """`version` as it arrived: tensors, or a folder of `folders`. `label` names it towards servers, each of which must
+    pass the `check` before it serves it.
 
     It is read, copied to a device or written to a folder when a server first needs that, once for all servers.
     """
 
-    def __init__(self, version: int, label: str, weights: Weights, folders: Folders | None = None) -> None:
+    def __init__(
+        self,
+        version: int,
+        label: str,
+        weights: Weights,
+        folders: Folders | None = None,
+        check: CanaryCheck | None = None,
+    ) -> None:
         self.version = version
         self.label = label
+        self.check = check
         self._weights = weights
         self._folders = folders
         self._copies: dict[torch.device, _Once[Tensors]] = {}
@@ -50,6 +60,11 @@ class Update:
         if isinstance(self._weights, Folder):
             return self._weights.manifest.nbytes
         return sum(tensor.nbytes for tensor in self._weights.values())
+
+    def is_on(self, device: torch.device) -> bool:
+        """Whether the tensors arrived on `device`."""
+        weights = self._weights
+        return not isinstance(weights, Folder) and all(tensor.device == device for tensor in weights.values())
 
     async def tensors(self, device: torch.device = CPU) -> Tensors:
         """All tensors on `device`. Raises WeightsError: the folder that has them cannot be read."""
@@ -65,6 +80,15 @@ class Update:
             return self._weights.path
         assert self._folders is not None
         return await in_own_thread(partial(self._folders.write, self.version, self._weights))
+
+    def drop_copies(self) -> None:
+        """Free the memory of the copies on GPUs, which are made anew when they are needed."""
+        for device in [each for each in self._copies if each.type == "cuda"]:
+            del self._copies[device]
+        if torch.cuda.is_initialized():
+            # Servers that read the copies have dropped their handles.
+            torch.cuda.ipc_collect()
+            torch.cuda.empty_cache()
 
     def kept(self) -> AbstractContextManager[None]:
         """The folder of this version stays meanwhile, if there is one, however many newer ones follow."""
@@ -97,14 +121,22 @@ def on_device(tensors: Tensors, device: torch.device) -> Tensors:
     if device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors.values()):
         return {name: tensor.detach().to(device) for name, tensor in tensors.items()}
 
-    def pinned() -> torch.Tensor:
-        # A new thread's current device is the first GPU, and pinning would make a context there.
-        torch.cuda.set_device(device)
-        return torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
-
     copies = {name: torch.empty(each.shape, dtype=each.dtype, device=device) for name, each in tensors.items()}
-    copy_through(pinned, list(tensors.values()), list(copies.values()))
+    copy_from_host(list(tensors.values()), list(copies.values()))
     return copies
+
+
+def copy_from_host(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """Copy each source, on the CPU, to the contiguous target of the same shape and dtype, all on one device."""
+    device = targets[0].device
+
+    def pinned() -> torch.Tensor:
+        if device.type == "cuda":
+            # A new thread's current device is the first GPU, and pinning would make a context there.
+            torch.cuda.set_device(device)
+        return torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+    copy_through(pinned, sources, targets)
 
 
 def copy_through(

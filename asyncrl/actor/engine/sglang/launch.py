@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -11,12 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.machine.child import kill_group, last_lines, start_guarded
+from asyncrl.machine.child import kill_group, kill_group_soon, last_lines, start_guarded
 
 if TYPE_CHECKING:
-    from asyncrl.config.schema import TrainConfig
+    from asyncrl.config.schema import ServerConfig, TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -25,24 +30,32 @@ STOP_S = 1.0
 """A server that has not ended by itself so long after a SIGTERM is killed."""
 
 
+def server_count(server: ServerConfig) -> int:
+    """How many servers an actor starts, on the GPUs that it sees."""
+    return max(1, torch.cuda.device_count() // server.tp_size) if server.count is None else server.count
+
+
 def server_command(config: TrainConfig, port: int, index: int) -> list[str]:
     """The command line of the actor's server number `index`."""
     engine, server, model = config.engine, config.engine.server, config.model
     command = [engine.python, "-m", "sglang.launch_server", "--model-path", model.path, "--dtype", model.dtype]
     command += ["--host", "127.0.0.1", "--port", str(port), "--random-seed", str(config.run.seed + index)]
-    command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(server.first_gpu + index * server.tp_size)]
+    command += ["--tp-size", str(server.tp_size), "--base-gpu-id", str(index * server.tp_size)]
     command += ["--sleep-on-idle"]
     if server.memory is not None:
         command += ["--mem-fraction-static", str(server.memory)]
     if model.trust_remote_code:
         command += ["--trust-remote-code"]
+    if config.cluster.colocated and "--device=cpu" not in server.arguments:
+        command += ["--enable-memory-saver"]
     return [*command, *server.arguments]
 
 
 class LaunchedServer:
     """The server at `url` that `command` starts, with its output in `log`.
 
-    It may take `start_s` to answer. Once it has run, `max_failures` starts in a row may fail.
+    It may take `start_s` to answer. Once it has run, `max_failures` starts in a row may fail. With `turns` it is
+    started in one of these alone.
     """
 
     def __init__(
@@ -53,16 +66,31 @@ class LaunchedServer:
         environment: Mapping[str, str],
         start_s: float,
         max_failures: int,
+        turns: ServerTurns | None = None,
     ) -> None:
         self.url = url
         self.starts = 0
         self.answering = False
+        self.freed = False
         self.process: subprocess.Popen[bytes] | None = None
         self._command = command
         self._log = log
         self._environment = environment
         self._start_s = start_s
         self._max_failures = max_failures
+        self._turns = turns
+        if turns is not None:
+            turns.add(self)
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self.process is not None
+
+    def end(self) -> None:
+        """Kill the process, if there is one; `keep` starts the next one."""
+        if self.process is not None:
+            kill_group_soon(self.process)
 
     async def keep(self) -> None:
         """Keep the server running; returns only by cancellation, and ends the server then.
@@ -90,8 +118,16 @@ class LaunchedServer:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         if shutil.which(self._command[0]) is None:
             raise ConfigError(f"engine.python={self._command[0]}: there is no such program")
-        logger.info("starting the server at %s; its log is %s", self.url, self._log)
-        self.process = start_guarded(self._command, self._log, self._environment)
+        files: Sequence[int] = ()
+        if self._turns is not None:
+            await self._turns.begun()
+            files = [self._turns.lock.file]
+        logger.info(
+            "starting the server at %s; its log is %s; CUDA_VISIBLE_DEVICES=%s; %s",
+            *(self.url, self._log, os.environ.get("CUDA_VISIBLE_DEVICES", "")),
+            shlex.join(self._command),
+        )
+        self.process, self.freed = start_guarded(self._command, self._log, self._environment, files), False
         self.starts += 1
         answered = self.answering = await self._answers(self.process)
         while answered and self.process.poll() is None:

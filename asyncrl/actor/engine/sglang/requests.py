@@ -38,6 +38,50 @@ def generate_body(
     return body if salt is None else {**body, "extra_key": salt}
 
 
+def logprob_body(tokens: Sequence[int], salt: str | None) -> dict[str, Any]:
+    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens`."""
+    body: dict[str, Any] = {
+        "input_ids": list(tokens),
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": 0, **NEUTRAL},
+    }
+    return body if salt is None else {**body, "extra_key": salt}
+
+
+class _Given(msgspec.Struct, array_like=True, gc=False):
+    """Log-prob and token of the prompt; its first token has no log-prob."""
+
+    logprob: float | None
+    token: TokenId
+
+
+class _GivenMeta(msgspec.Struct, gc=False):
+    input_token_logprobs: list[_Given]
+
+
+class _GivenAnswer(msgspec.Struct, gc=False):
+    meta_info: _GivenMeta
+
+
+_GIVEN = msgspec.json.Decoder(_GivenAnswer)
+
+
+def read_logprobs(answer: bytes, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """The log-probs [T - 1] in an answer to `logprob_body`; nan where the server gives none.
+
+    Raises ServerFaultError: the answer is of another form, or of other tokens.
+    """
+    try:
+        given = _GIVEN.decode(answer).meta_info.input_token_logprobs
+    except (ValueError, RecursionError) as error:
+        raise ServerFaultError(f"log-probs of /generate are not as expected: {error}: {answer[:300]!r}") from error
+    # Some releases leave out the first token.
+    if [each.token for each in given][-len(tokens) + 1 :] != list(tokens[1:]):
+        raise ServerFaultError(f"/generate gives log-probs of other tokens: {answer[:300]!r}")
+    return np.array([each.logprob for each in given][-len(tokens) + 1 :], np.float32)
+
+
 class _Sampled(msgspec.Struct, array_like=True, gc=False):
     """Log-prob, token and text, of which the first is read: the tokens stand in `output_ids` as well."""
 

@@ -3,6 +3,10 @@
 From 0.5.22 on, an update has a begin and an end call, and answers tell which version sampled which token. Earlier
 servers have neither, and crash if they are flushed while they have requests: no request may continue there through an
 update.
+
+With SGLang's overlap schedule, which is on by default on GPUs, a pause `in_place` leaves the results of the last step
+in a queue. Their tokens, one a request, are counted after the update, and so would have the new version although the
+old one sampled them. A pause `retract` takes them first.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ from numpy.typing import NDArray
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.sglang.requests import generate_body, read_segment
+from asyncrl.actor.engine.sglang.launch import server_count
+from asyncrl.actor.engine.sglang.requests import generate_body, logprob_body, read_logprobs, read_segment
 from asyncrl.actor.engine.sglang.transports.base import CONTROL_S, ServerEnd, Transport
 from asyncrl.actor.engine.sglang.ways import ServerFacts, WaySettings, choose, facts_of
 from asyncrl.types import Sampling
+from asyncrl.weights.canary import QUANTIZED, UNKNOWN
 from asyncrl.weights.threads import in_own_thread
 
 if TYPE_CHECKING:
@@ -34,8 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPANS_SINCE = (0, 5, 22)
-FLUSHES = 100
-FLUSH_RETRY_S = 0.05
+FLUSHES = 500
+FLUSH_RETRY_S = 0.01
 
 
 class SglangServer:
@@ -67,19 +73,20 @@ class SglangServer:
         self._transports: dict[str, Transport] = {}
         self._left_out = ""
         self._label: str | None = None
+        self._overlaps = False
+        self.precision = UNKNOWN
 
     @classmethod
     def of(cls, config: TrainConfig, url: str) -> SglangServer:
         """As configured."""
         weights, launched = config.weights, config.engine.server
-        gpus = range(launched.first_gpu, launched.first_gpu + launched.count * launched.tp_size)
         return cls(
             url,
             context=config.actor.max_tokens,
             settings=WaySettings(
                 weights.into_servers, weights.bucket_mb << 20, weights.timeout_s, config.network.insecure
             ),
-            taken_gpus=gpus if config.engine.launch else (),
+            taken_gpus=range(server_count(launched) * launched.tp_size) if config.engine.launches else (),
             silence_s=config.engine.silence_s,
             load_s=weights.load_s,
         )
@@ -97,7 +104,9 @@ class SglangServer:
         """As in the protocol; also refuses a server whose context is too short."""
         info = await self._get("server_info")
         self._end.spans = _version(info) >= SPANS_SINCE
+        self._overlaps = not info.get("disable_overlap_schedule", True)
         self._end.ranks = int(info.get("tp_size") or 1)
+        self.precision = _precision(info)
         longest = info.get("context_length")
         if longest and int(longest) < self._context:
             raise ServerFaultError(
@@ -130,11 +139,15 @@ class SglangServer:
         answer = await self._http.call("POST", "/generate", body)
         return read_segment(answer, sampling.max_new_tokens, stop)
 
+    async def logprobs(self, tokens: Sequence[int], salt: str | None) -> NDArray[np.float32]:
+        body = msgspec.json.encode(logprob_body(tokens, salt))
+        return read_logprobs(await self._http.call("POST", "/generate", body, self._end.load_s), tokens)
+
     async def abort(self, rid: str | None = None) -> None:
         await self._post("/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
 
     async def pause(self, mode: str) -> None:
-        await self._post("/pause_generation", {"mode": mode})
+        await self._post("/pause_generation", {"mode": "retract" if self._overlaps else mode})
 
     async def resume(self) -> None:
         await self._post("/continue_generation")
@@ -175,6 +188,13 @@ class SglangServer:
             await asyncio.sleep(FLUSH_RETRY_S)
         raise ServerFaultError(f"{self.url} keeps the prefixes of older weights: it refuses to flush them")
 
+    async def free(self, memory: Sequence[str]) -> None:
+        """As in the protocol. Its scheduler ends with an error where it is not idle, or freed the same before."""
+        await self._end.post("/release_memory_occupation", {"tags": list(memory)})
+
+    async def regain(self, memory: Sequence[str]) -> None:
+        await self._end.post("/resume_memory_occupation", {"tags": list(memory)})
+
     async def close(self) -> None:
         await self._http.close()
 
@@ -191,6 +211,12 @@ class SglangServer:
 
     async def _post(self, path: str, body: Any = None) -> None:
         await self._http.post(path, body, CONTROL_S)
+
+
+def _precision(info: Mapping[str, Any]) -> str:
+    if info.get("quantization") or "fp" in str(info.get("kv_cache_dtype")):
+        return QUANTIZED
+    return str(info.get("dtype") or UNKNOWN)
 
 
 def _version(info: Any) -> tuple[int, ...]:

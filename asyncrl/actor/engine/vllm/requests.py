@@ -48,6 +48,12 @@ def completion_body(
     return body if salt is None else {**body, "cache_salt": salt}
 
 
+def logprob_body(model: str, tokens: Sequence[int], salt: str | None) -> dict[str, Any]:
+    """The body of `/v1/completions` that asks for the log-probs of `tokens`; it must sample one token."""
+    body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+    return {**body, **NEUTRAL} if salt is None else {**body, **NEUTRAL, "cache_salt": salt}
+
+
 def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
     """`logprobs` 0 asks for those of the sampled tokens alone. Only end tokens in `stop` end a request."""
     own = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stop}
@@ -77,6 +83,33 @@ class _Answer(msgspec.Struct, gc=False):
 
 
 _ANSWER = msgspec.json.Decoder(_Answer)
+
+
+class _Prompted(msgspec.Struct, gc=False):
+    """For each token of the prompt its log-prob by its id; none for the first."""
+
+    prompt_logprobs: list[dict[str, _Sampled] | None]
+
+
+class _PromptedAnswer(msgspec.Struct, gc=False):
+    choices: tuple[_Prompted]
+
+
+_PROMPTED = msgspec.json.Decoder(_PromptedAnswer)
+
+
+def read_logprobs(answer: bytes, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """The log-probs [T - 1] in an answer to `logprob_body`.
+
+    Raises ServerFaultError: the answer is of another form, or of other tokens.
+    """
+    try:
+        [choice] = _PROMPTED.decode(answer).choices
+        after_first = zip(tokens[1:], choice.prompt_logprobs[1:], strict=True)
+        given = [(each or {})[str(token)].logprob for token, each in after_first]
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ServerFaultError(f"log-probs of a prompt are not as expected: {error!r}: {answer[:300]!r}") from error
+    return np.array(given, np.float32)
 
 
 def read_segment(answer: bytes, limit: int, stop: Sequence[int], label: str | None = None) -> Segment:

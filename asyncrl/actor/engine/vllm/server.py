@@ -8,7 +8,7 @@ the server was given; its start time shows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,8 +19,15 @@ from transformers import AutoConfig
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.server import Segment, ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.vllm.requests import completion_body, generate_body, read_segment
+from asyncrl.actor.engine.vllm.requests import (
+    completion_body,
+    generate_body,
+    logprob_body,
+    read_logprobs,
+    read_segment,
+)
 from asyncrl.types import Sampling
+from asyncrl.weights.canary import QUANTIZED, UNKNOWN
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
@@ -47,6 +54,8 @@ class VllmServer:
     ) -> None:
         self.url = url
         self.spans = False
+        self.precision = UNKNOWN
+        self.way = "disk"
         self._http = http or Http(url)
         self._context = context
         self._tied = tied
@@ -77,6 +86,7 @@ class VllmServer:
             settings = (await self._get("/server_info?config_format=json"))["vllm_config"]
             self._model, longest = model["id"], int(model["max_model_len"])
             mode, device = settings["model_config"]["logprobs_mode"], settings["device_config"]["device"]
+            self.precision = _precision(settings)
             if wrong := self._wrong(longest, mode, device):
                 raise ServerFaultError(f"{self.url} {wrong}")
             self._started = await self._start_time()
@@ -117,6 +127,10 @@ class VllmServer:
         # The answer does not tell whether the server was restarted, with the weights of its folder.
         await self.check()
         return read_segment(answer, sampling.max_new_tokens, stop, label)
+
+    async def logprobs(self, tokens: Sequence[int], salt: str | None) -> NDArray[np.float32]:
+        body = msgspec.json.encode(logprob_body(self._model, tokens, salt))
+        return read_logprobs(await self._http.call("POST", "/v1/completions", body, self._load_s), tokens)
 
     async def abort(self, rid: str | None = None) -> None:
         """As in the protocol. A single request ends with its connection, which its caller has closed."""
@@ -178,3 +192,10 @@ class VllmServer:
 
     async def _post(self, path: str, body: Any = None) -> Any:
         return await self._http.post(path, body, CONTROL_S)
+
+
+def _precision(settings: Mapping[str, Any]) -> str:
+    model, cache = settings["model_config"], settings.get("cache_config", {})
+    if model.get("quantization") or "fp" in str(cache.get("cache_dtype")):
+        return QUANTIZED
+    return str(model.get("dtype") or UNKNOWN).removeprefix("torch.")

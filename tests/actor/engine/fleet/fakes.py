@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,15 +27,28 @@ from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.sglang.ways import ServerFacts, WaySettings
 from asyncrl.types import Sampling
+from asyncrl.weights.canary import Canary, CanaryCheck, canary_tokens
 from tests.helpers import GENEROUS_S, OWN_RUN, async_until
 
 STEP_S = 0.001
+NEEDED = {"generate": {"weights", "kv_cache"}, "update_weights_from_disk": {"weights"}}
+"""The memory that a call needs."""
 EXPECTED = {"w": (1,), "v": (2, 2)}
 VOCABULARY = 100
 
 
 def tensors(version: int) -> dict[str, torch.Tensor]:
     return {"w": torch.tensor([float(version)]), "v": torch.zeros(2, 2)}
+
+
+def canary_logprobs(tokens: Sequence[int], weights: int) -> list[float]:
+    """What weights say of the canary: of spread 1 or so, and another number for each version."""
+    return [-5 - weights - token % 4 for token in tokens[1:]]
+
+
+def canary_check(version: int) -> CanaryCheck:
+    tokens = canary_tokens(0, VOCABULARY)
+    return CanaryCheck(version, Canary(tokens, tuple(canary_logprobs(tokens, version)), "float32"), "zmq")
 
 
 @dataclass
@@ -68,15 +81,20 @@ class FakeSglang:
         self.refuses: set[str] = set()
         self.hangs: set[str] = set()
         self.answers: dict[str, Callable[[Any], Awaitable[Any]]] = {}
+        self.crimes: list[str] = []
+        """What would have killed a real server."""
         self._transports: set[Any] = set()
         self.context = 4096
+        self.overlap = False
         self.restart()
 
     def restart(self) -> None:
         """As a new process has it: the weights of its folder, and nothing at work."""
         self.label, self.weights = "default", 50
         self.running: list[Request] = []
+        self.uncounted: list[tuple[Request, int]] = []
         self.paused = self.open = False
+        self.freed: set[str] = set()
 
     @property
     def new(self) -> bool:
@@ -136,6 +154,8 @@ class FakeSglang:
         if name in self.refuses:
             return web.json_response({"message": "refused"}, status=400)
         body = await http.json() if http.can_read_body else {}
+        if self.freed & NEEDED.get(name, set()):
+            self.crimes.append(f"{name} without {sorted(self.freed)}")
         answer = await self.answers.get(name, getattr(self, f"_{name}", self._unknown))(body)
         return answer if isinstance(answer, web.Response) else web.json_response(answer)
 
@@ -143,7 +163,8 @@ class FakeSglang:
         return web.Response(status=404)
 
     async def _server_info(self, body: Any) -> Any:
-        return {"version": self.version, "tp_size": 2, "context_length": self.context}
+        info = {"version": self.version, "tp_size": 2, "context_length": self.context}
+        return {**info, "disable_overlap_schedule": not self.overlap}
 
     async def _get_model_info(self, body: Any) -> Any:
         return {"weight_version": self.label}
@@ -156,6 +177,8 @@ class FakeSglang:
 
     async def _generate(self, body: Any) -> Any:
         sampling = body["sampling_params"]
+        if "logprob_start_len" in body:
+            return await self._logprobs(body["input_ids"])
         self.salts.append(body.get("extra_key"))
         given, limit, stop = body["input_ids"], sampling["max_new_tokens"], sampling["stop_token_ids"]
         self.prompts.append(given)
@@ -174,6 +197,13 @@ class FakeSglang:
             meta["weight_versions"] = _spans(request.labels)
         return {"output_ids": [pair[1] for pair in request.pairs], "meta_info": meta}
 
+    async def _logprobs(self, tokens: list[int]) -> Any:
+        while self.paused:
+            await asyncio.sleep(STEP_S)
+        given = [None, *canary_logprobs(tokens, self.weights)]
+        pairs = [[logprob, token, None] for logprob, token in zip(given, tokens, strict=True)]
+        return {"output_ids": [], "meta_info": {"input_token_logprobs": pairs}}
+
     async def _abort_request(self, body: Any) -> Any:
         for request in list(self.running):
             if body.get("abort_all") or request.rid.startswith(body["rid"]):
@@ -181,12 +211,25 @@ class FakeSglang:
         return {}
 
     async def _pause_generation(self, body: Any) -> Any:
+        """With overlap, a step is at work. Its tokens are counted now, or after the pause if that is in place."""
         self.paused = True
+        self.uncounted = [(request, self.weights) for request in self.running if self.overlap]
+        if body["mode"] == "retract":
+            self._count()
         return {}
 
     async def _continue_generation(self, body: Any) -> Any:
+        self._count()
         self.paused = False
         return {}
+
+    def _count(self) -> None:
+        uncounted, self.uncounted = self.uncounted, []
+        now = self.weights
+        for request, self.weights in uncounted:
+            if request in self.running:
+                self._step(request)
+        self.weights = now
 
     async def _begin_weight_update(self, body: Any) -> Any:
         if not self.new:
@@ -215,6 +258,19 @@ class FakeSglang:
     async def _flush_cache(self, body: Any) -> Any:
         if self.running and not self.paused:
             return web.Response(status=400)
+        return {}
+
+    async def _release_memory_occupation(self, body: Any) -> Any:
+        if self.running or self.freed & set(body["tags"]):
+            self.crimes.append(f"freed {body['tags']} with {len(self.running)} requests and without {self.freed}")
+        self.freed |= set(body["tags"])
+        self.weights = 60 if "weights" in self.freed else self.weights
+        return {}
+
+    async def _resume_memory_occupation(self, body: Any) -> Any:
+        if not self.freed >= set(body["tags"]):
+            self.crimes.append(f"regained {body['tags']} without {self.freed}")
+        self.freed -= set(body["tags"])
         return {}
 
 

@@ -60,6 +60,68 @@ async def test_turns_survive_pushes_in_every_mode_and_each_token_has_the_version
     assert mode == "drain" or any(len(set(each.versions)) > 1 for each in taken)
 
 
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_a_token_that_the_server_has_not_counted_yet_at_a_pause_has_the_version_that_sampled_it(
+    mode: str,
+) -> None:
+    server = FakeSglang()
+    server.overlap = True
+    async with fleet_with(0, server, mode=mode) as fleet:
+        calls = [asyncio.create_task(sample(fleet, LONG, f"s{i}")) for i in range(4)]
+        await async_until(lambda: len(server.running) == 4)
+        await fleet.update_weights(1, tensors(1))
+        taken = await asyncio.gather(*calls)
+    assert_true(*taken)
+    assert {*taken[0].versions} == {0, 1}
+
+
+@pytest.mark.parametrize("mode", ["retract", "abort"])
+async def test_an_update_flushes_while_it_loads_and_before_anything_is_served(mode: str) -> None:
+    """So the flush adds nothing to the time in which the server generates nothing."""
+    server, flushed = FakeSglang(), asyncio.Event()
+    load, flush = server._update_weights_from_disk, server._flush_cache
+
+    async def slow_load(body: object) -> object:
+        await flushed.wait()
+        return await load(body)
+
+    async def seen_flush(body: object) -> object:
+        flushed.set()
+        return await flush(body)
+
+    server.answers |= {"update_weights_from_disk": slow_load, "flush_cache": seen_flush}
+    async with fleet_with(0, server, mode=mode) as fleet:
+        call = asyncio.create_task(sample(fleet, LONG))
+        await async_until(lambda: server.running)
+        await fleet.update_weights(1, tensors(1))
+        assert_true(await call)
+
+
+@pytest.mark.parametrize(
+    ("mode", "version"), [("retract", "0.5.23"), ("abort", "0.5.23"), ("retract", "0.5.17"), ("in_place", "0.5.23")]
+)
+async def test_tokens_that_are_computed_again_after_an_update_are_counted(mode: str, version: str) -> None:
+    server = FakeSglang(version)
+    async with fleet_with(0, server, mode=mode) as fleet:
+        first = await sample(fleet, 5)
+        assert counter(fleet, "recomputed_tokens") == 0
+        call = asyncio.create_task(fleet.generate(ids(1, 2, 3, *first.tokens), Sampling(1.0, LONG), (), "s"))
+        await async_until(lambda: server.running)
+        await fleet.update_weights(1, tensors(1))
+        second = await call
+        assert_true(second)
+        old = int((second.versions == 0).sum())
+        assert counter(fleet, "recomputed_tokens") == (0 if mode == "in_place" else 8 + old)
+        # Another turn continues what is cached.
+        await fleet.generate(ids(1, 2, 3, *first.tokens, *second.tokens), Sampling(1.0, 5), (), "s")
+        assert counter(fleet, "recomputed_tokens") == (0 if mode == "in_place" else 8 + old)
+        await fleet.update_weights(2, tensors(2))
+        await fleet.generate(ids(1, 2, 3), Sampling(1.0, 5), (), "s")
+        again = 3 + (0 if mode == "in_place" else 8 + old)
+        assert counter(fleet, "recomputed_tokens") == again
+        fleet.release("s")
+
+
 async def test_a_server_without_spans_is_updated_as_by_abort_and_never_flushed_under_requests() -> None:
     server = FakeSglang("0.5.17")
     async with fleet_with(0, server, mode="retract") as fleet:

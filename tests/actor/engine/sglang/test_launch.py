@@ -113,9 +113,9 @@ def test_the_command_line_has_what_was_configured() -> None:
     config = TrainConfig(model=ModelConfig(path="some/model", trust_remote_code=True))
     config.engine.python = "/opt/python"
     server = config.engine.server
-    server.tp_size, server.first_gpu, server.memory, server.arguments = 2, 4, 0.7, ["--device", "cpu"]
+    server.tp_size, server.memory, server.arguments = 2, 0.7, ["--device", "cpu"]
     text = " ".join(server_command(config, 31000, 1))
     assert text.startswith("/opt/python -m sglang.launch_server --model-path some/model")
-    for part in ("--port 31000", "--tp-size 2", "--base-gpu-id 6", "--mem-fraction-static 0.7", "--trust-remote-code"):
+    for part in ("--port 31000", "--tp-size 2", "--base-gpu-id 2", "--mem-fraction-static 0.7", "--trust-remote-code"):
         assert part in text
     assert text.endswith("--device cpu")

@@ -15,7 +15,14 @@ import pytest
 from aiohttp import web
 
 from asyncrl.actor.engine.fleet.server import ServerFaultError, Span
-from asyncrl.actor.engine.vllm.requests import NO_LOGPROB, completion_body, generate_body, read_segment
+from asyncrl.actor.engine.vllm.requests import (
+    NO_LOGPROB,
+    completion_body,
+    generate_body,
+    logprob_body,
+    read_logprobs,
+    read_segment,
+)
 from asyncrl.actor.engine.vllm.server import VllmServer
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.types import Sampling
@@ -210,3 +217,20 @@ async def test_a_restart_is_seen_by_a_check_and_by_a_request_whose_answer_does_n
         replay.change("/metrics", lambda text: text.replace("time_seconds 1.", "time_seconds 2."))
         with pytest.raises(ServerFaultError, match="was restarted"):
             await (server.check() if kind == SPANS else server.generate("whole", START, Sampling(0.7, 4), (), None))
+
+
+def answer_of(prompt_logprobs: Any) -> bytes:
+    """In the form of vLLM's documentation; no real server was asked for this one."""
+    choice = {"index": 0, "finish_reason": "length", "prompt_logprobs": prompt_logprobs}
+    return json.dumps({"choices": [choice]}).encode()
+
+
+def test_log_probs_of_a_prompt_are_those_of_its_own_tokens() -> None:
+    given = [None, *({str(token): {"logprob": -token / 2, "rank": 3}, "5": {"logprob": -0.1}} for token in (8, 9))]
+    assert read_logprobs(answer_of(given), [7, 8, 9]).tolist() == [-4.0, -4.5]
+    body = logprob_body("policy", [7, 8, 9], "3-me")
+    asked = {"prompt": [7, 8, 9], "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "cache_salt": "3-me"}
+    assert {name: body[name] for name in asked} == asked
+    for wrong in (None, given[:2], [None, None, {"9": {"logprob": -1.0}}]):
+        with pytest.raises(ServerFaultError, match="not as expected"):
+            read_logprobs(answer_of(wrong), [7, 8, 9])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 import torch
 
 from asyncrl.actor.engine.fleet.http import Http
-from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.fleet.update import Update, copy_from_host
+from asyncrl.actor.engine.sglang.families import request_group
 from asyncrl.errors import EngineError
 from asyncrl.weights.buckets import Bucket, flatten, tight_buckets
+from asyncrl.weights.manifest import new_bytes
 from asyncrl.weights.threads import in_own_thread
 
 CONTROL_S = 30.0
@@ -95,20 +97,74 @@ class DiskTransport(Transport):
         await self.end.post("/update_weights_from_disk", body)
 
 
+Filled = tuple[Bucket, torch.Tensor, Mapping[str, Any]]
+"""A bucket, its buffer, and what a request says of every bucket."""
+
+
+class BucketTransport(Transport):
+    """Sends the tensors by buckets on `device`. When the server stops, the first one is full, and the second is being
+    filled."""
+
+    def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int) -> None:
+        super().__init__(end)
+        self.device = device
+        self.bucket_bytes = bucket_bytes
+        self._prepared: _Prepared | None = None
+
+    async def prepare(self, update: Update) -> None:
+        await self._drop()
+        made = bucketed(update, self.device, self.bucket_bytes, await self.source(update))
+        self._prepared = _Prepared(update, made, [await anext(made)])
+
+    async def source(self, update: Update) -> torch.device:
+        """Where the tensors are from which the buckets are filled: there, or on the CPU."""
+        return self.device
+
+    async def reset(self) -> None:
+        await self._drop()
+
+    async def buckets(self, update: Update) -> AsyncGenerator[Filled, None]:
+        """What was prepared of `update`, and the rest. Keeps no buffer that it has given."""
+        if self._prepared is None or self._prepared.update is not update:
+            await self.prepare(update)
+        assert self._prepared is not None
+        prepared, self._prepared = self._prepared, None
+        async with aclosing(prepared.made) as made:
+            with suppress(StopAsyncIteration):
+                yield prepared.first.pop()
+                while True:
+                    yield await anext(made)
+
+    async def _drop(self) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            await prepared.made.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The buckets of `update` that are still to come, and the `first` one."""
+
+    update: Update
+    made: AsyncGenerator[Filled, None]
+    first: list[Filled]
+
+
 async def bucketed(
-    update: Update, device: torch.device, bucket_bytes: int
-) -> AsyncGenerator[tuple[Bucket, torch.Tensor, Mapping[str, Any]], None]:
-    """The tensors on `device` by buckets, each with its buffer and what a request says of every bucket.
+    update: Update, device: torch.device, bucket_bytes: int, source: torch.device
+) -> AsyncGenerator[Filled, None]:
+    """The tensors by buckets on `device`, filled from what is on `source`, which is there or on the CPU.
 
     A thread fills the next buffer while one is in use. The last bucket comes with the update's label, which names the
     weights once it is loaded.
     """
-    tensors = await update.tensors(device)
-    buckets = tight_buckets(tensors, bucket_bytes)
+    tensors = await update.tensors(source)
+    buckets = tight_buckets(tensors, bucket_bytes, request_group)
     body = {"load_format": "flattened_bucket", "flush_cache": False}
+    fill = flatten if source == device else partial(_from_host, device)
 
     def begin(index: int) -> asyncio.Task[torch.Tensor]:
-        return asyncio.create_task(in_own_thread(partial(flatten, buckets[index], tensors)))
+        return asyncio.create_task(in_own_thread(partial(fill, buckets[index], tensors)))
 
     ahead = begin(0)
     try:
@@ -119,3 +175,11 @@ async def bucketed(
         yield buckets[-1], await ahead, {**body, "weight_version": update.label}
     finally:
         ahead.cancel()
+
+
+def _from_host(device: torch.device, bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """As `flatten`, with the buffer on `device` and the tensors on the CPU."""
+    flat = new_bytes(bucket.nbytes, device)
+    views = bucket.views(flat)
+    copy_from_host([tensors[name].detach() for name in views], list(views.values()))
+    return flat

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from asyncrl.actor.engine.fleet.http import ServerRefusedError
 from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
+from asyncrl.actor.engine.sglang.transports.base import BucketTransport, ServerEnd
 from asyncrl.config.bind import SERVER_GROUP_FIX, check_bind
 from asyncrl.errors import ConfigError, EngineError, UnavailableError
 from asyncrl.network.interfaces import address_towards
@@ -45,7 +45,7 @@ class _Joined:
     group: WeightGroup
 
 
-class DistributedTransport(Transport):
+class DistributedTransport(BucketTransport):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
     The store has no keys, so it listens beyond loopback only where the network is declared `insecure`. `make_group`
@@ -62,9 +62,7 @@ class DistributedTransport(Transport):
         make_group: Callable[..., WeightGroup] = WeightGroup,
         own_address: Callable[[str, int], str] = address_towards,
     ) -> None:
-        super().__init__(end)
-        self._device = device
-        self._bucket_bytes = bucket_bytes
+        super().__init__(end, device, bucket_bytes)
         self._timeout_s = timeout_s
         self._insecure = insecure
         self._make_group = make_group
@@ -73,14 +71,11 @@ class DistributedTransport(Transport):
         self._left: list[str] = []
         self._threads = OwnThreads()
 
-    async def prepare(self, update: Update) -> None:
-        await update.tensors(self._device)
-
     async def send(self, update: Update) -> None:
         async with self.end.updating():
             joined = self._joined = self._joined or await self._join()
             try:
-                async with aclosing(bucketed(update, self._device, self._bucket_bytes)) as made:
+                async with aclosing(self.buckets(update)) as made:
                     async for bucket, flat, body in made:
                         announced = {
                             **body,
@@ -90,13 +85,14 @@ class DistributedTransport(Transport):
                             "shapes": [entry.shape for entry in bucket.entries],
                         }
                         post = self.end.post("/update_weights_from_distributed", announced)
-                        await self._together(post, self._threads.run(partial(_send, joined.group, flat, self._device)))
+                        await self._together(post, self._threads.run(partial(_send, joined.group, flat, self.device)))
             except BaseException:
                 # At once: the server may be waiting for the rest, and would not answer the end of the update.
                 self._leave()
                 raise
 
     async def reset(self) -> None:
+        await super().reset()
         self._leave()
         await self._forget()
         await self._threads.ended(END_S)
@@ -118,9 +114,9 @@ class DistributedTransport(Transport):
             "rank_offset": 1,
             "world_size": ranks,
             "group_name": name,
-            "backend": BACKENDS[self._device.type],
+            "backend": BACKENDS[self.device.type],
         }
-        form = partial(_form, self._make_group, client, address, name, ranks, self._device, self._timeout_s)
+        form = partial(_form, self._make_group, client, address, name, ranks, self.device, self._timeout_s)
         forming = self._threads.run(form)
         try:
             await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)

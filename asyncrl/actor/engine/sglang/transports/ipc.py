@@ -13,6 +13,7 @@ the buffer, which a server does when its copies are done. So this side drops a b
 from __future__ import annotations
 
 import base64
+import logging
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -23,10 +24,12 @@ import torch
 from torch.multiprocessing import reductions
 
 from asyncrl.actor.engine.fleet.http import ServerRefusedError
-from asyncrl.actor.engine.fleet.update import Update
-from asyncrl.actor.engine.sglang.transports.base import ServerEnd, Transport, bucketed
+from asyncrl.actor.engine.fleet.update import CPU, Update
+from asyncrl.actor.engine.sglang.transports.base import BucketTransport, ServerEnd
 from asyncrl.weights.buckets import Bucket
 from asyncrl.weights.manifest import DTYPES
+
+logger = logging.getLogger(__name__)
 
 DEVICE = 6
 """Where torch's rebuild function takes the device."""
@@ -37,29 +40,41 @@ COUNTER = slice(11, 13)
 Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
 
-class IpcTransport(Transport):
-    """Posts handles of buffers on `device`, a GPU of the server, to `/update_weights_from_tensor`."""
+class IpcTransport(BucketTransport):
+    """Posts handles of buffers on `device`, a GPU of the server, to `/update_weights_from_tensor`.
+
+    Where that GPU has no room for versions beside the server's own weights, they stay in the memory of the host, and
+    only two buckets are on the GPU.
+    """
 
     def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int, reserve_bytes: int = 0) -> None:
-        super().__init__(end)
-        self._device = device
-        self._bucket_bytes = bucket_bytes
+        super().__init__(end, device, bucket_bytes)
         self._reserve_bytes = reserve_bytes
+        self._source = device
 
     async def prepare(self, update: Update) -> None:
         try:
-            # A version waits there for servers that join late, and the next one is copied beside it.
-            needed = 2 * update.nbytes + 2 * self._bucket_bytes + self._reserve_bytes
-            room = torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
-            if room < needed:
-                raise ServerRefusedError(f"{self._device} has {room >> 20} MB for weights, {needed >> 20} are needed")
-            await update.tensors(self._device)
+            await super().prepare(update)
         except torch.OutOfMemoryError as error:
-            raise ServerRefusedError(f"{self._device} has no room for a version: {error}") from error
+            raise ServerRefusedError(f"{self.device} has no room for a bucket: {error}") from error
+
+    async def source(self, update: Update) -> torch.device:
+        # The bucket in use, the one ahead, and what the server needs.
+        needed = 2 * self.bucket_bytes + self._reserve_bytes
+        room = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
+        if room < needed:
+            raise ServerRefusedError(f"{self.device} has {room >> 20} MB for weights, {needed >> 20} are needed")
+        # A version waits there for servers that join late, and the next one is copied beside it.
+        fits = update.is_on(self.device) or room >= needed + 2 * update.nbytes
+        source = self.device if fits else CPU
+        if source != self._source:
+            self._source = source
+            where = "on the GPU" if source == self.device else "in the memory of the host, for lack of room"
+            logger.info("versions for %s wait %s", self.end.url, where)
+        return source
 
     async def send(self, update: Update) -> None:
-        buckets = bucketed(update, self._device, self._bucket_bytes)
-        async with self.end.updating(), aclosing(buckets) as made:
+        async with self.end.updating(), aclosing(self.buckets(update)) as made:
             async for bucket, flat, body in made:
                 with shared(flat, self.end.ranks) as buffers:
                     # The traceback of an error would keep it otherwise.

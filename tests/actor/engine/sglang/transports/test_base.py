@@ -10,7 +10,7 @@ import torch
 
 from asyncrl.actor.engine.fleet.http import Http, ServerFaultError
 from asyncrl.actor.engine.fleet.update import CPU, Update
-from asyncrl.actor.engine.sglang.transports.base import ServerEnd, bucketed
+from asyncrl.actor.engine.sglang.transports.base import BucketTransport, ServerEnd, bucketed
 from tests.actor.engine.fleet.fakes import FakeSglang, serving
 from tests.helpers import async_until
 
@@ -44,7 +44,7 @@ class Given(Update):
 async def test_the_next_bucket_is_filled_while_one_is_in_use_and_none_further_ahead_and_the_last_names_the_weights():
     tensors = Noting()
     taken: list[tuple[list[str], list[float], Any]] = []
-    async with aclosing(bucketed(Given(tensors), CPU, 32)) as buckets:
+    async with aclosing(bucketed(Given(tensors), CPU, 32, CPU)) as buckets:
         async for bucket, flat, body in buckets:
             values = flat.view(torch.float32)[::4].tolist()
             taken.append(([entry.name for entry in bucket.entries], values, body.get("weight_version")))
@@ -56,8 +56,40 @@ async def test_the_next_bucket_is_filled_while_one_is_in_use_and_none_further_ah
 
 async def test_an_error_of_filling_a_bucket_reaches_who_sends_it():
     with pytest.raises(ValueError, match="the last one"):
-        async with aclosing(bucketed(Given(Noting(broken=True)), CPU, 32)) as buckets:
+        async with aclosing(bucketed(Given(Noting(broken=True)), CPU, 32, CPU)) as buckets:
             assert [each async for each in buckets]
+
+
+class Buckets(BucketTransport):
+    """Gives what it sends, and fills buckets from the memory of the host as for a GPU if it `copies`."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__(ServerEnd("", Http(""), 1.0), CPU, 32)
+        self._copies = copies
+
+    async def source(self, update: Update) -> torch.device:
+        # Another device in name, with the same memory.
+        return torch.device("cpu", 0) if self._copies else CPU
+
+    async def sent(self, update: Update) -> list[float]:
+        async with aclosing(self.buckets(update)) as made:
+            return [value async for _, flat, _ in made for value in flat.view(torch.float32)[::4].tolist()]
+
+    async def send(self, update: Update) -> None:
+        await self.sent(update)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+async def test_two_buckets_are_there_before_a_server_stops_and_of_the_update_that_is_sent(copies: bool):
+    transport, tensors = Buckets(copies), Noting()
+    await transport.prepare(Given(Noting()))
+    newer = Given(tensors)
+    await transport.prepare(newer)
+    await async_until(lambda: tensors.read == set("abcd"))
+    assert await transport.sent(newer) == [0, 1, 2, 3, 4]
+    assert await transport.sent(newer) == [0, 1, 2, 3, 4]
+    await transport.prepare(newer)
+    await transport.reset()
 
 
 @pytest.mark.parametrize("spans", [True, False])

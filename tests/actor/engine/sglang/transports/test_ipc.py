@@ -51,6 +51,11 @@ def bucket() -> Bucket:
     return bucket
 
 
+def have_room(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room - 4, 1 << 40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 4)
+
+
 @pytest.fixture
 def memory(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """A buffer that torch believes to be on GPU 5."""
@@ -73,6 +78,7 @@ def memory(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
 
     monkeypatch.setattr(reductions, "reduce_tensor", reduce_tensor)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"{UUID}-{device}"))
+    have_room(1 << 30, monkeypatch)
     return flat
 
 
@@ -144,6 +150,25 @@ def send_three(events: list[str], answers: list[BaseException | None]) -> None:
 def test_a_bucket_is_shared_with_each_rank_just_before_its_post(counted):
     send_three(counted, [None, None, None])
     assert counted == ["shared", "shared", "posted"] * 3
+
+
+GPU = torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(("room", "source"), [(248 + 144, GPU), (248 + 143, CPU), (248, CPU), (247, None)])
+async def test_a_version_waits_on_the_gpu_where_it_has_room_else_on_the_host_and_two_buckets_are_needed(
+    room: int, source: torch.device | None, monkeypatch: pytest.MonkeyPatch
+):
+    """A version has 72 bytes, and two of them may wait."""
+    have_room(room, monkeypatch)
+    end = ServerEnd("http://127.0.0.1:1", cast(Http, SimpleNamespace()), 1.0)
+    transport = ipc.IpcTransport(end, GPU, bucket_bytes=24, reserve_bytes=200)
+    update = Update(1, "1-me", {name: torch.arange(6.0) for name in "abc"})
+    if source is None:
+        with pytest.raises(ServerRefusedError, match="MB for weights"):
+            await transport.source(update)
+    else:
+        assert await transport.source(update) == source
 
 
 @pytest.mark.parametrize("error", [ServerFaultError("gone"), ServerRefusedError("no"), asyncio.CancelledError()])

@@ -1,0 +1,31 @@
+"""Waiting within one event loop until something is true."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Condition:
+    """As asyncio.Condition, without a lock: for tasks of one event loop."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def notify_all(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for(self, predicate: Callable[[], T], seconds: float | None = None) -> T:
+        """The first true value of `predicate`, tried now and after every `notify_all`; its last one after `seconds`."""
+        if value := predicate():
+            return value
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not predicate():
+                    await self._changed.wait()
+        return predicate()

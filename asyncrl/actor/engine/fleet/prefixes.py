@@ -1,0 +1,43 @@
+"""Counts tokens of which a server computes keys and values that some server has computed before.
+
+The turns of a session, and the requests of a turn, continue the same tokens. A server has their keys and values cached
+as long as it has the same weights. After an update it computes them again, and so does another server at any time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncrl.actor.engine.fleet.server import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """The first `tokens` of a session are computed by the server at `url`, with the weights `label`."""
+
+    url: str
+    label: str
+    tokens: int
+
+
+class ComputedPrefixes:
+    """Which prefix of each session is computed where."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, _Computed] = {}
+
+    def again(self, session: str, url: str, prompt: int, segment: Segment, retracts: bool) -> int:
+        """How many tokens the server at `url` computed again for a request with `prompt` tokens, which had this answer.
+        `retracts`: if the server is updated under a request, it computes again what the request has."""
+        spans, last = segment.spans, self._sessions.get(session)
+        if not spans:
+            return 0
+        recomputed = sum(prompt + span.start for span in spans[1:]) if retracts else 0
+        if last is not None and (last.url, last.label) != (url, spans[0].label):
+            recomputed += min(last.tokens, prompt)
+        self._sessions[session] = _Computed(url, spans[-1].label, prompt + len(segment.tokens))
+        return recomputed
+
+    def forget(self, session: str) -> None:
+        """The session has ended."""
+        self._sessions.pop(session, None)

@@ -1,0 +1,71 @@
+"""The families of models whose weights SGLang servers are given, and why not those of others.
+
+A server takes an update by the names in weight files. It passes over names that it does not know, and reports success
+all the same. Some of its loaders change what they have loaded, such as the experts of a mixture or the projections of
+latent attention, or load some tensors only together. No call of a server lists the names that it would load. So servers
+are given a family once a test has shown that they serve every tensor of a push: tests/sglang/test_families.py starts a
+real server on the CPU for each family of `PROVEN`, pushes models of which no tensor is one that the server has, and
+compares log-probs with those of transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from transformers import AutoConfig
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+
+PROVEN: frozenset[str] = frozenset(
+    {
+        *("qwen3_moe", "mixtral", "glm4_moe", "olmoe"),
+        *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3"),
+        *("glm4", "olmo2", "smollm3", "ernie4_5", "seed_oss"),
+    }
+)
+"""By `model_type` of their configuration; with SGLang 0.5.23."""
+
+_DEEPSEEK = (
+    "SGLang 0.5.23 on a CPU gives log-probs that are 3 nats from those of transformers, even for the folder with which "
+    "it was started, so the test tells nothing of pushes"
+)
+
+UNPROVEN: Mapping[str, str] = {
+    **dict.fromkeys(("deepseek_v3", "deepseek_v2"), _DEEPSEEK),
+    "gpt_oss": "SGLang 0.5.23 has no attention with sinks for the CPU, so the test cannot run it "
+    "(TorchNativeAttnBackend takes no `sinks`)",
+    "minimax_m2": "SGLang 0.5.23 computes its norms of queries and keys on a GPU only, so the test cannot run it",
+    "qwen2_moe": "SGLang 0.5.23 adds the shared expert by a Triton kernel, so the test cannot run it on a CPU",
+}
+"""Why the test fails for other families that people use, by `model_type`."""
+
+
+_LATENT = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
+
+
+def request_group(name: str) -> str:
+    """Tensors for whose names this says the same must reach a server in one request.
+
+    SGLang's loader of latent attention (DeepSeek) concatenates two projections, and forgets one that comes alone.
+    """
+    return _LATENT.sub(".q_a_proj and kv_a_proj_with_mqa.", name)
+
+
+def check_family(config: TrainConfig) -> None:
+    """Raises ConfigError: the engine is a fleet of SGLang servers, and the policy's family is none of `PROVEN`."""
+    engine, model = config.engine, config.model
+    if engine.kind != "sglang" or engine.unproven_family:
+        return
+    try:
+        policy = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
+    if policy.model_type not in PROVEN:
+        reason = UNPROVEN.get(policy.model_type, "no test has tried it")
+        raise ConfigError(
+            f"model.path={model.path} engine.kind=sglang: no test has seen SGLang servers take every pushed weight of "
+            f"a {policy.model_type} model, and they pass over what they do not know: {reason}; use a family that "
+            "docs/models.md lists, which also says how to add one, or engine.unproven_family=true at your own risk"
+        )
