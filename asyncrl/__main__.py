@@ -15,6 +15,8 @@ def main() -> None:
     name, *rest = sys.argv[1:] or ["--help"]
     if name == "replay" and rest and _is_subcommand(rest[0]):
         name = "inspect"
+    if name == "status":
+        name, rest = "inspect", ["status", *rest]
     if name in ("-h", "--help"):
         sys.stdout.write(usage())
     elif name == "--version":

@@ -17,6 +17,7 @@ from asyncrl.config.bind import CHAT_API_FIX, GROUP_FIX, HOSTS_FIX, KEYS_FIX, SE
 from asyncrl.config.keys import sections
 from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.cluster import POOL_KEYS, ROLES
 from asyncrl.config.schema.scoring import configured
 
 VLLM_COLDEST = 0.01
@@ -63,7 +64,7 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 
     Each value must meet its own constraint.
     """
-    for section in (_run, _data, _actor, _engine, _weights, _replay, _learner, _scoring, _network):
+    for section in (_run, _data, _actor, _engine, _weights, _replay, _learner, _scoring, _cluster, _network):
         yield from section(config)
 
 
@@ -99,7 +100,7 @@ def _engine(config: TrainConfig) -> Iterator[str]:
         "engine.urls": bool(engine.urls),
         "engine.urls_file": engine.urls_file is not None,
         "engine.router": engine.router is not None,
-        "engine.launch": engine.launch,
+        "engine.launch": engine.launches,
     }
     if sum(sources.values()) != 1:
         given = [key for key, is_set in sources.items() if is_set]
@@ -109,16 +110,17 @@ def _engine(config: TrainConfig) -> Iterator[str]:
             yield f"{key}: the url of a server must begin with http:// or https://"
     if engine.launch and engine.kind != "sglang":
         yield "engine.launch engine.kind: it starts SGLang servers only; start others yourself and set engine.urls"
-    if config.cluster.actors > 1:
-        yield "cluster.actors engine.kind: a server has one actor; use more servers (engine.server.count, engine.urls)"
+    if (config.cluster.actors or 1) > 1 and not engine.launches:
+        yield "cluster.actors engine.kind: a server has one actor; name more servers in engine.urls instead"
     if engine.kind == "vllm" and actor.temperature < VLLM_COLDEST:
         yield f"actor.temperature engine.kind: vLLM samples at {VLLM_COLDEST} or more; set that or more"
 
 
 def _weights(config: TrainConfig) -> Iterator[str]:
     weights, engine, network = config.weights, config.engine, config.network
-    if weights.channel == "distributed" and not is_loopback(network.host) and not network.insecure:
-        yield f"weights.channel network.host: other machines can reach this address: {GROUP_FIX}"
+    if weights.channel == "distributed" and not is_loopback(network.learner_address) and not network.insecure:
+        key = _key(network.learner_host, "learner")
+        yield f"weights.channel {key}: other machines can reach this address: {GROUP_FIX}"
     if engine.kind == "vllm" and weights.into_servers not in ("auto", "disk"):
         yield "weights.into_servers engine.kind: vLLM takes weights from a folder only; use auto"
     away = not all(is_loopback(urlsplit(url).hostname or "") for url in engine.urls)
@@ -154,13 +156,21 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if learner.shared_prefixes and config.model.attention in ("flash_attention_2", "flex_attention"):
         yield "learner.shared_prefixes model.attention: this attention reads whole sequences only; use null"
     yield from _hosts(config)
-    ranks = learner.nodes * config.cluster.learner_ranks
-    if ranks % learner.replicas:
+    ranks = learner.nodes * config.cluster.ranks
+    if config.cluster.learner_ranks is not None and ranks % learner.replicas:
         yield f"learner.replicas cluster.learner_ranks: copies have equal shares of the ranks; use a divisor of {ranks}"
     if learner.deterministic and config.model.attention == "flex_attention":
-        yield "learner.deterministic model.attention: flex attention is not known to repeat bit for bit; use sdpa"
+        yield "learner.deterministic model.attention: flex attention is not known to repeat bit for bit; use auto"
+    if learner.optimizer_on_host and learner.optimizer == "adamw_8bit":
+        yield "learner.optimizer_on_host learner.optimizer: moments of 8 bits stay on the GPU; use adamw or muon"
     if len(learner.betas) != 2:
         yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
+    # Without training, as in an evaluation, there is nothing to warm up and no step to record.
+    if 0 < learner.steps < learner.warmup_steps:
+        yield "learner.warmup_steps learner.steps: the run would end before its full learning rate; lower the first one"
+    for key in ("profile_steps", "memory_steps"):
+        if 0 < learner.steps <= max(getattr(config.observe, key), default=0):
+            yield f"observe.{key} learner.steps: the run has steps 0 to {learner.steps - 1}; name some of these"
     if learner.lr_floor and learner.schedule == "constant":
         yield "learner.lr_floor learner.schedule: a constant learning rate has no floor; use linear or cosine"
     if learner.eval_every and config.data.eval is None:
@@ -181,6 +191,8 @@ def _hosts(config: TrainConfig) -> Iterator[str]:
     if learner.nodes == 1:
         if learner.rendezvous is not None:
             yield "learner.rendezvous learner.nodes: one host meets no other; set learner.nodes to the number of hosts"
+        if learner.interface is not None:
+            yield "learner.interface learner.nodes: one host meets no other; leave the first at null, or set the second"
         return
     host, _, port = (learner.rendezvous or "").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -189,8 +201,11 @@ def _hosts(config: TrainConfig) -> Iterator[str]:
         yield f"learner.rendezvous: {HOSTS_FIX}"
     elif not network.replay_port:
         yield "network.replay_port learner.nodes: the other hosts must know the port; name one"
-    elif not is_loopback(host) and is_loopback(network.host):
-        yield "network.host learner.rendezvous: other hosts must reach the replay; set an address of host 0"
+    elif not is_loopback(host) and is_loopback(network.replay_address):
+        yield (
+            f"{_key(network.replay_host, 'replay')} learner.rendezvous: other hosts must reach the replay; set an "
+            "address of host 0"
+        )
 
 
 def _scoring(config: TrainConfig) -> Iterator[str]:
@@ -248,12 +263,76 @@ def _weightless(config: TrainConfig) -> Iterator[str]:
             )
 
 
+def _cluster(config: TrainConfig) -> Iterator[str]:
+    cluster = config.cluster
+    pools, roles = cluster.pools, cluster.roles
+    if (cluster.launcher == "hosts") != bool(cluster.hosts):
+        yield "cluster.hosts cluster.launcher: set both or none: name the hosts for launcher=hosts"
+    if twice := sorted({name for name in cluster.hosts if cluster.hosts.count(name) > 1}):
+        yield f"cluster.hosts: {', '.join(twice)} would give its GPUs twice; name each host once"
+    for name, bounds in (("actors", cluster.autoscale.actors), ("scorers", cluster.autoscale.scorers)):
+        if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
+            yield f"cluster.autoscale.{name}: name the least and the most, such as [1, 8]"
+    for name, pool in pools.items():
+        if unknown := sorted(pool.keys() - set(POOL_KEYS)):
+            yield f"cluster.pools: {name} has no {unknown[0]}; use {', '.join(POOL_KEYS)}"
+        if 0 in (pool.get("nodes"), pool.get("cpus")):
+            yield f"cluster.pools: {name} needs a node and a CPU at least"
+    for role, name in roles.items():
+        if role not in ROLES:
+            yield f"cluster.roles: there is no role {role}; use {', '.join(ROLES)}"
+        if name not in pools:
+            known = f"use {', '.join(pools)}" if pools else "cluster.pools is empty"
+            yield f"cluster.roles: {role} is in {name}, and there is no such pool; {known}"
+    if cluster.colocated:
+        yield from _colocated(config)
+    inhabited = {config.cluster.pool_of(role) for role in ROLES} if pools else set()
+    for name in [each for each in pools if each not in inhabited]:
+        yield f"cluster.pools: nothing is in {name}; name a role of it in cluster.roles, such as {{actor: {name}}}"
+
+
+def _colocated(config: TrainConfig) -> Iterator[str]:
+    """What keeps learner and servers from having the same GPUs in turns."""
+    cluster, engine = config.cluster, config.engine
+    if engine.kind == "embedded":
+        yield (
+            "engine.kind cluster.colocated: an embedded engine cannot free its memory; use sglang, or set "
+            "cluster.colocated=false and replay.max_lag=0 for synchronous training"
+        )
+    elif not engine.launches:
+        yield "engine.launch cluster.colocated: the run must start the servers; use true, and name no servers"
+    if config.replay.max_lag != 0:
+        yield "replay.max_lag cluster.colocated: nothing is sampled while the learner trains; set 0"
+    if config.replay.source is not None:
+        yield "cluster.colocated replay.source: no server samples anything then; set false"
+    if config.weights.channel == "distributed":
+        yield "weights.channel cluster.colocated: learner and actor have no GPU at the same time; use auto"
+    if config.weights.into_servers == "nccl":
+        yield "weights.into_servers cluster.colocated: NCCL needs a GPU without a server; use auto"
+    if config.learner.nodes > 1:
+        yield "learner.nodes cluster.colocated: learner and servers must be on one host; set 1"
+    if cluster.pools and cluster.pool_of("actor") != cluster.pool_of("learner"):
+        yield "cluster.roles cluster.colocated: learner and servers have the same GPUs; put both into one pool"
+
+
+def _key(own_host: str | None, role: str) -> str:
+    """The key that says where a role listens."""
+    return "network.host" if own_host is None else f"network.{role}_host"
+
+
 def _network(config: TrainConfig) -> Iterator[str]:
     network = config.network
-    if not is_loopback(network.host) and network.keys is None and not network.insecure:
-        yield f"network.host: other machines can reach this address: {KEYS_FIX}"
+    addresses = {
+        _key(network.replay_host, "replay"): network.replay_address,
+        _key(network.learner_host, "learner"): network.learner_address,
+    }
+    makes_keys = config.cluster.launcher != "local"
+    for key, address in addresses.items():
+        if not is_loopback(address) and network.keys is None and not (network.insecure or makes_keys):
+            yield f"{key}: other machines can reach this address: {KEYS_FIX}"
     first, shards, weights = network.replay_port, config.replay.shards, network.weights_port
-    if first and weights in range(first, first + shards):
+    together = network.replay_address == network.learner_address
+    if together and first and weights in range(first, first + shards):
         yield "network.weights_port network.replay_port: the replay listens there; name another port"
     if first + shards > 65536:
         yield "network.replay_port replay.shards: each shard takes the next port, up to 65535; lower the first one"

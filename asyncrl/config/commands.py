@@ -27,9 +27,14 @@ class Command:
 LOOKS = ("status", "list", "step", "show", "changes", "export", "import", "dead-letters")
 """The subcommands of `asyncrl inspect` that change nothing in a run."""
 COMMANDS: Mapping[str, Command] = {
-    "train": Command("asyncrl.launch.local", "run everything on this machine: replay, actors, scorers, learner", True),
+    "train": Command(
+        "asyncrl.launch.local", "run everything, here or on a cluster: replay, actors, scorers, learner", True
+    ),
     "demo": Command("asyncrl.demo.command", "train a tiny calculator policy from nothing, and show the result", True),
     "replay": Command("asyncrl.replay.__main__", "serve the replay of a run", True),
+    "stop": Command("asyncrl.launch.stop", "stop a run that another terminal or machine runs: `asyncrl stop RUN`"),
+    "resume": Command("asyncrl.launch.resume", "go on with a run as its folder says: `asyncrl resume RUN [KEY=VALUE]`"),
+    "status": Command("asyncrl.inspect.command", "watch a run: `asyncrl status RUN`"),
     "inspect": Command(
         "asyncrl.inspect.command",
         f"look at a run: {', '.join(LOOKS)}",
@@ -39,7 +44,10 @@ COMMANDS: Mapping[str, Command] = {
     "actor": Command("asyncrl.actor.__main__", "run episodes", True),
     "scoring": Command("asyncrl.scoring.__main__", "verify and score trajectories", True),
     "learner": Command("asyncrl.learner.__main__", "train the policy and publish its weights", True),
+    "scale": Command("asyncrl.launch.scaling", "more or fewer actors and scorers of a run that goes on: `actors=8`"),
     "evaluate": Command("asyncrl.evaluate.command", "measure pass@k of a run or a model on tasks, without training"),
+    "doctor": Command("asyncrl.doctor.command", "check this host, and say what is wrong and how to mend it"),
+    "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
     "export": Command("asyncrl.evaluate.export", "write the policy of a checkpoint as a Hugging Face folder"),
     "keys": Command("asyncrl.network.command", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
     "data": Command("asyncrl.data.gsm8k", "make task files: `asyncrl data gsm8k --help`", False, ("gsm8k",)),
@@ -56,6 +64,10 @@ OPTIONS_HELP = """options:
   --cfg job         print the configuration that would run
   --config-dir DIR  find files of groups in DIR too, such as DIR/experiment/NAME.yaml
   --help [SECTION]  print this text, or the keys of a section
+"""
+PLAN_HELP = """  --plan            print which process would run where, and start nothing
+  --plan=N          the same for N hosts with cluster.gpus and cluster.cpus each; no host is asked
+  --plan=pools      the same for a host for each node of cluster.pools; no host is asked
 """
 
 
@@ -93,7 +105,7 @@ def _role_help(name: str, by_name: Mapping[str, Any]) -> Iterator[str]:
     meaning = COMMANDS[name.split()[-1]].meaning if name.split()[-1] in COMMANDS else ""
     yield f"usage: {name} [KEY=VALUE ...] [--cfg job] [--config-dir DIR] [--help [SECTION]]\n\n"
     yield f"{meaning[:1].upper()}{meaning[1:]}.\n\n" if meaning else ""
-    yield f"{OPTIONS_HELP}\ngroups:\n"
+    yield OPTIONS_HELP + (PLAN_HELP if name.split()[-1] == "train" else "") + "\ngroups:\n"
     yield from (f"  {group:<11} {', '.join(choices(group))}\n" for group in GROUPS)
     yield "\nsections:\n"
     yield from (f"  {section:<22} {_summary(declared)}\n" for section, declared in by_name.items())

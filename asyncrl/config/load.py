@@ -31,6 +31,8 @@ EXIT_HOPELESS = 3
 """The status of a learner that ends because too much fails in its run."""
 EXIT_STOPPED = 130
 """The status of a role that was asked to stop before it was done."""
+MESSAGE = "asyncrl: "
+"""What each line of the message begins with that says why a role ends."""
 HTTP_CLIENTS = ("httpx", "httpcore", "openai", "aiohttp.access", "urllib3")
 """Their loggers would add a line for each request of an agent or a tool."""
 MAX_LOG_CHARS = 16_000
@@ -76,7 +78,7 @@ def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | No
     except StoppedError:
         sys.exit(EXIT_STOPPED)
     except AsyncrlError as error:
-        sys.stderr.write("".join(f"asyncrl: {cut(line, MAX_LINE_CHARS)}\n" for line in str(error).splitlines()))
+        sys.stderr.write("".join(f"{MESSAGE}{cut(line, MAX_LINE_CHARS)}\n" for line in str(error).splitlines()))
         sys.exit(_status(error))
 
 

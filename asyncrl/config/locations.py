@@ -18,11 +18,20 @@ CONFIG_FILE = "config.yaml"
 """The file in a run's folder that holds its configuration."""
 IDENTITY_FILE = "identity"
 """The file in a run's folder that holds its id."""
+PROCESSES_FILE = "processes.json"
+"""The file in a run's folder in which the supervisor tells where each role runs."""
+ALIVE_FOLDER = "alive"
+"""The folder in a run's folder with the heartbeats of its roles."""
 
 
 def run_dir(config: RunConfig) -> Path:
     """The folder of the run: its store, checkpoints, logs and metrics."""
     return Path(config.dir) / config.name
+
+
+def gpu_locks(config: RunConfig) -> Path:
+    """The folder of the locks on GPUs that learner and servers share (cluster.colocated)."""
+    return run_dir(config) / "gpus"
 
 
 def record_config(config: TrainConfig) -> None:
@@ -32,12 +41,12 @@ def record_config(config: TrainConfig) -> None:
 
 def replay_endpoints(config: NetworkConfig, shards: int) -> list[str]:
     """The address of every shard of the replay."""
-    return [f"tcp://{config.host}:{config.replay_port + shard}" for shard in range(shards)]
+    return [f"tcp://{config.replay_address}:{config.replay_port + shard}" for shard in range(shards)]
 
 
 def weights_endpoint(config: NetworkConfig) -> str:
     """The address at which the learner publishes weights."""
-    return f"tcp://{config.host}:{config.weights_port}"
+    return f"tcp://{config.learner_address}:{config.weights_port}"
 
 
 def run_identity(config: RunConfig, make: bool = False) -> RunIdentity:

@@ -12,6 +12,7 @@ RENAMED: Mapping[str, str] = {
     "actor.door_port": "actor.chat_api_port",
     "hydra": "asyncrl reads the command line itself; --config-dir DIR adds a folder of configuration files",
     "engine.prefix_cache": "it follows from weights.mode: in_place keeps prefixes apart by version, others flush them",
+    "engine.server.first_gpu": "`asyncrl train` chooses the GPUs (docs/cluster.md); by hand, set CUDA_VISIBLE_DEVICES",
     "engine.sampling": "it allowed neutral values only; leave it out (actor.temperature sets the temperature)",
     "model.recompute": "model.activations says how much is kept: 0 for recompute=true, 1 for recompute=false",
     "weights.fallback": "weights that the channel does not bring come by zmq",

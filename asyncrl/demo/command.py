@@ -36,7 +36,7 @@ def prepared_overrides(prepared: Prepared) -> list[str]:
 def run(config: TrainConfig) -> None:
     """Train and report: the picture and the summary for people, the last line for programs."""
     run_dir = locations.run_dir(config.run)
-    if not train(config, sys.argv[1:]):
+    if not train(config):
         sys.exit(130)
     draw(run_dir, run_dir / "curve.png")
     sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{_try_next(run_dir)}")

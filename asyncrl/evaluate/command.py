@@ -31,16 +31,23 @@ from asyncrl.config import locations
 from asyncrl.config.commands import command_name
 from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, log_to_stderr
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.cluster import ROLES
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import AsyncrlError, ConfigError, DataError, StoppedError
 from asyncrl.evaluate.configure import EvaluationRequest, require_same, without_training
 from asyncrl.evaluate.export import write_policy
 from asyncrl.evaluate.progress import EvaluationProgress
 from asyncrl.evaluate.results import EvaluationResult, read_result, shown_result
-from asyncrl.evaluate.runs import checkpoint_of, find_run
-from asyncrl.launch.local import ROLE_ENVIRONMENT, choose_ports, claim, exclusively, role_command, role_commands
+from asyncrl.evaluate.runs import checkpoint_of
+from asyncrl.inspect.run import find_run
+from asyncrl.launch.local import claim, role_commands
+from asyncrl.launch.ownership import exclusively
+from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.preflight import preflight
+from asyncrl.launch.processes import ROLE_ENVIRONMENT, choose_ports, role_command, this_host
+from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import Supervisor
+from asyncrl.launch.survivors import end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.stored import StoredRun
@@ -120,6 +127,7 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
     if not has_ended:
         preflight(config)
     with exclusively(folder):
+        end_here(folder)
         if checkpoint is not None and not model.exists():
             write_policy(config.model, checkpoint, model)
         if request.run is not None:
@@ -149,15 +157,21 @@ def _run(config: TrainConfig, folder: Path) -> None:
     """Start the roles, with the evaluator in the learner's place, and wait for its end. Raises StoppedError."""
     stop = process.stop_on_signals()
     choose_ports(config)
+    placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
+    settle(config, placement)
     resumed = claim(config, folder)
     locations.run_identity(config.run, make=True)
     log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")
     path = folder / locations.CONFIG_FILE
-    roles = [role for role in role_commands(config, path) if role.name != "learner"]
-    evaluator = role_command(EVALUATOR, "evaluate.evaluator", path)
-    cluster = config.cluster
+    evaluator = RoleCommand(EVALUATOR, role_command("evaluate.evaluator", path), ROLE_ENVIRONMENT)
+    roles, cluster = role_commands(placement, path), config.cluster
     supervisor = Supervisor(
-        [*roles, evaluator], folder, ROLE_ENVIRONMENT, cluster.max_restarts, EVALUATOR, cluster.restart_pause_s
+        [*roles, evaluator],
+        folder,
+        cluster.max_restarts,
+        EVALUATOR,
+        cluster.restart_pause_s,
+        hang_s=cluster.hang_timeout_s,
     )
     with closing(EvaluationProgress(folder)) as progress:
         done = supervisor.run(stop.is_set, progress.update)

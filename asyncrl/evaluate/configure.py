@@ -14,7 +14,7 @@ from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
-from asyncrl.config.schema import DataConfig, TrainConfig, WeightsConfig
+from asyncrl.config.schema import DataConfig, NetworkConfig, TrainConfig, WeightsConfig
 from asyncrl.errors import ConfigError
 from asyncrl.evaluate.runs import config_of
 
@@ -87,8 +87,11 @@ def require_same(config: TrainConfig, folder: Path) -> None:
 
 def _on_this_machine(config: TrainConfig) -> TrainConfig:
     """The configuration of a run, which may still use its ports, with all roles on this machine."""
-    network = replace(config.network, host="127.0.0.1", replay_port=0, weights_port=0, keys=None, insecure=False)
-    return replace(config, network=network, observe=replace(config.observe, wandb=False))
+    network = NetworkConfig(replay_port=0, weights_port=0, max_message_mb=config.network.max_message_mb)
+    cluster = replace(
+        config.cluster, launcher="local", hosts=[], pools={}, roles={}, actors=None, scorers=None, colocated=False
+    )
+    return replace(config, cluster=cluster, network=network, observe=replace(config.observe, wandb=False))
 
 
 def _channel(config: TrainConfig) -> str:

@@ -15,6 +15,7 @@ from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import StoppedError
 from asyncrl.machine import process
+from asyncrl.machine.activity import Activity, heartbeat
 
 VERSION = 0
 """The only policy version of an evaluation."""
@@ -25,7 +26,8 @@ def run(config: TrainConfig) -> None:
     loaded."""
     stop = process.stop_on_signals()
     process.limit_threads(config.cluster.learner_threads)
-    _run(config, stop)
+    with heartbeat(Activity(), config.cluster.hang_timeout_s):
+        _run(config, stop)
 
 
 def _run(config: TrainConfig, stop: threading.Event) -> None:

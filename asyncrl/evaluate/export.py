@@ -15,7 +15,8 @@ from pathlib import Path
 from asyncrl.config.commands import command_name
 from asyncrl.config.schema import ModelConfig
 from asyncrl.errors import AsyncrlError, ConfigError
-from asyncrl.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint, require_run
+from asyncrl.evaluate.runs import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
+from asyncrl.inspect.run import require_run
 
 
 def main() -> None:

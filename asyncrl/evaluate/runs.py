@@ -8,8 +8,8 @@ from pathlib import Path
 
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import CheckpointError, ConfigError
-from asyncrl.inspect.run import RUNS, read_config
+from asyncrl.errors import CheckpointError
+from asyncrl.inspect.run import read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +18,6 @@ class FinishedSteps:
 
     folder: Path
     steps: int
-
-
-def find_run(name: str) -> Path | None:
-    """The folder of the run that `name` names, by its folder or by its name in runs/; None: this is no run."""
-    return next((folder for folder in (Path(name), RUNS / name) if (folder / CONFIG_FILE).is_file()), None)
-
-
-def require_run(name: str) -> Path:
-    """The folder of a run. Raises ConfigError: there is none, or no training has started in it."""
-    folder = find_run(name)
-    if folder is None:
-        known = sorted(str(path.parent) for path in RUNS.glob(f"*/{CONFIG_FILE}"))
-        there = f"; there are {', '.join(known)}" if known else ""
-        raise ConfigError(f"{name} is no run: name the folder of one, which has a {CONFIG_FILE}{there}")
-    return folder
 
 
 def config_of(run: Path) -> TrainConfig:

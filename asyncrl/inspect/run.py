@@ -16,6 +16,7 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import NetworkConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
 from asyncrl.machine import process
+from asyncrl.machine.owner import owner_of
 from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.store import ENDPOINT_FILE, in_use
@@ -51,6 +52,11 @@ def find(run: str | None, store: str | None, endpoints: Sequence[str] = (), keys
     in_runs = len(named.parts) == 1 and not named.is_dir()
     folder = Path(store) if store is not None else (RUNS / named if in_runs else named) / "replay"
     if not folder.is_dir():
+        if owner_of(folder.parent) is not None:
+            raise StoreError(
+                f"{folder.parent} starts: its replay has no store yet; look again in a moment, and see "
+                f"{folder.parent / 'logs'}"
+            )
         raise StoreError(f"there is no store {folder}: name a run, such as runs/NAME{_known_runs()}")
     path = folder.parent / CONFIG_FILE
     config = read_config(path) if folder.name == "replay" and path.is_file() else None
@@ -69,6 +75,21 @@ def _endpoints(folder: Path) -> list[str]:
 def _known_runs() -> str:
     found = sorted(str(path.parent) for path in RUNS.glob("*/replay"))
     return f"; there are {', '.join(found)}" if found else ""
+
+
+def find_run(name: str) -> Path | None:
+    """The folder of the run that `name` names, by its folder or by its name in runs/; None: this is no run."""
+    return next((folder for folder in (Path(name), RUNS / name) if (folder / CONFIG_FILE).is_file()), None)
+
+
+def require_run(name: str) -> Path:
+    """The folder of a run. Raises ConfigError: there is none, or no training has started in it."""
+    folder = find_run(name)
+    if folder is None:
+        known = sorted(str(path.parent) for path in RUNS.glob(f"*/{CONFIG_FILE}"))
+        there = f"; there are {', '.join(known)}" if known else ""
+        raise ConfigError(f"{name} is no run: name the folder of one, which has a {CONFIG_FILE}{there}")
+    return folder
 
 
 def read_config(path: Path) -> TrainConfig:

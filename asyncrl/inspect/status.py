@@ -5,12 +5,14 @@ The cost grows with the trajectories in progress and the dead letters, not with 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.locations import PROCESSES_FILE
 from asyncrl.ids import opening_order
 from asyncrl.inspect.run import LiveReplay
 from asyncrl.replay.counters import counters
@@ -131,7 +133,8 @@ def describe(folder: Path, now: StatusSample, before: StatusSample | None) -> di
     Keys: store, running (at least one shard), problem (why not all do), version, steps (plans so far), totals, rates
     (None without `before`), states, dead_letters, evicted, filtered, depths, admission and failed_handshakes (None
     unless it runs), lags, leases, oldest_ticket, disk, readers (processes that have read one snapshot for too long),
-    failing (why tickets are few).
+    failing (why tickets are few), processes (of each role, while the run runs: host, pid and restarts; a pid of 0 waits
+    for its start).
     """
     store, live = now.store, now.live
     ticket, actor = store.oldest_ticket or (None, "")
@@ -161,7 +164,13 @@ def describe(folder: Path, now: StatusSample, before: StatusSample | None) -> di
         },
         "readers": [reader for each in live for reader in each["readers"]],
         "failing": [each["failing"] for each in live if each["failing"]],
+        "processes": _processes(folder.parent / PROCESSES_FILE) if live else {},
     }
+
+
+def _processes(file: Path) -> dict[str, Any]:
+    """What the supervisor wrote; nothing where the roles were started by hand."""
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def _rates(before: StatusSample, now: StatusSample) -> dict[str, float]:

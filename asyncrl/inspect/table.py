@@ -135,12 +135,26 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
             },
         ),
         *([f"and {more} more"] if more else []),
+        *([_processes(status["processes"])] if status["processes"] else []),
         "",
         Text(_oldest_ticket(status["oldest_ticket"])),
         Text(_disk(status["disk"])),
         *(Text(_reader(each), "yellow") for each in status["readers"]),
         *(Text(f"failing         {each}", "yellow") for each in status["failing"]),
     )
+
+
+def _processes(processes: Mapping[str, Any]) -> Table:
+    """Where each role runs; of many, only those that were restarted or wait."""
+    shown = processes
+    if len(processes) > WORKERS_SHOWN:
+        shown = {name: each for name, each in processes.items() if each["restarts"] or not each["pid"]}
+    columns = {
+        "host": {name: each["host"] or "waits for room" for name, each in shown.items()},
+        "process": {name: str(each["pid"] or "-") for name, each in shown.items()},
+        "restarts": {name: str(each["restarts"]) for name, each in shown.items()},
+    }
+    return _table(f"{len(processes)} processes", columns)
 
 
 def change_table(changes: Sequence[ConfigChange]) -> Table:

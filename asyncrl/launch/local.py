@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shlex
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,74 +16,47 @@ import yaml
 
 from asyncrl.config import locations
 from asyncrl.config.changes import by_key, changed_keys
+from asyncrl.config.checks import conflicts
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.launch.autoscale import Autoscaler
+from asyncrl.launch.launcher import Launcher, open_launcher
+from asyncrl.launch.ownership import OwnerWatch, exclusively
+from asyncrl.launch.placement.placement import Placement, place, settle
+from asyncrl.launch.placement.pools import Host
+from asyncrl.launch.placement.table import placement_table
+from asyncrl.launch.plan import is_option, show_plan
 from asyncrl.launch.preflight import preflight
+from asyncrl.launch.processes import role_command, role_environment, this_host
+from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.run_folder import is_begun, set_aside, steps_in_newest_checkpoint
+from asyncrl.launch.scaling import Scaler
+from asyncrl.launch.settled import check_settled
 from asyncrl.launch.summary import report
-from asyncrl.launch.supervisor import RoleCommand, RunFailedError, Supervisor
+from asyncrl.launch.supervisor import RunFailedError, Supervisor
+from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
-from asyncrl.machine.ports import free_ports
 from asyncrl.observe.dashboard import Dashboard
 
 log = logging.getLogger("asyncrl.train")
 
-ROLE_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 
-
-def role_commands(config: TrainConfig, path: Path) -> list[RoleCommand]:
+def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
     """Every process of a run on one machine, in the order of starting (any order works). All read the configuration
     that the run's folder has at `path`: files that a user changes during the run change nothing in it."""
-    cluster, shards = config.cluster, config.replay.shards
-
-    def command(name: str, module: str, *more: str) -> RoleCommand:
-        return role_command(name, module, path, *more)
-
     return [
-        *([command("replay", "replay")] if shards == 1 else []),
-        *(command(f"replay-{shard}", "replay", f"replay.shard={shard}") for shard in range(shards) if shards > 1),
-        *(command(f"scoring-{index}", "scoring") for index in range(cluster.scorers)),
-        *(command(f"actor-{index}", "actor") for index in range(cluster.actors)),
-        command("learner", "learner"),
+        RoleCommand(
+            role.name,
+            role_command(role.module, path, *role.arguments),
+            role_environment(role),
+            drains=role.module == "actor",
+        )
+        for role in placement.roles
     ]
-
-
-def role_command(name: str, module: str, path: Path, *more: str) -> RoleCommand:
-    """A process that reads the configuration at `path`."""
-    quoted = str(path.absolute()).replace("'", "\\'")
-    return RoleCommand(name, [sys.executable, "-m", f"asyncrl.{module}", f"experiment='{quoted}'", *more])
-
-
-def choose_ports(config: TrainConfig) -> None:
-    """Sets the ports that the configuration leaves open, so that all roles share them.
-
-    Raises UnavailableError: none is free.
-    """
-    for key, count in (("replay_port", config.replay.shards), ("weights_port", 1)):
-        if not getattr(config.network, key):
-            setattr(config.network, key, free_ports(count))
-
-
-@contextmanager
-def exclusively(run_dir: Path) -> Iterator[None]:
-    """Lock the run folder. Raises ConfigError: another supervisor has locked it."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / "supervised").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"{run_dir} is being run by another process; stop it, or choose another run.name"
-            ) from error
-        try:
-            yield
-        finally:
-            if list(run_dir.iterdir()) == [run_dir / "supervised"]:  # Nothing started.
-                shutil.rmtree(run_dir)
 
 
 def check_resume(config: TrainConfig, run_dir: Path) -> None:
@@ -150,70 +122,122 @@ def is_past_its_steps(config: TrainConfig, run_dir: Path) -> bool:
     return past
 
 
-def train(config: TrainConfig, overrides: Sequence[str]) -> bool:
+def train(
+    config: TrainConfig, stop: threading.Event | None = None, how_to_resume: Callable[[], str] | None = None
+) -> bool:
     """Run everything until the learner is done (True) or a signal comes (False).
 
-    A run that has done more steps than `config` asks for starts nothing. `overrides` is the command line, for the
-    command that resumes. On a host of the learner other than the first, everything is the ranks of this host. Raises
-    AsyncrlError: the run cannot start or go on.
+    A run that has done more steps than `config` asks for starts nothing. `stop` is set when everything shall end; by
+    default signals set it. `how_to_resume` tells at the end how the run goes on, by default `asyncrl resume`. On a host
+    of the learner other than the first, everything is the ranks of this host. Raises AsyncrlError: the run cannot start
+    or go on.
     """
     if config.learner.node:
         return _train_on_other_host(config)
     run_dir = locations.run_dir(config.run)
-    stop = process.stop_on_signals()
-    with exclusively(run_dir):
+    stop = stop or process.stop_on_signals()
+    with exclusively(run_dir), ExitStack() as stack:
+        end_here(run_dir, stop)
         preflight(config, partial(check_resume, run_dir=run_dir))
-        # The ports come first, so that the configuration in the run's folder has those of its replay.
-        choose_ports(config)
+        launcher = stack.enter_context(closing(open_launcher(config)))
+        placement = place(config, launcher.hosts())
+        settle(config, placement)
+        # The addresses come first, so that the configuration in the run's folder has those of its replay.
+        launcher.prepare(placement, stop)
+        check_settled(config)
+        end_elsewhere(run_dir, launcher.end_left, stop)
+        placement = place(config, placement.hosts)
         resumed = claim_or_begin_anew(config, run_dir)
         if is_past_its_steps(config, run_dir):
             return True
         locations.run_identity(config.run, make=True)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
+        log.info("where everything runs:\n%s", placement_table(placement, config.cluster.hosts))
         supervisor = Supervisor(
-            role_commands(config, run_dir / CONFIG_FILE),
+            role_commands(placement, run_dir / CONFIG_FILE),
             run_dir,
-            ROLE_ENVIRONMENT,
             config.cluster.max_restarts,
             "learner",
             config.cluster.restart_pause_s,
+            hang_s=config.cluster.hang_timeout_s,
+            drain_s=config.cluster.drain_s,
+            start=launcher.start,
         )
+        scale = partial(_scale, config, placement.hosts, launcher, supervisor)
+        scaler, autoscaler = Scaler(run_dir, scale), Autoscaler(config, run_dir, scale)
         result, reason = "failed", ""
         try:
             with Dashboard(config, run_dir, lambda: supervisor.restarts) as dashboard:
-                done = supervisor.run(stop.is_set, dashboard.update)
+
+                def progress() -> None:
+                    dashboard.update()
+                    launcher.watch(supervisor)
+                    scaler.update()
+                    autoscaler.update()
+
+                done = supervisor.run(stop.is_set, progress)
             result = "done" if done else "stopped"
         except RunFailedError as error:
             reason = str(error)
             raise
         finally:
-            resume = shlex.join(["asyncrl", "train", *overrides])
+            resume = how_to_resume() if how_to_resume else shlex.join(["asyncrl", "resume", str(run_dir)])
             sys.stderr.write(report(run_dir, config.learner.steps, result, reason, resume))
         return done
 
 
+def _scale(
+    config: TrainConfig, hosts: Sequence[Host], launcher: Launcher, supervisor: Supervisor, counts: Mapping[str, int]
+) -> None:
+    """Have other numbers of actors and scorers. Raises ConfigError: there is no room for them, or none on the disk."""
+    cluster = replace(config.cluster)
+    for name, count in counts.items():
+        setattr(cluster, name, count)
+    scaled = replace(config, cluster=cluster)
+    if lines := list(conflicts(scaled)):
+        raise ConfigError("\n".join(lines))
+    placement = place(scaled, hosts)
+    launcher.set_placement(placement)
+    try:
+        locations.record_config(scaled)
+    except OSError as error:
+        raise ConfigError(f"the run's folder cannot be written: {error}") from error
+    config.cluster = cluster
+    supervisor.set_roles(role_commands(placement, locations.run_dir(config.run) / CONFIG_FILE))
+
+
 def _train_on_other_host(config: TrainConfig) -> bool:
-    """Its folder within that of the run has the logs of the learner's ranks here."""
+    """Its folder within that of the run has the logs of the learner's ranks here. If the first host stops the run, its
+    ranks end these, which begin again as after a failure; they end once the first host has left the run's folder."""
     folder, stop = locations.run_dir(config.run) / f"host-{config.learner.node}", process.stop_on_signals()
+    # The first host makes the same placement, of which only the ranks run here.
+    placement = place(config, [this_host(config.cluster)])
+    settle(config, placement)
     with exclusively(folder):
+        end_here(folder, stop)
         write_whole(folder / CONFIG_FILE, yaml.safe_dump(asdict(config), sort_keys=False))
         supervisor = Supervisor(
-            [role_command("learner", "learner", folder / CONFIG_FILE)],
+            [each for each in role_commands(placement, folder / CONFIG_FILE) if each.name == "learner"],
             folder,
-            ROLE_ENVIRONMENT,
             config.cluster.max_restarts,
             "learner",
             config.cluster.restart_pause_s,
+            hang_s=config.cluster.hang_timeout_s,
         )
         log.info("host %d of the learner; logs are in %s", config.learner.node, folder / "logs")
-        return supervisor.run(stop.is_set, lambda: None)
+        first_host = OwnerWatch(locations.run_dir(config.run))
+        done = supervisor.run(lambda: stop.is_set() or first_host.has_left(), lambda: None)
+        log.info("the ranks of this host %s", "have ended: the learner is done" if done else "were stopped")
+        return done
 
 
 def run(config: TrainConfig) -> None:
-    if not train(config, sys.argv[1:]):
+    if not train(config):
         sys.exit(130)
 
 
 def main() -> None:
-    """The entry of the command line."""
-    role_main(run)
+    """The entry of the command line; with `--plan` nothing starts."""
+    words = [word for word in sys.argv[1:] if not is_option(word)]
+    options = [word for word in sys.argv[1:] if is_option(word)]
+    role_main(partial(show_plan, option=options[-1]) if options else run, words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 from asyncrl.config import locations
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.launch.placement.placement import place
+from asyncrl.launch.processes import this_host
 from asyncrl.machine.ports import try_port
 
 log = logging.getLogger("asyncrl.train")
@@ -22,13 +25,20 @@ GB = 1e9
 
 
 def check_ports(config: TrainConfig) -> None:
-    """Raises UnavailableError, with one line for each port that the configuration names and that is taken."""
+    """Raises UnavailableError, with one line for each port that the configuration names and that is taken. Other
+    launchers may have the replay on another machine."""
+    if config.cluster.launcher != "local":
+        return
     taken = []
-    for key, count in (("replay_port", config.replay.shards), ("weights_port", 1)):
-        first = getattr(config.network, key)
+    network = config.network
+    for key, host, count in (
+        ("replay_port", network.replay_address, config.replay.shards),
+        ("weights_port", network.learner_address, 1),
+    ):
+        first = getattr(network, key)
         for port in range(first, first + count) if first else ():
             try:
-                try_port(config.network.host, port)
+                try_port(host, port)
             except OSError as error:
                 fix = "if another run uses it, set network.replay_port=0 network.weights_port=0 (both)"
                 taken.append(f"network.{key}={first}: port {port} cannot be used ({error}); {fix}")
@@ -51,24 +61,27 @@ def check_devices(config: TrainConfig, gpus: int) -> None:
 
 
 def _lacking(config: TrainConfig, gpus: int) -> Iterator[str]:
-    scoring, ranks, engine = config.scoring, config.cluster.learner_ranks, config.engine
+    scoring, engine = config.scoring, config.engine
     has = f"this machine has {gpus} GPUs" if gpus != 1 else "this machine has one GPU"
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
-        kind, _, number = model.device.partition(":")
-        if model.is_configured and kind == "cuda" and int(number or 0) >= gpus:
+        kind = model.device.partition(":")[0]
+        if model.is_configured and kind == "cuda" and not gpus:
             yield f"{key}.device={model.device}: {has}; use auto or cpu"
-    if config.model.attention != "sdpa" and not gpus:
-        yield f"model.attention={config.model.attention}: training with it needs a GPU, and {has}; use sdpa"
+    if config.model.attention not in ("auto", "sdpa") and not gpus:
+        yield f"model.attention={config.model.attention}: training with it needs a GPU, and {has}; use auto"
     elif config.model.attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        yield "model.attention=flash_attention_2: the package flash_attn is not installed; install it, or use sdpa"
-    if 0 < gpus < ranks:
-        yield f"cluster.learner_ranks={ranks}: each rank takes a GPU, and {has}; use at most {gpus}"
-    if engine.launch:
-        needed = engine.server.first_gpu + engine.server.count * engine.server.tp_size
-        if 0 < gpus < needed:
-            yield f"engine.server: first_gpu + count * tp_size is {needed}, and {has}; lower one of them"
-        if shutil.which(engine.python) is None:
-            yield f"engine.python={engine.python}: there is no such program"
+        yield "model.attention=flash_attention_2: the package flash_attn is not installed; install it, or use auto"
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if config.learner.interface not in (None, *interfaces):
+        yield f"learner.interface={config.learner.interface}: this machine has {', '.join(interfaces)} only"
+    if (config.cluster.gpus or 0) > gpus:
+        yield f"cluster.gpus={config.cluster.gpus}: {has}; use at most {gpus}"
+    try:
+        place(config, [this_host(config.cluster, gpus)])
+    except ConfigError as error:
+        yield from str(error).splitlines()
+    if engine.launches and shutil.which(engine.python) is None:
+        yield f"engine.python={engine.python}: there is no such program"
 
 
 def check_disk(config: TrainConfig, parameters: int, free: int) -> None:

@@ -90,13 +90,14 @@ def _collected(problems: list[AsyncrlError]) -> Iterator[None]:
 
 
 def _check_keys(config: TrainConfig) -> None:
-    from asyncrl.network.keys import client_keys, server_keys
+    from asyncrl.network.keys import check_keys
 
-    server_keys(config.network)
-    client_keys(config.network)
+    check_keys(config.network)
 
 
 def _check_devices(config: TrainConfig) -> None:
+    if config.cluster.launcher != "local":
+        return  # The placement checks what its hosts have.
     import torch
 
     check_devices(config, torch.cuda.device_count())
@@ -109,6 +110,9 @@ def _check_optimizer(config: TrainConfig) -> None:
 
 
 def _check_policy(config: TrainConfig) -> None:
+    from asyncrl.actor.engine.sglang.families import check_family
+
+    check_family(config)
     size = policy_size(config)
     check_length(config)
     check_disk(config, size, free_bytes(locations.run_dir(config.run)))

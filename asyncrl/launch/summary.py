@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,7 +23,9 @@ from asyncrl.launch.run_folder import steps_in_newest_checkpoint
 from asyncrl.machine.files import write_whole
 from asyncrl.observe.sinks import metrics_file, read_lines
 from asyncrl.observe.warnings import failure_warning, learning_warnings
+from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import ENDS, TrajectoryState
+from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun
 
 Lines = list[dict[str, Any]]
@@ -98,10 +102,11 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
     try:
         with closing(StoredRun(run_dir / "replay")) as stored:
             counts, letters = stored.counters(), [dead for _, dead in stored.dead_letters()]
+            kept = sum(stored.each(partial(_kept_but_unreported, steps=steps_in_newest_checkpoint(run_dir))))
     except StoreError as error:
         warnings.append(f"the store tells nothing: {error}")
     else:
-        trajectories = _by_end(counts)
+        trajectories = _by_end(counts, kept)
         failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
         reasons = _frequent(letter.reason for letter in letters)
         newest = _first_line(max(letters, key=lambda letter: letter.order).reason) if letters else ""
@@ -128,8 +133,16 @@ def summarise(run_dir: Path, planned_steps: int, result: str, reason: str, resum
     )
 
 
-def _by_end(counts: Mapping[str, int]) -> dict[str, int]:
+def _kept_but_unreported(tx: Transaction, steps: int) -> int:
+    """How many trajectories the newest checkpoint has trained of which the replay will hear when the run resumes: a
+    learner that stops saves its steps, and reports them at its next start."""
+    plans = (recorded_plan(tx, step) for step in range(tx.counter("released_steps"), min(steps, tx.count("plans"))))
+    return len({name for plan in plans if not plan.skipped for name in plan.ids})
+
+
+def _by_end(counts: Mapping[str, int], kept: int) -> dict[str, int]:
     ends = {state.value: counts[state] for state in ENDS if state is not TrajectoryState.EVALUATED}
+    ends[TrajectoryState.TRAINED.value] += kept
     return {**ends, "unused": counts["accepted"] - sum(ends.values())}
 
 
@@ -191,8 +204,9 @@ def _files(run_dir: Path, done: bool) -> dict[str, str]:
 
 
 def _next(run_dir: Path, done: bool, failures: bool, resume: str) -> list[str]:
-    look = [f"list {run_dir} --sort reward", *([f"dead-letters {run_dir}"] if failures else [])]
-    use = [f"asyncrl evaluate {run_dir} --data FILE", f"asyncrl export {run_dir}"]
+    run = shlex.quote(str(run_dir))
+    look = [f"list {run} --sort reward", *([f"dead-letters {run}"] if failures else [])]
+    use = [f"asyncrl evaluate {run} --data FILE", f"asyncrl export {run}"]
     return [*([] if done else [resume]), *(f"asyncrl inspect {command}" for command in look), *(use if done else [])]
 
 

@@ -1,27 +1,34 @@
-"""One machine: start every role, restart those that end, stop all cleanly.
+"""Start every role, restart those that end, stop all cleanly. The roles are children of this process, or wherever
+`start` puts them.
 
-The run is done when the role named `until` ends with status 0. Status 2 says that a role cannot be configured, status 3
-that too much fails in the run: the run ends with the last lines of the role's log. Any other end is a failure: also
-status 0 of another role, and the end of a role to which somebody else sent a signal. A role that failed is started
-again, after a pause that doubles with each failure up to a bound. A role that fails more than `max_restarts` times ends
-the run; failures are forgotten once the role has run for `WELL_S`. If this process ends in any way, its children are
-asked to stop. `processes.json` in the run folder has the process id of each role.
+The run is done when the role named `until` ends with status 0; roles whose names begin with that may end so too, such
+as the learner on other hosts. Status 2 says that a role cannot be configured, status 3 that too much fails in the run:
+the run ends with the last lines of the role's log. Any other end is a failure: also status 0 of another role, and the
+end of a role to which somebody else sent a signal. A role that failed is started again, after a pause that doubles with
+each failure up to a bound. A role without heartbeats hangs: it is killed, which is a failure. A role that fails more
+than `max_restarts` times ends the run; failures are forgotten once the role has run for `WELL_S`. If this process ends
+in any way, its children are asked to stop. `alive/` in the run folder has their heartbeats, and `processes.json` says
+where they are. Roles may come and go while the run goes on: see `set_roles`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.config.load import EXIT_HOPELESS, EXIT_USAGE
+from asyncrl.config.load import EXIT_HOPELESS, EXIT_USAGE, MESSAGE
+from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.errors import AsyncrlError
-from asyncrl.machine.child import kill_group, last_lines, start_child
-from asyncrl.machine.files import write_whole
+from asyncrl.launch.ownership import StopRequests
+from asyncrl.launch.process_records import ProcessRecord, ProcessRecords
+from asyncrl.launch.role_process import LocalProcess, RoleCommand, RoleProcess, Start
+from asyncrl.machine.activity import FINISH_S, Pulse
+from asyncrl.machine.activity import VARIABLE as HEARTBEAT_VARIABLE
+from asyncrl.machine.child import last_lines
 from asyncrl.machine.process import STOP_S, WORKER_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -33,33 +40,35 @@ SHOWN_LINES = 3
 """How much of an ended role's log is shown: enough for the reason and what to do about it."""
 WELL_S = 300.0
 """After so long a new failure has nothing to do with the earlier ones."""
+SOON_S = 2.0
+"""A stop that takes longer says what it waits for."""
+KILLED_S = 12.0
+"""How long the end of a run waits for processes that were killed: one that hangs in the kernel, or on a host that
+nobody can reach, may never end."""
 
 
 class RunFailedError(AsyncrlError):
     """A role ended for good before the run was done; the message has its last lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleCommand:
-    """One role's process: its name, which stays over restarts, and its command line."""
-
-    name: str
-    command: Sequence[str]
-
-
 @dataclass(slots=True)
-class _Process:
+class _Child:
     """A role's process now. Its log had `log_start` bytes when it was started. `failures` are those since it last ran
-    well; `due` is when it is started again."""
+    well; `due` is when it is started again. `asked`: when it was asked to end, so that its end is no failure.
+    `killed`: it was killed; on a host that nobody can reach it may end later. `hung`: since it hung."""
 
     role: RoleCommand
-    process: subprocess.Popen[bytes]
+    process: RoleProcess
     log_start: int
+    pulse: Pulse
     started: float
     starts: int = 1
     failures: int = 0
     due: float | None = None
     done: bool = False
+    asked: float | None = None
+    killed: bool = False
+    hung: bool = False
 
 
 def pause_s(failures: int, longest_s: float) -> float:
@@ -68,36 +77,55 @@ def pause_s(failures: int, longest_s: float) -> float:
     return min(longest_s, FIRST_PAUSE_S * 2.0 ** min(failures - 1, MOST_DOUBLINGS))
 
 
+def _message(last: str) -> str:
+    """What a role says in the `last` lines of its log about its end; all of them where it says nothing."""
+    said = [line.removeprefix(MESSAGE) for line in last.splitlines() if line.startswith(MESSAGE)]
+    return "\n".join(dict.fromkeys(said)) or last
+
+
 class Supervisor:
     """Keeps the roles of one run alive until the one named `until` is done.
 
-    `environment` is added to that of every role. No pause before a start is longer than `longest_pause_s`. A role that
-    has not ended `stop_s` after it was asked to is killed. `clock` gives seconds.
+    No pause before a start is longer than `longest_pause_s`. A role that has not ended `stop_s` after it was asked to
+    is killed; one that says that it must finish something, after `finish_s`. A stop before the run is done gives roles
+    that drain `drain_s` before. A role without a heartbeat for `hang_s` hangs. A stop waits `killed_s` for roles that
+    it killed. `clock` gives seconds.
     """
 
     def __init__(
         self,
         roles: Sequence[RoleCommand],
         run_dir: Path,
-        environment: Mapping[str, str],
         max_restarts: int,
         until: str,
         longest_pause_s: float = 60.0,
         stop_s: float = STOP_S,
         clock: Callable[[], float] = time.monotonic,
+        start: Start = LocalProcess,
+        hang_s: float = math.inf,
+        finish_s: float = FINISH_S,
+        drain_s: float = 0.0,
+        killed_s: float = KILLED_S,
     ) -> None:
+        self._start_role = start
+        self._run_dir = run_dir
+        self._requests = StopRequests(run_dir, clock)
         self._logs = run_dir / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._environment = environment
         self._max_restarts = max_restarts
         self._until = until
         self._longest_pause_s = longest_pause_s
         self._stop_s = stop_s
         self._clock = clock
-        self._processes = run_dir / "processes.json"
-        self._unwritten = False
-        self._children = {role.name: _Process(role, *self._start(role), clock()) for role in roles}
-        self._write_processes()
+        self._hang_s = hang_s
+        self._finish_s = finish_s
+        self._drain_s = drain_s
+        self._killed_s = killed_s
+        self._records = ProcessRecords(run_dir, clock)
+        self._roles = list(roles)
+        self._children = {role.name: self._started(role) for role in roles}
+        self._leaving: list[_Child] = []
+        self._record()
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -109,89 +137,175 @@ class Supervisor:
         """The process ids of the roles that run."""
         return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
-    def _start(self, role: RoleCommand) -> tuple[subprocess.Popen[bytes], int]:
-        """The process, and the bytes that its log had before."""
-        log_file, environment = self._log_of(role), {**self._environment, WORKER_VARIABLE: role.name}
-        before = log_file.stat().st_size if log_file.exists() else 0
-        return start_child(role.command, log_file, environment), before
+    def set_roles(self, roles: Sequence[RoleCommand]) -> None:
+        """Start the roles that are new, and stop those that are not among `roles` any more."""
+        for name in self._children.keys() - {role.name for role in roles}:
+            child = self._children.pop(name)
+            self._ask_to_end(child)
+            self._leaving.append(child)
+        self._roles = list(roles)
+
+    def restart(self, names: Collection[str]) -> None:
+        """Ask roles to stop, and start them again. This counts as no failure."""
+        for name in names:
+            if self._children[name].process.poll() is None:
+                self._ask_to_end(self._children[name])
+
+    def _ask_to_end(self, child: _Child) -> None:
+        if self._drains(child):
+            child.process.drain()
+        else:
+            child.process.terminate()
+        child.asked = self._clock()
+
+    def _drains(self, child: _Child) -> bool:
+        return child.role.drains and self._drain_s > 0
+
+    def _started(self, role: RoleCommand) -> _Child:
+        return _Child(role, *self._start(role), self._clock())
+
+    def _start(self, role: RoleCommand) -> tuple[RoleProcess, int, Pulse]:
+        """The process, the bytes that its log had before, and its heartbeat."""
+        log_file, beats = self._log_of(role), (self._run_dir / ALIVE_FOLDER / role.name).absolute()
+        before, pulse = log_file.stat().st_size if log_file.exists() else 0, Pulse(beats, self._clock)
+        environment = {**role.environment, WORKER_VARIABLE: role.name, HEARTBEAT_VARIABLE: str(beats)}
+        return self._start_role(role, log_file, environment), before, pulse
 
     def _log_of(self, role: RoleCommand) -> Path:
         return self._logs / f"{role.name}.log"
 
     def run(self, stopped: Callable[[], bool], progress: Callable[[], None], interval_s: float = 0.2) -> bool:
-        """Supervise until the run is done (True) or `stopped()` (False); `progress` is called at every poll.
+        """Supervise until the run is done (True), or until `stopped()` or a request in the run folder (False).
+        `progress` is called at every poll.
 
         Raises RunFailedError: a role cannot go on. Every child has ended when this returns or raises.
         """
         try:
-            while not stopped():
+            while not (stopped() or self._requests.arrived()):
                 for child in self._children.values():
                     self._check(child)
-                if self._unwritten:
-                    self._write_processes()
+                self._admit()
+                self._record()
                 if self._children[self._until].done:
                     return True
                 progress()
                 time.sleep(interval_s)
-            return False
+            self._drain(interval_s)
+            return self._children[self._until].process.poll() == 0
         finally:
             self.stop()
 
-    def _check(self, child: _Process) -> None:
+    def _admit(self) -> None:
+        """Start the roles that are wanted and absent, once an earlier process of the same name has left."""
+        for child in self._leaving:
+            self._end_in_time(child)
+        self._leaving = [child for child in self._leaving if child.process.poll() is None]
+        absent = {role.name for role in self._roles} - self._children.keys()
+        for role in self._roles:
+            if role.name in absent - {child.role.name for child in self._leaving}:
+                self._children[role.name] = self._started(role)
+
+    def _end_in_time(self, child: _Child) -> None:
+        if child.asked is None or child.killed or child.process.poll() is not None:
+            return
+        if self._is_late(child, child.asked + (self._drain_s if self._drains(child) else 0.0)):
+            log.warning("%s did not stop in time; killing it", child.role.name)
+            child.killed = True
+            child.process.kill()
+
+    def _is_late(self, child: _Child, asked: float) -> bool:
+        """Whether it should have ended by now, since it was asked to."""
+        seconds = self._clock() - asked
+        return seconds >= self._stop_s and (seconds >= self._finish_s or not child.pulse.unfinished)
+
+    def _check(self, child: _Child) -> None:
+        self._end_in_time(child)
+        runs = child.process.poll() is None and child.process.pid and not child.killed
+        if runs and child.pulse.is_lost(self._hang_s):
+            log.warning(
+                "%s hangs: it gave no sign of life for %g s (cluster.hang_timeout_s); killing it",
+                *(child.role.name, self._hang_s),
+            )
+            child.hung = child.killed = True
+            child.process.kill()
         status, now = child.process.poll(), self._clock()
         if status is None or child.done:
             return
-        if status == 0 and child.role.name == self._until:
+        if status == 0 and child.role.name.startswith(self._until):
             child.done = True
-        elif child.due is None:
+        elif child.due is None and child.asked is None:
             self._fail(child, status, now)
-        elif child.due <= now:
-            child.process, child.log_start = self._start(child.role)
-            child.started, child.due = now, None
+        elif child.due is None or child.due <= now:
+            child.process, child.log_start, child.pulse = self._start(child.role)
+            child.started, child.due, child.asked, child.hung, child.killed = now, None, None, False, False
             child.starts += 1
-            self._write_processes()
 
-    def _fail(self, child: _Process, status: int, now: float) -> None:
+    def _fail(self, child: _Child, status: int, now: float) -> None:
         """Plan the next start of a role that ended. Raises RunFailedError: it cannot go on."""
         name = child.role.name
         log_file = self._log_of(child.role)
         last = last_lines(log_file, start=child.log_start)
         if status == EXIT_USAGE:
-            raise RunFailedError(f"{name} cannot run:\n{last}")
+            raise RunFailedError(f"{name} cannot run:\n{_message(last)}")
         if status == EXIT_HOPELESS:
-            raise RunFailedError(f"{name} has ended the run, since too much fails:\n{last}")
+            raise RunFailedError(f"{name} has ended the run, since too much fails:\n{_message(last)}")
         child.failures = 1 if now - child.started >= WELL_S else child.failures + 1
         if child.failures > self._max_restarts:
-            raise RunFailedError(f"{name} ended {child.failures} times, at last with status {status}:\n{last}")
+            how = "killed because it hung" if child.hung else f"with status {status}"
+            raise RunFailedError(f"{name} ended {child.failures} times, at last {how}:\n{last}")
         pause = pause_s(child.failures, self._longest_pause_s)
         child.due = now + pause
         shown = last_lines(log_file, SHOWN_LINES, child.log_start)
         log.warning(
             "%s ended with status %d; starting it again in %.2g s; its log ends:\n%s", name, status, pause, shown
         )
-        self._write_processes()
 
-    def _write_processes(self) -> None:
-        """Write the process ids; on a full disk they are written later."""
-        try:
-            write_whole(self._processes, json.dumps(self.pids))
-        except OSError as error:
-            if not self._unwritten:
-                log.warning("%s cannot be written now; this is tried again: %s", self._processes, error)
-            self._unwritten = True
-        else:
-            self._unwritten = False
+    def _record(self) -> None:
+        children = (*self._leaving, *self._children.values())
+        self._records.write({each.role.name: ProcessRecord.of(each.process, each.starts - 1) for each in children})
+
+    def _drain(self, interval_s: float) -> None:
+        """Let roles finish what they run, while the others go on."""
+        draining = [child for child in self._running() if self._drains(child)]
+        until = self._clock() + self._drain_s + self._stop_s
+        if draining:
+            log.info("waiting up to %g s for running episodes (cluster.drain_s)", self._drain_s)
+        for child in draining:
+            self._ask_to_end(child)
+        while self._clock() < until and any(child.process.poll() is None for child in draining):
+            self._record()
+            time.sleep(interval_s)
 
     def stop(self) -> None:
-        """Ask every role to stop. Those that have not ended after `stop_s` are killed with their own children."""
-        for child in self._running():
-            child.process.terminate()
-        deadline = time.monotonic() + self._stop_s
-        while any(self._running()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for child in self._running():
-            log.warning("%s did not stop in time; killing it", child.role.name)
-            kill_group(child.process)
+        """Ask every role to stop. Those that have not ended in time are killed with their own children.
 
-    def _running(self) -> Iterator[_Process]:
-        return (child for child in self._children.values() if child.process.poll() is None)
+        The one named `until` ends first: a learner tells the replay of its last checkpoint.
+        """
+        running = list(self._running())
+        self._end([child for child in running if child.role.name == self._until])
+        self._end([child for child in running if child.role.name != self._until])
+        self._record()
+
+    def _end(self, children: Sequence[_Child]) -> None:
+        for child in children:
+            child.process.terminate()
+        asked, shown = self._clock(), set[str]()
+        while waited := [
+            child for child in children if child.process.poll() is None and not self._is_late(child, asked)
+        ]:
+            for child in waited if self._clock() - asked > SOON_S else ():
+                if (what := child.pulse.unfinished) and what not in shown:
+                    log.info("%s finishes %s; the stop waits up to %g s for it", child.role.name, what, self._finish_s)
+                    shown.add(what)
+            self._record()
+            time.sleep(0.02)
+        for child in (late := [child for child in children if child.process.poll() is None]):
+            log.warning("%s did not stop in time; killing it", child.role.name)
+            child.process.kill()
+        until = self._clock() + self._killed_s
+        while self._clock() < until and any(child.process.poll() is None for child in late):
+            time.sleep(0.02)
+
+    def _running(self) -> Iterator[_Child]:
+        every = (*self._children.values(), *self._leaving)
+        return (child for child in every if child.process.poll() is None)

@@ -62,9 +62,8 @@ class Dashboard:
         restarts: Callable[[], dict[str, int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        names = [f"actor-{index}" for index in range(config.cluster.actors)]
         self._learner, self._evaluation = (Tail(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
-        self._actors = [Tail(metrics_file(run_dir, name)) for name in names]
+        self._actors: dict[str, Tail] = {}
         shards = config.replay.shards
         replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
         self._replays = [Tail(metrics_file(run_dir, name)) for name in replays]
@@ -126,8 +125,12 @@ class Dashboard:
     def rows(self) -> list[tuple[str, str]]:
         """What is shown: names and formatted values."""
         learner, measured = self._learner.read(), self._evaluation.read()
-        actors = [tail.read() for tail in self._actors]
-        restarts = sum(self._restarts().values())
+        by_role = self._restarts()
+        for name in by_role:
+            if name.startswith("actor-") and name not in self._actors:
+                self._actors[name] = Tail(metrics_file(self._run_dir, name))
+        actors = [tail.read() for name, tail in self._actors.items() if name in by_role]
+        restarts = sum(by_role.values())
         rows = [
             ("elapsed", f"{self._clock() - self._started:.0f}s"),
             ("step", f"{learner['step'] + 1 if learner else 0}/{self._steps}"),
@@ -138,6 +141,8 @@ class Dashboard:
             ("rollout tok/s", _number(sum(actor.get("tokens_per_s", 0.0) for actor in actors))),
             ("rollout idle", _share(sum(actor.get("idle", 0.0) for actor in actors) / max(1, len(actors)))),
         ]
+        if recomputed := sum(actor.get("recomputed_tokens", 0.0) for actor in actors):
+            rows.append(("recomputed tokens", _number(recomputed)))
         if failed := measured.get("eval/failed"):
             rows.append(("held-out failed", f"{_number(failed)} of {_number(failed + measured['eval/count'])}"))
         if restarts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +18,7 @@ from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
+from asyncrl.machine.activity import Activity, heartbeat
 from asyncrl.machine.files import write_whole
 from asyncrl.network.keys import server_keys
 from asyncrl.network.listener import Listener
@@ -34,7 +36,12 @@ def run(config: TrainConfig) -> None:
 
     Raises UnavailableError: the port is taken; StoreError: the store cannot be opened.
     """
-    stop = process.stop_on_signals()
+    stop, activity = process.stop_on_signals(), Activity()
+    with heartbeat(activity, config.cluster.hang_timeout_s):
+        _serve(config, stop, activity)
+
+
+def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
     process.keep_freed_memory()
     gc.freeze()  # Collections need not look at what is loaded: it lives as long as the process.
     network = config.network
@@ -59,7 +66,7 @@ def run(config: TrainConfig) -> None:
                 run,
                 ends=not process.is_supervised(),
             )
-            ReplayServer(listener.socket, store, service, metrics=metrics).run(stop)
+            ReplayServer(listener.socket, store, service, metrics=metrics, activity=activity).run(stop)
             if not stop.is_set():
                 log.info("the run is done: the replay ends")
     finally:

@@ -69,6 +69,8 @@ CREDIT_BYTES = 2 << 20
 """Bounds on the number and bytes of the unanswered requests of one client; one request always fits."""
 FETCH_CREDITS = 4
 """The bound on the number of requests whose replies are large."""
+RENEWALS_PER_LEASE = 4
+"""How often a worker that has enough to do tells the replay so, in the time after which it would count as dead."""
 
 
 class ReplayClient:

@@ -21,6 +21,7 @@ import lmdb
 import zmq
 
 from asyncrl.errors import AsyncrlError, BusyError, RunOverError, StoreError, TooManyFailuresError, WireError
+from asyncrl.machine.activity import Activity
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
 from asyncrl.replay.protocol import (
@@ -76,7 +77,7 @@ class Waiting:
 
 class ReplayServer:
     """Serves a bound ROUTER socket until `stop` is set, and logs the service's report to `metrics` every REPORT_S.
-    `clock` gives monotonic seconds."""
+    `clock` gives monotonic seconds. The server advances in `activity` with each commit."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class ReplayServer:
         service: ReplayService,
         clock: Callable[[], float] = time.monotonic,
         metrics: Metrics | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self._socket = socket
         self._store = store
@@ -93,6 +95,7 @@ class ReplayServer:
         self._waiting: defaultdict[Hashable, dict[bytes, Waiting]] = defaultdict(dict)
         self._requests: list[Received] = []
         self._metrics = metrics
+        self._activity = activity or Activity()
         self._next_tick = self._next_report = clock()
         self._traced: set[tuple[str, type[Exception]]] = set()
         self._refusals = Throttled(log, "refused a request")
@@ -110,8 +113,10 @@ class ReplayServer:
         with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
             turn: Future[Turn] | None = None
             pause = COMMIT_S
+            self._activity.enter("serve")
             while not (stop.is_set() or (turn is None and self._service.is_over())):
                 if turn is None:
+                    self._activity.advance()
                     self._socket.poll(int(TICK_S * 1000))
                 else:
                     wait((turn,), pause)

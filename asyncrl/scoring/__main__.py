@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from asyncrl.config import locations
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine import process
+from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
 from asyncrl.network.keys import client_keys
 from asyncrl.replay.client import ReplayClient
 
@@ -20,14 +21,20 @@ if TYPE_CHECKING:
 
 def run(config: TrainConfig) -> None:
     """Score until a signal. Raises ConfigError: a rule or a model cannot be loaded; RunOverError."""
-    stop = process.stop_on_signals()
+    stop, activity = process.stop_on_signals(), Activity()
     process.limit_threads(config.cluster.scorer_threads)
-    with ExitStack() as stack:
+    with heartbeat(activity, config.cluster.hang_timeout_s), ExitStack() as stack:
         workers = _workers(config, stop, stack)
+        process.freeze_heap()
         # Every worker has a thread. When one ends, it ends the others.
         with ThreadPoolExecutor(len(workers), thread_name_prefix="shard") as threads:
             running = [threads.submit(worker.run, stop) for worker in workers]
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            activity.enter("score")
+            done: set[Future[None]] = set()
+            while not done:
+                # Workers may wait for the replay. They end by themselves where scoring hangs: scoring.stall_s.
+                activity.advance()
+                done, _ = wait(running, BEAT_S, FIRST_COMPLETED)
             stop.set()
         for each in done:
             each.result()

@@ -19,13 +19,12 @@ from asyncrl.config.schema.scoring import serves
 from asyncrl.errors import RefusedError, ScoringError, WireError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.metrics import Metrics
-from asyncrl.replay.client import ReplayClient
+from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
 from asyncrl.scoring.stats import ScoringStats
 from asyncrl.types import Lease
 
 REPORT_S = 5.0
-RENEWALS_PER_LEASE = 4
 POLL_S = 0.1
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 10.0

@@ -20,6 +20,8 @@ from asyncrl.observe.sinks import metrics_file, read_lines
 from tests.helpers import GENEROUS_S, until
 
 ROOT = Path(__file__).parents[2]
+ADDRESSES = ("10.213.7.1", "10.213.7.2")
+"""Of two network namespaces."""
 
 
 def read_config(run_dir: Path) -> TrainConfig:

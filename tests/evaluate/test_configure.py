@@ -38,7 +38,7 @@ def request(run: Path, *words: str) -> EvaluationRequest:
 
 
 def test_every_role_reads_the_configuration_of_the_run_without_its_training(run: Path, tmp_path: Path) -> None:
-    asked = request(run)
+    asked = request(run, "cluster.launcher=hosts", "cluster.hosts=[a,b]")
     config = without_training(asked.read(), asked, run / "evaluations" / "one")
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(asdict(config)))

@@ -80,8 +80,14 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
         tickets = at_work.worker.tickets([], 3)
         at_work.worker.put(make_trajectory(tickets[0]))
         at_work.worker.lease(["rules"], 9, 1000)
+        told = {
+            "actor-0": {"pid": 7, "host": "node-3", "restarts": 2},
+            "learner": {"pid": 0, "host": "", "restarts": 0},
+        }
+        (at_work.folder.parent / "processes.json").write_text(json.dumps(told))
         status = json.loads(json.dumps(describe(at_work.folder, sample(stored, live, 12.0), before)))
     assert status["running"]
+    assert status["processes"] == told
     assert status["admission"] == {"committed": 4, "capacity": 8}
     assert status["totals"]["accepted"] == 1
     assert (status["rates"]["accepted"], status["rates"]["trained"]) == (0.5, 0.0)
@@ -91,7 +97,15 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
     assert status["oldest_ticket"]["id"] == tickets[1].id
     assert status["disk"]["high_water_bytes"] == 1 << 28
     shown = printed(status_table(status))
-    for words in ("running", "actor worker", "s ago", f"oldest ticket   {tickets[1].id} with worker", "4/8"):
+    for words in (
+        "running",
+        "actor worker",
+        "s ago",
+        "node-3",
+        "waits for room",
+        f"oldest ticket   {tickets[1].id} with worker",
+        "4/8",
+    ):
         assert words in shown
     assert status["readers"] == []
     status["readers"] = [{"pid": 7, "command": "python -m slow \x1b[2J", "seconds": 75.2}]

@@ -12,13 +12,14 @@ from asyncrl.config.schema import ClusterConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.local import (
     check_resume,
-    choose_ports,
     claim,
     claim_or_begin_anew,
-    exclusively,
     is_past_its_steps,
     role_commands,
 )
+from asyncrl.launch.placement.placement import place
+from asyncrl.launch.placement.pools import Host
+from asyncrl.launch.processes import choose_ports
 from asyncrl.replay.store import Store
 from asyncrl.types import BatchPlan
 
@@ -54,11 +55,6 @@ def test_another_configuration_is_refused_naming_what_differs(tmp_path: Path) ->
         assert part in str(refused.value)
 
 
-def test_a_run_folder_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
-    with exclusively(tmp_path), pytest.raises(ConfigError, match="another process"), exclusively(tmp_path):
-        pass
-
-
 def test_open_ports_are_chosen() -> None:
     config = make_config()
     config.network.replay_port = config.network.weights_port = 0
@@ -68,10 +64,11 @@ def test_open_ports_are_chosen() -> None:
 
 def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role(tmp_path: Path) -> None:
     config = TrainConfig(cluster=ClusterConfig(actors=2, scorers=2, learner_ranks=2))
-    commands = role_commands(config, tmp_path)
+    commands = role_commands(place(config, [Host(0, 2)]), tmp_path)
     assert [each.name for each in commands] == ["replay", "scoring-0", "scoring-1", "actor-0", "actor-1", "learner"]
     config.replay.shards = 2
-    assert [each.name for each in role_commands(config, tmp_path)][:3] == ["replay-0", "replay-1", "scoring-0"]
+    commands = role_commands(place(config, [Host(0, 2)]), tmp_path)
+    assert [each.name for each in commands][:3] == ["replay-0", "replay-1", "scoring-0"]
 
 
 def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_working_folder(
@@ -84,7 +81,7 @@ def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_wo
     config.data.train = str(tasks)
     claim(config, folder)
     monkeypatch.chdir(folder)
-    commands = role_commands(config, Path("config.yaml"))
+    commands = role_commands(place(config, [Host(0, 2)]), Path("config.yaml"))
     monkeypatch.chdir(tmp_path)
     assert {tuple(each.command[3:]) for each in commands} == {tuple(commands[0].command[3:])}
     assert read(commands[0].command[3:]) == config

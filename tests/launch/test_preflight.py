@@ -107,12 +107,15 @@ def test_an_option_may_not_ask_for_more_than_the_machine_has():
     config = TrainConfig(model=ModelConfig(attention="flex_attention"))
     config.engine = EngineConfig("sglang", launch=True, python="no-such", server=ServerConfig(count=2, tp_size=2))
     config.scoring.prm.path, config.scoring.prm.device, config.cluster.learner_ranks = "p", "cuda:2", 4
+    config.learner.interface = "no-such0"
     with pytest.raises(ConfigError) as refused:
         check_devices(config, gpus=2)
     assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
-        *("scoring.prm.device=cuda", "cluster.learner_ranks=4", "engine.server", "engine.python=no-such")
+        *("learner.interface=no-such0", "cluster.learner_ranks", "engine.server.tp_size", "scoring.prm.device"),
+        "engine.python=no-such",
     ]
-    with pytest.raises(ConfigError, match="this machine has 0 GPUs; use sdpa"):
+    config.cluster.gpus, config.learner.interface = 8, None
+    with pytest.raises(ConfigError, match=r"device=cuda:2: .* use auto or cpu(.|\n)*0 GPUs; use auto\ncluster.gpus=8:"):
         check_devices(config, gpus=0)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
-from asyncrl.launch.summary import SUMMARY_FILE, report
+from asyncrl.launch.summary import SUMMARY_FILE, report, summarise
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
 from tests.replay.support import Core, make_settings
@@ -90,6 +91,22 @@ def test_a_stopped_run_tells_what_its_checkpoint_has_and_shows_no_model_of_an_ea
     assert f"model              {tmp_path / 'model'}" in report(tmp_path, 11, "done", "", RESUME)
 
 
+def test_steps_that_a_stopped_learner_saved_count_as_trained_before_the_replay_hears_of_them(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5])
+    core = Core(tmp_path / "replay", make_settings())
+    core.deliver(core.tickets(4))
+    core.label_all(1.0)
+    planned = len(core.planned(0).ids)
+    core.store.close()
+    assert summarise(tmp_path, 8, "stopped", "", RESUME).trajectories["trained"] == 0
+    mark = tmp_path / "checkpoints" / "step-000001" / "complete"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    trajectories = summarise(tmp_path, 8, "stopped", "", RESUME).trajectories
+    assert trajectories["trained"] == planned > 0
+    assert sum(trajectories.values()) == 4
+
+
 def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_path: Path) -> None:
     text = report(tmp_path, 8, "failed", "learner cannot run", RESUME)
     for part in (
@@ -100,3 +117,10 @@ def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_p
     ):
         assert part in text
     assert json.loads((tmp_path / SUMMARY_FILE).read_text())["reason"] == "learner cannot run"
+
+
+def test_its_commands_can_be_copied_into_a_shell(tmp_path: Path) -> None:
+    run_dir = tmp_path / "it's mine"
+    write_metrics(run_dir, [0.5])
+    commands = [line.split("asyncrl", 1)[1] for line in report(run_dir, 1, "done", "", RESUME).splitlines()[-3:]]
+    assert all(str(run_dir) in shlex.split(command) for command in commands)

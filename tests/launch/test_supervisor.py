@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncrl.launch.supervisor import WELL_S, RoleCommand, RunFailedError, Supervisor, pause_s
+from asyncrl.launch.role_process import RoleCommand
+from asyncrl.launch.supervisor import WELL_S, RunFailedError, Supervisor, pause_s
 from tests.helpers import until
 
 pytestmark = pytest.mark.slow
 
 
 def script(name: str, code: str) -> RoleCommand:
-    return RoleCommand(name, [sys.executable, "-c", code])
+    return RoleCommand(name, [sys.executable, "-c", code], {"MARK": "yes"})
 
 
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
 
 
 def supervise(tmp_path: Path, *roles: RoleCommand, max_restarts: int = 3, **options: Any) -> Supervisor:
-    return Supervisor(roles, tmp_path, {"MARK": "yes"}, max_restarts, "learner", **options)
+    return Supervisor(roles, tmp_path, max_restarts, "learner", **options)
 
 
 def alive(pid: int) -> bool:
@@ -84,7 +89,8 @@ def test_a_role_that_says_that_a_restart_is_useless_ends_the_run_with_its_messag
     log = tmp_path / "logs" / "learner.log"
     log.parent.mkdir()
     log.write_text("what an earlier start said\n")
-    supervisor = supervise(tmp_path, script("learner", f"import sys; print('mend the tool'); sys.exit({status})"))
+    said = "some log line\\nasyncrl: mend the tool\\nasyncrl: mend the tool\\n2026 a last line"
+    supervisor = supervise(tmp_path, script("learner", f"import sys; print('{said}'); sys.exit({status})"))
     with pytest.raises(RunFailedError, match=rf"\A[^\n]*{why}[^\n]*\nmend the tool\Z"):
         supervisor.run(lambda: False, lambda: None, 0.01)
     assert supervisor.restarts == {"learner": 0}
@@ -98,6 +104,119 @@ def test_a_role_that_keeps_dying_ends_the_run_with_the_end_of_its_log(
     with pytest.raises(RunFailedError, match=r"ended 2 times(.|\n)*no engine here"):
         supervisor.run(lambda: False, lambda: None, 0.01)
     assert "starting it again in 0.25 s; its log ends:\nno engine here; this is the way out" in caplog.text
+
+
+BEATS = """
+import pathlib, sys, time
+from asyncrl.machine.activity import Activity, heartbeat
+activity, folder = Activity(), pathlib.Path({folder!r})
+with heartbeat(activity, 5.0):
+    activity.enter("work")
+{body}
+"""
+
+
+def beating(name: str, folder: Path, body: str) -> RoleCommand:
+    """A role with heartbeats."""
+    return script(name, BEATS.format(folder=str(folder), body=textwrap.indent(textwrap.dedent(body), "    ")))
+
+
+def test_a_role_that_is_stopped_or_stuck_is_killed_and_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One cannot run, the main thread of the other does not advance, and a third one advances for longer than that."""
+    goes_on = """
+(folder / "runs").touch()
+while True: activity.advance(); time.sleep(0.05)
+"""
+    stuck = """
+file = folder / "second"
+if not file.exists(): file.touch(); time.sleep(1000)
+while True: activity.advance(); time.sleep(0.05)
+"""
+    ends = """
+while not (folder / "end").exists(): activity.advance(); time.sleep(0.05)
+"""
+    roles = [beating("actor-0", tmp_path, goes_on), beating("scoring-0", tmp_path, stuck)]
+    supervisor = supervise(tmp_path, *roles, beating("learner", tmp_path, ends), max_restarts=100, hang_s=5.0)
+    stopped = supervisor.pids["actor-0"]
+
+    def progress() -> None:
+        restarts = supervisor.restarts
+        if not (tmp_path / "stopped").exists() and (tmp_path / "runs").exists():
+            os.kill(stopped, signal.SIGSTOP)
+            (tmp_path / "stopped").touch()
+        if restarts["actor-0"] and restarts["scoring-0"]:
+            (tmp_path / "end").touch()
+
+    assert supervisor.run(lambda: False, progress, 0.05)
+    assert not alive(stopped)
+    for name in ("actor-0", "scoring-0"):
+        assert f"{name} hangs: it gave no sign of life for 5 s (cluster.hang_timeout_s)" in caplog.text
+    assert "the main thread has not advanced" in (tmp_path / "logs" / "scoring-0.log").read_text()
+
+
+@pytest.mark.parametrize(("finish_s", "finished"), [(200.0, True), (0.6, False)])
+def test_a_stop_waits_for_a_role_that_finishes_something_within_a_limit(
+    finish_s: float, finished: bool, tmp_path: Path
+) -> None:
+    body = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with activity.finishing("the checkpoint step-000001"):
+    (folder / "ready").touch()
+    while not (folder / "asked").exists(): time.sleep(0.01)
+    time.sleep(2.5)
+    (folder / "finished").touch()
+"""
+    supervisor = supervise(tmp_path, beating("learner", tmp_path, body), stop_s=0.3, finish_s=finish_s)
+    until(lambda: (tmp_path / "alive" / "learner").read_text())
+    (tmp_path / "asked").touch()
+    assert not supervisor.run(lambda: True, lambda: None)
+    assert (tmp_path / "finished").exists() is finished
+
+
+DRAINS = """
+import pathlib, signal, sys, time
+folder = pathlib.Path({folder!r})
+asked = []
+signal.signal(signal.SIGUSR2, lambda *_: asked.append(1))
+(folder / "ready").touch()
+while not asked: time.sleep(0.01)
+assert (folder / "learner_runs").exists()
+time.sleep(0.3)
+(folder / "drained").touch()
+if {hangs}: time.sleep(1000)
+"""
+LEARNS = """
+import pathlib, signal, sys, time
+folder = pathlib.Path({folder!r})
+def stop(*_):
+    (folder / "stopped_after_drain").write_text(str((folder / "drained").exists()))
+    sys.exit(130)
+signal.signal(signal.SIGTERM, stop)
+(folder / "learner_runs").touch()
+while not (folder / "end").exists(): time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_stop_lets_actors_finish_their_episodes_while_the_others_go_on(hangs: bool, tmp_path: Path) -> None:
+    actor = replace(script("actor-0", DRAINS.format(folder=str(tmp_path), hangs=hangs)), drains=True)
+    learner = script("learner", LEARNS.format(folder=str(tmp_path)))
+    supervisor = supervise(tmp_path, actor, learner, drain_s=1.0, stop_s=1.0)
+    pids = supervisor.pids
+    until(lambda: (tmp_path / "ready").exists() and (tmp_path / "learner_runs").exists())
+    assert not supervisor.run(lambda: True, lambda: None, 0.01)
+    assert (tmp_path / "stopped_after_drain").read_text() == "True"
+    assert not any(alive(pid) for pid in pids.values())
+
+
+def test_a_run_that_is_done_waits_for_no_episodes(tmp_path: Path) -> None:
+    actor = replace(script("actor-0", DRAINS.format(folder=str(tmp_path), hangs=False)), drains=True)
+    supervisor = supervise(tmp_path, actor, script("learner", "pass"), drain_s=1000.0)
+    assert supervisor.run(lambda: False, lambda: None, 0.01)
+    assert not (tmp_path / "drained").exists()
 
 
 class Clock:
@@ -120,7 +239,7 @@ with pathlib.Path({str(folder)!r}, "starts").open("a") as file: file.write("x")
 sys.exit(0 if pathlib.Path({str(folder)!r}, "starts").stat().st_size > {len(runs)} else 1)
 """
     roles = [script("learner", code)]
-    supervisor = Supervisor(roles, folder, {}, max_restarts, "learner", longest_pause_s=4.0, clock=clock)
+    supervisor = Supervisor(roles, folder, max_restarts, "learner", longest_pause_s=4.0, clock=clock)
 
     def progress() -> None:
         nonlocal seen
@@ -158,14 +277,63 @@ def test_a_role_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> No
     assert not any(alive(pid) for pid in pids.values())
 
 
+def test_a_stop_ends_the_learner_before_the_replay_that_it_still_talks_to(tmp_path: Path) -> None:
+    def told(name: str) -> str:
+        return f"""
+import pathlib, signal, sys, time
+def end(*_):
+    time.sleep(0.3)
+    with pathlib.Path({str(tmp_path)!r}, "ended").open("a") as file:
+        file.write("{name} ")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+pathlib.Path({str(tmp_path)!r}, "{name}").touch()
+while True: time.sleep(0.05)
+"""
+
+    supervisor = supervise(tmp_path, *(script(name, told(name)) for name in ("replay", "learner")))
+    until(lambda: (tmp_path / "replay").exists() and (tmp_path / "learner").exists())
+    assert not supervisor.run(lambda: True, lambda: None)
+    assert (tmp_path / "ended").read_text() == "learner replay "
+
+
+class OutOfReach:
+    """A role on a host that nobody can reach: it never seems to end."""
+
+    pid, host, identity, lease_s = 1, "away", None, 100.0
+
+    def __init__(self) -> None:
+        self.kills = 0
+
+    def poll(self) -> int | None:
+        return None
+
+    def terminate(self) -> None:
+        pass
+
+    drain = terminate
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+def test_a_role_that_nobody_can_reach_is_killed_once_and_again_at_the_end(tmp_path: Path) -> None:
+    away, polls = OutOfReach(), iter(range(40))
+    supervisor = supervise(tmp_path, RoleCommand("learner", []), start=lambda *_: away, stop_s=0.05, killed_s=0.1)
+    supervisor.restart(["learner"])
+    assert not supervisor.run(lambda: next(polls) == 39, lambda: None, 0.01)
+    assert away.kills == 2
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
 def test_children_stop_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     code = f"""
 import pathlib, time
-from asyncrl.launch.supervisor import RoleCommand, Supervisor
+from asyncrl.launch.role_process import RoleCommand
+from asyncrl.launch.supervisor import Supervisor
 import sys
 role = RoleCommand("learner", [sys.executable, "-c", {FOREVER!r}])
-supervisor = Supervisor([role], pathlib.Path({str(tmp_path)!r}), {{}}, 1, "learner")
+supervisor = Supervisor([role], pathlib.Path({str(tmp_path)!r}), 1, "learner")
 pathlib.Path({str(tmp_path)!r}, "pid").write_text(str(supervisor.pids["learner"]))
 time.sleep(60)
 """
@@ -175,3 +343,36 @@ time.sleep(60)
     process.send_signal(signal.SIGKILL)
     process.wait()
     until(lambda: not alive(pid))
+
+
+def test_roles_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
+    actors = [script(f"actor-{index}", FOREVER) for index in range(3)]
+    waits = f"""
+import pathlib, time
+while not pathlib.Path({str(tmp_path)!r}, "done").exists(): time.sleep(0.01)
+"""
+    supervisor = supervise(tmp_path, *actors[:2], script("learner", waits))
+    first = supervisor.pids
+    steps = iter(
+        [
+            lambda: supervisor.set_roles([actors[0], actors[2], script("learner", waits)]),
+            lambda: not alive(first["actor-1"]) and supervisor.pids.keys() == {"actor-0", "actor-2", "learner"},
+            lambda: supervisor.set_roles([*actors, script("learner", waits)]),
+            lambda: supervisor.pids.keys() == {"actor-0", "actor-1", "actor-2", "learner"},
+            lambda: supervisor.restart(["actor-0"]),
+            lambda: supervisor.pids.get("actor-0", first["actor-0"]) != first["actor-0"],
+            lambda: (tmp_path / "done").touch(),
+        ]
+    )
+    step = next(steps)
+
+    def progress() -> None:
+        nonlocal step
+        if step() is not False:
+            step = next(steps, lambda: False)
+
+    assert supervisor.run(lambda: False, progress, 0.01)
+    assert supervisor.restarts == {"learner": 0, "actor-0": 1, "actor-1": 0, "actor-2": 0}
+    told = json.loads((tmp_path / "processes.json").read_text())
+    assert told["actor-0"]["restarts"] == 1
+    assert (told["learner"]["pid"], told["learner"]["host"]) == (0, socket.gethostname())

@@ -15,11 +15,12 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     learner, evaluation, actor = (
         JsonLines(metrics_file(tmp_path, name)) for name in ("learner", "evaluation", "actor-0")
     )
-    dashboard = Dashboard(TrainConfig(), tmp_path, lambda: {"replay": 1})
+    dashboard = Dashboard(TrainConfig(), tmp_path, lambda: {"replay": 1, "actor-0": 0})
     assert dict(dashboard.rows())["step"] == "0/100"
     learner.log(8, {"reward/mean": 0.5, "lag/max": 2.0})
     learner.log(9, {"reward/mean": 0.25, "idle": 0.5, "lag/max": 1.0})
-    actor.log(1, {"tokens_per_s": 1234.0, "idle": 0.1})
+    assert "recomputed tokens" not in dict(dashboard.rows())
+    actor.log(1, {"tokens_per_s": 1234.0, "idle": 0.1, "recomputed_tokens": 5000})
     evaluation.log(6, {"eval/accuracy": 0.9, "eval/outcome": 0.95, "eval/count": 37, "eval/failed": 13})
     rows = dict(dashboard.rows())
     assert (rows["step"], rows["reward"], rows["learner idle"]) == ("10/100", "0.25", "50%")
@@ -27,6 +28,7 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     assert rows["held-out failed"] == "13 of 50"
     assert (rows["lag"], rows["restarts"]) == ("1", "1")
     assert (rows["rollout tok/s"], rows["rollout idle"]) == ("1234", "10%")
+    assert rows["recomputed tokens"] == "5000"
     explained = (Path(__file__).parents[2] / "docs" / "run_folder.md").read_text()
     assert [name for name in rows if f"`{name}`" not in explained] == []
 

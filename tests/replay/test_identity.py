@@ -16,6 +16,7 @@ from asyncrl.config import locations
 from asyncrl.config.schema import RunConfig
 from asyncrl.errors import AsyncrlError, ConfigError, RefusedError, StoreError
 from asyncrl.learner.run import run as learn
+from asyncrl.machine.activity import Activity
 from asyncrl.replay.protocol import GetAudit, GetStatus
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.store import Store
@@ -84,7 +85,7 @@ def test_a_learner_of_another_run_ends_with_both_names_and_releases_nothing(
     config.network.replay_port = int(replay.endpoint.rpartition(":")[2])
     config.network.weights_port = 0
     with pytest.raises(ConfigError, match=r"replay of run 'run' \(id \w{32}\), not of 'mine' \(id \w{32}\)"):
-        learn(config, threading.Event())
+        learn(config, threading.Event(), Activity())
 
 
 def test_a_store_keeps_its_identity_and_shares_it_with_no_other(tmp_path: Path) -> None:

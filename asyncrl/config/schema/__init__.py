@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from asyncrl.config.schema.cluster import ClusterConfig, NetworkConfig
 from asyncrl.config.schema.generation import ActorConfig, EngineConfig, ServerConfig, WeightsConfig
 from asyncrl.config.schema.learner import AlgorithmConfig, CriticConfig, ImplicitConfig, LearnerConfig, PartConfig
 from asyncrl.config.schema.replay import FilterConfig, ReplayConfig, SamplerConfig
-from asyncrl.config.schema.run import ClusterConfig, DataConfig, ModelConfig, NetworkConfig, ObserveConfig, RunConfig
+from asyncrl.config.schema.run import DataConfig, ModelConfig, ObserveConfig, RunConfig
 from asyncrl.config.schema.scoring import (
     GuardConfig,
     OutcomeModelConfig,

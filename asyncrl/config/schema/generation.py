@@ -41,6 +41,24 @@ class ActorConfig:
         "arguments of the chat template, such as {enable_thinking: false}",
         fixed="all members of a group are rendered alike",
     )
+    tool_call_format: str = option(
+        "auto",
+        "how the model writes tool calls: auto (as its chat template shows them), or one format (docs/models.md)",
+        choices=(
+            "auto",
+            "hermes",
+            "llama3",
+            "mistral",
+            "mistral_v11",
+            "deepseek_v3",
+            "deepseek_v3_1",
+            "glm",
+            "qwen3_coder",
+            "kimi",
+            "harmony",
+        ),
+        fixed="all members of a group call tools alike",
+    )
     history: str = option(
         "sampled",
         "what a later turn continues: the sampled tokens, or the template's text (docs/agents.md)",
@@ -66,10 +84,11 @@ class ActorConfig:
 class ServerConfig:
     """The SGLang servers that an actor starts on its machine with engine.launch."""
 
-    count: int = option(1, "servers that an actor starts and supervises", "[1, inf)")
+    count: int | None = option(
+        None, "servers that an actor starts and supervises; null: as many as its GPUs hold, or one", "[1, inf)"
+    )
     port: int = option(0, "port of the first server, followed by those of the others; 0: any free ports", "[0, 65535]")
     tp_size: int = option(1, "GPUs of one server (tensor parallelism)", "[1, inf)")
-    first_gpu: int = option(0, "number of the first server's first GPU; the other GPUs follow in order", "[0, inf)")
     memory: float | None = option(None, "share of a GPU's memory for weights and cache; null: as SGLang", "(0, 1)")
     arguments: list[str] = option([], "further arguments of the server")
     environment: dict[str, str] = option({}, "environment variables of the server")
@@ -98,9 +117,26 @@ class EngineConfig:
     wait_s: float = option(600.0, "seconds that a turn waits for a server", "(0, inf)")
     check_s: float = option(5.0, "seconds between two checks of a server, and of the list of servers", "(0, inf)")
     silence_s: float = option(60.0, "seconds without an answer after which a server counts as lost", "(0, inf)")
-    launch: bool = option(False, "start SGLang servers on this machine, as engine.server says, and supervise them")
+    launch: bool | None = option(
+        None,
+        "whether an actor starts SGLang servers on its machine, as engine.server says, and supervises them; null: if "
+        "none are named",
+    )
     python: str = option("python3", "Python that has sglang, for engine.launch")
+    unproven_family: bool = option(
+        False, "whether SGLang servers are given a family of models that no test has shown to work (docs/models.md)"
+    )
     server: ServerConfig = field(default_factory=ServerConfig)
+
+    @property
+    def names_servers(self) -> bool:
+        """Whether the configuration names servers that somebody else starts."""
+        return bool(self.urls) or self.urls_file is not None or self.router is not None
+
+    @property
+    def launches(self) -> bool:
+        """Whether an actor starts its own servers."""
+        return (self.kind == "sglang" and not self.names_servers) if self.launch is None else self.launch
 
 
 @dataclass
@@ -126,6 +162,15 @@ class WeightsConfig:
         "auto",
         "how weights get into servers: auto (the fastest way that a server takes), or one way (docs/weights.md)",
         choices=("auto", "ipc", "nccl", "disk", "gloo"),
+    )
+    canary: bool = option(
+        True, "send log-probs of a few tokens with each version, which engines must repeat before they serve it"
+    )
+    canary_tolerance: float | None = option(
+        None,
+        "largest mean difference of these log-probs, as a share of their spread; null: 0.005 in float32, 0.08 in "
+        "bfloat16, 0.3 for a quantized server",
+        "(0, inf)",
     )
     load_s: float = option(
         300.0, "seconds that a server may take to load new weights; then it counts as lost", "(0, inf)"

@@ -54,6 +54,12 @@ class LearnerConfig:
     skip_grad_norm: float | None = option(
         None, "gradients with a larger norm change nothing, and are counted; null: no such limit", "(0, inf)"
     )
+    skip_grad_norm_factor: float | None = option(
+        None,
+        "gradients whose norm is more than so many times the median of the last 64 change nothing either, once there "
+        "are 8 norms; null: no such limit",
+        "[1, inf)",
+    )
     publish_every: int = option(
         1, "steps between two weight publishes", "[1, inf)", fixed="versions count these publishes"
     )
@@ -73,16 +79,33 @@ class LearnerConfig:
     eval_attempts: int = option(
         1, "attempts at each held-out task: one is greedy, several are sampled at actor.temperature", "[1, inf)"
     )
+    memory: float | None = option(
+        None,
+        "share of a GPU's memory that a rank fits its activations into; null: what is free, or what the placement "
+        "leaves it on a GPU that it shares",
+        "(0, 1]",
+    )
     reference_on_host: bool = option(
         False,
         "keep the weights of the reference policy in the memory of the host: a GPU has room for more, and each pass "
         "copies these weights to it",
+    )
+    optimizer_on_host: bool = option(
+        False,
+        "keep the moments of the optimizer in the memory of the host: a GPU has room for more, and each update copies "
+        "them to it and back",
     )
     exchange: str = option(
         "pass",
         "when ranks exchange weights and gradients: in each pass, or once an update: this saves time where one "
         "has several passes, and each rank then has room for all weights in model.dtype and all gradients in float32",
         choices=("pass", "update"),
+    )
+    reshard: float = option(
+        1.0,
+        "share of the layers whose gathered weights are dropped between the forward and the backward pass, which "
+        "gathers them again; the last layers keep theirs first",
+        "[0, 1]",
     )
     replicas: int = option(
         1,
@@ -166,9 +189,10 @@ class AlgorithmConfig:
     proximal: str = option(
         "auto",
         "where the proximal log-probs come from; auto: recompute, unless the training pass gives the same ones in time",
-        choices=("auto", "recompute", "interpolate", "behaviour"),
+        choices=("auto", "recompute", "interpolate", "interpolate_linear", "behaviour"),
     )
     kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")
     aggregation: PartConfig = option(PartConfig("token-mean"), "how the losses of tokens become one number")
     entropy_weight: float = option(0.0, "weight of the entropy bonus", "[0, inf)")
     value: PartConfig = option(PartConfig("clipped"), "loss of the critic")
+    value_aggregation: PartConfig = option(PartConfig("token-mean"), "how the critic's losses become one number")

@@ -1,4 +1,4 @@
-"""Who the run is, what it trains on, and where its processes are."""
+"""Who the run is, what it trains on, and where its metrics go."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ class ModelConfig:
         fixed="recorded steps and stored log-probs were computed in it",
     )
     attention: str = option(
-        "sdpa",
-        "implementation of attention in the learner",
-        choices=("sdpa", "flash_attention_2", "flex_attention"),
+        "auto",
+        "implementation of attention in the learner; auto: torch's kernels for packed sequences, and plain operations, "
+        "which are slower, for scores with a cap; sdpa: the same, but models with caps or attention sinks are refused; "
+        "the others, of transformers, need a GPU",
+        choices=("auto", "sdpa", "flash_attention_2", "flex_attention"),
         fixed="recorded steps would be rounded differently",
     )
     activations: float | None = option(
@@ -71,38 +73,6 @@ class DataConfig:
 
 
 @dataclass
-class ClusterConfig:
-    """How many processes of each role, and their threads."""
-
-    actors: int = option(1, "actor processes", "[1, inf)")
-    scorers: int = option(1, "scoring processes", "[1, inf)")
-    learner_ranks: int = option(1, "ranks of the learner on each of its hosts", "[1, inf)")
-    actor_threads: int = option(1, "torch threads of one actor", "[1, inf)")
-    scorer_threads: int = option(1, "torch threads of one scorer", "[1, inf)")
-    learner_threads: int = option(1, "torch threads of one learner rank", "[1, inf)")
-    max_restarts: int = option(
-        20, "failures of a role that do not end the run; 5 minutes without one reset the count", "[0, inf)"
-    )
-    restart_pause_s: float = option(
-        60.0, "longest pause in seconds before a restart; the first is 0.25 s, and each doubles", "[0, inf)"
-    )
-
-
-@dataclass
-class NetworkConfig:
-    """Where the roles reach each other."""
-
-    host: str = option("127.0.0.1", "address at which replay and learner listen, and to which the others connect")
-    replay_port: int = option(5755, "port of the replay's first shard; 0: `asyncrl train` chooses", "[0, 65535]")
-    weights_port: int = option(5756, "the learner's port for weights; 0: `asyncrl train` chooses", "[0, 65535]")
-    keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md")
-    insecure: bool = option(False, "allow addresses that other machines can reach, without keys")
-    max_message_mb: int = option(
-        256, "megabytes of the largest message part; a larger one closes its connection", "[1, 4095]"
-    )
-
-
-@dataclass
 class ObserveConfig:
     """Where metrics go. Each role also writes JSON lines into the run's folder."""
 
@@ -111,4 +81,9 @@ class ObserveConfig:
     wandb_project: str = option("asyncrl", "project at Weights & Biases")
     profile_steps: list[int] = option(
         [], "learner steps, from 0, of which each rank writes a trace for Perfetto into runs/NAME/profile", "[0, inf)"
+    )
+    memory_steps: list[int] = option(
+        [],
+        "learner steps, from 0, of which each rank on a GPU writes a snapshot of its memory into runs/NAME/profile",
+        "[0, inf)",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from asyncrl.config.schema import ScoringModelConfig
 from asyncrl.errors import ConfigError
+from asyncrl.modelling.devices import described
+
+logger = logging.getLogger(__name__)
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "pytorch_model*.bin"]
 _SAMPLE = 1 << 20
@@ -66,7 +70,9 @@ class Checkpoint:
         with self._refusing():
             dtype, trust = getattr(torch, self._config.dtype), self._config.trust_remote_code
             model = getattr(transformers, auto_class).from_pretrained(self.folder, dtype=dtype, trust_remote_code=trust)
-            return model.to(self._device).eval()
+            model = model.to(self._device).eval()
+            logger.info("%s computes on %s", self._key, described(self._device))
+            return model
 
     def causal_model(self, auto_class: str) -> Any:
         """As `model`. Raises ConfigError: a token's hidden state depends on later tokens."""

@@ -1,6 +1,8 @@
 """A ground truth that a rule cannot use is a failure and never a zero."""
 
 import json
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -36,6 +38,16 @@ def test_the_ground_truth_may_name_an_option_for_which_the_answer_is_wrong():
     assert [rules_of("multiple_choice")("The answer is C", truth).outcome for truth in ("C", "(B)")] == [1.0, 0.0]
 
 
+@pytest.fixture
+def usual_recursion_limit() -> Iterator[None]:
+    """Python's own limit: torch raises it when it compiles, which another test of this process may have done."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("usual_recursion_limit")
 def test_an_answer_nested_too_deep_for_a_recursive_schema_is_worth_nothing():
     score = rules_of("json_schema")
     nested = json.dumps({"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}})

@@ -1,0 +1,161 @@
+"""`cluster.autoscale`: how many actors and scorers a run has, by what its metrics say.
+
+One rule names what holds the run up. The numbers change by one process, and only after the rule has named the same
+change several times in a row. Between the bounds for more and for fewer lies a range in which nothing changes, so that
+the numbers do not swing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.cluster import AutoscaleConfig
+from asyncrl.errors import ConfigError
+from asyncrl.observe.dashboard import Tail
+from asyncrl.observe.sinks import metrics_file
+
+log = logging.getLogger("asyncrl.train")
+
+STARVED, SERVED = 0.2, 0.05
+"""The learner waits too much above the first share of its steps, and hardly at all below the second."""
+BUSY = 0.1
+"""Actors or scorers are the limit while they are idle for a smaller share of their time."""
+ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
+"""There are too many of them while they are idle for a larger share, and the learner does not wait."""
+OLD = 0.9
+"""Actors are too fast while the mean lag is above this share of `replay.max_lag`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the newest metrics say: shares of time for which the learner, the actors and the scorers were idle, the
+    trajectories that wait for scores, in batches, and the mean lag as a share of the largest that is allowed."""
+
+    learner_idle: float
+    actors_idle: float
+    scorers_idle: float
+    waiting_batches: float
+    lag_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleChange:
+    """One process more (+1) or less (-1) of `name`, actors or scorers, and why."""
+
+    name: str
+    by: int
+    reason: str
+
+
+def wished_change(seen: Workload) -> ScaleChange | None:
+    """What the rule wants, whatever the bounds of the numbers are. None: nothing."""
+    waits = f"the learner waits for {seen.learner_idle:.0%} of its time"
+    if seen.learner_idle > STARVED:
+        if seen.scorers_idle < BUSY and seen.waiting_batches >= 1:
+            queue = f"{seen.waiting_batches:.1f} batches wait for scores"
+            return ScaleChange("scorers", +1, f"{waits}, {queue}, and scorers are idle for {seen.scorers_idle:.0%}")
+        if seen.actors_idle < BUSY:
+            return ScaleChange("actors", +1, f"{waits}, and actors are idle for {seen.actors_idle:.0%}")
+    elif seen.learner_idle < SERVED:
+        if seen.actors_idle > ACTORS_IDLE:
+            return ScaleChange("actors", -1, f"{waits}, and actors are idle for {seen.actors_idle:.0%}")
+        if seen.lag_share > OLD:
+            return ScaleChange("actors", -1, f"{waits}, and the mean lag is {seen.lag_share:.0%} of replay.max_lag")
+        if seen.scorers_idle > SCORERS_IDLE and seen.waiting_batches < 1:
+            return ScaleChange("scorers", -1, f"{waits}, and scorers are idle for {seen.scorers_idle:.0%}")
+    return None
+
+
+class Patience:
+    """Lets a change pass that came `times` times in a row and leaves the number within its bounds."""
+
+    def __init__(self, config: AutoscaleConfig) -> None:
+        self._bounds = {"actors": config.actors, "scorers": config.scorers}
+        self._times = config.patience
+        self._last: tuple[str, int] | None = None
+        self._count = 0
+
+    def passes(self, change: ScaleChange | None, counts: Mapping[str, int]) -> bool:
+        """Whether `change` is to be done now, where `counts` processes run."""
+        if change is None or not self._allows(change, counts):
+            self._last, self._count = None, 0
+            return False
+        kind = (change.name, change.by)
+        self._count = self._count + 1 if kind == self._last else 1
+        self._last = kind
+        if self._count < self._times:
+            return False
+        self._count = 0
+        return True
+
+    def _allows(self, change: ScaleChange, counts: Mapping[str, int]) -> bool:
+        bounds = self._bounds[change.name]
+        return bool(bounds) and bounds[0] <= counts[change.name] + change.by <= bounds[1]
+
+
+class Autoscaler:
+    """Reads the metrics of a run now and then, and has `scale` change the numbers in `config.cluster`; each change is
+    logged with its reason. `clock` gives seconds."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        run_dir: Path,
+        scale: Callable[[Mapping[str, int]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._run_dir, self._scale, self._clock = config, run_dir, scale, clock
+        self._settings = config.cluster.autoscale
+        self._patience = Patience(self._settings)
+        self._tails: dict[str, Tail] = {}
+        self._next = clock() + self._settings.every_s
+        self._step = -1
+
+    def update(self) -> None:
+        """Call it again and again."""
+        if not (self._settings.actors or self._settings.scorers) or self._clock() < self._next:
+            return
+        self._next = self._clock() + self._settings.every_s
+        cluster, seen = self._config.cluster, self._look()
+        counts = {"actors": cluster.actors or 1, "scorers": cluster.scorers or 1}
+        change = wished_change(seen) if seen is not None else None
+        if not self._patience.passes(change, counts) or change is None:
+            return
+        count = counts[change.name] + change.by
+        try:
+            self._scale({change.name: count})
+        except ConfigError as error:
+            log.warning(
+                "cluster.autoscale wants %s=%d (%s), which is refused: %s", change.name, count, change.reason, error
+            )
+        else:
+            log.info("cluster.autoscale: %s=%d, since %s", change.name, count, change.reason)
+
+    def _read(self, name: str) -> dict[str, float]:
+        tail = self._tails.setdefault(name, Tail(metrics_file(self._run_dir, name)))
+        return tail.read()
+
+    def _look(self) -> Workload | None:
+        """None: the learner has done no step since the last look, or a role has no metrics yet."""
+        config, shards = self._config, self._config.replay.shards
+        learner = self._read("learner")
+        replays = [self._read("replay" if shards == 1 else f"replay-{shard}") for shard in range(shards)]
+        actors = [self._read(f"actor-{index}") for index in range(config.cluster.actors or 1)]
+        scorers = [self._read(f"scoring-{index}") for index in range(config.cluster.scorers or 1)]
+        if not all((learner, *replays, *actors, *scorers)) or learner["step"] == self._step:
+            return None
+        self._step = int(learner["step"])
+        waiting = sum(replay["depth_waiting"] for replay in replays)
+        return Workload(
+            learner_idle=learner["idle"],
+            actors_idle=fmean(actor["idle"] for actor in actors),
+            scorers_idle=fmean(scorer["idle"] for scorer in scorers),
+            waiting_batches=waiting / config.learner.batch_size,
+            lag_share=learner["lag/mean"] / config.replay.max_lag if config.replay.max_lag else 0.0,
+        )

@@ -1,0 +1,237 @@
+"""`cluster.launcher=hosts`: the roles of a run on hosts that a remote shell reaches, such as ssh.
+
+All hosts share the run's folder and the folder in which the run was started. A role runs below `remote_role` on its
+host. The connection to that is the launcher's lease on the role: if it breaks, the role ends within `LEASE_S`, and only
+then the supervisor starts it again. If it breaks before the launcher has heard of the role's process, the role is
+started again at once, and its host sees to it that it runs only once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import asyncrl
+from asyncrl.config import locations
+from asyncrl.config.bind import is_loopback
+from asyncrl.config.locations import ALIVE_FOLDER
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.launch.hosts.remote_role import ALIVE, COUNT, DRAIN, ENDED, KILL, READ_BYTES, SIGNALLED, STARTED, STOP
+from asyncrl.launch.placement.placement import PlacedRole, Placement, check_unmoved
+from asyncrl.launch.placement.pools import Host
+from asyncrl.launch.processes import choose_ports, close_to_others, role_environment
+from asyncrl.launch.role_process import RoleCommand, RoleProcess
+from asyncrl.launch.supervisor import Supervisor
+from asyncrl.machine.child import ending_with_parent
+from asyncrl.machine.identity import ProcessIdentity
+from asyncrl.machine.shared_folder import answer_to, canary
+
+log = logging.getLogger("asyncrl.train")
+
+LEASE_S = 120.0
+"""Longer than a TCP connection needs to go on after a partition of half a minute."""
+ALIVE_S = 1.0
+CHECK_S = 120.0
+"""For a host to answer at the start, where it may load torch from a cold disk."""
+KILLED_S = 10.0
+ENDED_POLL_S = 0.1
+NO_CONNECTION = 255
+"""The status of ssh where it could not connect, or lost the connection."""
+RENDEZVOUS_PORT = 5757
+HANDED_ON = ("PYTHONPATH", "PATH", "HF_HOME", "HF_HUB_OFFLINE", "OMP_WAIT_POLICY")
+"""Variables of the launcher's environment that roles on other hosts get."""
+
+
+class HostsLauncher:
+    """Starts the roles of a run on `cluster.hosts`: `launcher.Launcher`."""
+
+    def __init__(self, config: TrainConfig, lease_s: float = LEASE_S) -> None:
+        self._config, self._names, self._lease_s = config, config.cluster.hosts, lease_s
+        self._run_dir = locations.run_dir(config.run).absolute()
+        self._placement: Placement | None = None
+        self._roles: dict[str, PlacedRole] = {}
+        self._id, self._starts = uuid4().hex, 0
+
+    def hosts(self) -> list[Host]:
+        """What each host has. Raises ConfigError: some cannot be reached, or do not share the run's folder, with a line
+        for each."""
+        with canary(self._run_dir) as file, ThreadPoolExecutor(len(self._names)) as threads:
+            answers = list(threads.map(lambda index: self._check(file, index), range(len(self._names))))
+        if problems := [answer for answer in answers if isinstance(answer, str)]:
+            raise ConfigError("\n".join(problems))
+        return [answer for answer in answers if isinstance(answer, Host)]
+
+    def _check(self, file: Path, index: int) -> Host | str:
+        """What a host has, or the line that says why it cannot be used."""
+        name, cluster = self._names[index], self._config.cluster
+        count = COUNT if cluster.gpus is None else "no"
+        command = self._command(name, "check", str(file), str(index), count)
+        where = f"cluster.hosts: {name}"
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHECK_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{where} does not answer: {error}; check cluster.shell={shlex.join(cluster.shell)}"
+        lines = done.stdout.strip().splitlines()
+        if done.returncode or not lines:
+            said = " ".join(done.stderr.strip().splitlines()[-2:])
+            return f"{where} cannot run asyncrl ({said or f'status {done.returncode}'}): {shlex.join(command)}"
+        told = json.loads(lines[-1])
+        if told["version"] != asyncrl.__version__:
+            return f"{where} has asyncrl {told['version']}, and this host {asyncrl.__version__}; install one version"
+        if not told["sees"] or not answer_to(file, index).exists():
+            return (
+                f"{where} does not share the folder {self._run_dir}; set run.dir to one that all hosts read and write"
+            )
+        return Host(told["gpus"] if cluster.gpus is None else cluster.gpus, cluster.cpus or told["cpus"])
+
+    def _command(self, host: str, *arguments: str, environment: Mapping[str, str] | None = None) -> list[str]:
+        """The command line here that runs `remote_role` with `arguments` there."""
+        inherited = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+        variables = (f"{name}={value}" for name, value in {**inherited, **(environment or {})}.items())
+        there = shlex.join(["env", *variables, sys.executable, "-m", "asyncrl.launch.hosts.remote_role", *arguments])
+        shell = [word.replace("{host}", host) for word in self._config.cluster.shell]
+        return [*shell, f"cd {shlex.quote(str(Path.cwd()))} && exec {there}"]
+
+    def is_one_machine(self) -> bool:
+        return len(self._names) == 1
+
+    def prepare(self, placement: Placement, stop: threading.Event) -> None:
+        """Set addresses and ports, and make keys where there are none. Raises ConfigError."""
+        self.set_placement(placement)
+        config, network = self._config, self._config.network
+        network.replay_host = network.replay_host or self._address(placement.of("replay")[0].name, "replay")
+        network.learner_host = network.learner_host or self._address("learner", "learner")
+        choose_ports(config)
+        if config.learner.nodes > 1 and config.learner.rendezvous is None:
+            config.learner.rendezvous = f"{network.learner_host}:{RENDEZVOUS_PORT}"
+        close_to_others(config)
+
+    def _address(self, role: str, module: str) -> str:
+        """The address of the host of a role. Raises ConfigError: its name stands for none that others can reach."""
+        name = self._names[self._roles[role].node].rpartition("@")[2]
+        fix = f"set network.{module}_host to its address"
+        try:
+            address = socket.gethostbyname(name)
+        except OSError as error:
+            raise ConfigError(f"cluster.hosts: {name} has no address ({error}); {fix}") from error
+        if is_loopback(address) and len(self._names) > 1:
+            raise ConfigError(f"cluster.hosts: {name} is {address} here, which other hosts cannot reach; {fix}")
+        return address
+
+    def set_placement(self, placement: Placement) -> None:
+        if self._placement is not None:
+            check_unmoved(self._placement, placement)
+        self._placement = placement
+        self._roles |= {role.name: role for role in placement.roles}
+
+    def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
+        """As `supervisor.Start`."""
+        placed = self._roles[role.name]
+        host = self._names[placed.node]
+        beats = self._run_dir / ALIVE_FOLDER / role.name
+        self._starts += 1
+        start = (self._id, str(self._starts), str(beats), str(log_file.absolute()))
+        arguments = ("keep", *start, str(self._lease_s), *role.command)
+        # The numbers of GPUs are those of that host.
+        environment = {**environment, **role_environment(placed, {})}
+        return _RemoteProcess(host, self._command(host, *arguments, environment=environment), log_file, self._lease_s)
+
+    def end_left(self, stop: threading.Event) -> Collection[str]:
+        with ThreadPoolExecutor(len(self._names)) as threads:
+            return {kernel for kernel in threads.map(lambda name: self._end_left(name, stop), self._names) if kernel}
+
+    def _end_left(self, name: str, stop: threading.Event) -> str:
+        """The kernel of a host on which no role runs any more; empty where it does not answer."""
+        command = self._command(name, "end", str(self._run_dir))
+        asked = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        with asked:
+            while asked.poll() is None and not stop.wait(ENDED_POLL_S):
+                pass
+            asked.kill()
+            lines = (asked.stdout or ()) if asked.wait() == 0 else ()
+            return next((line[len(ENDED) :].strip() for line in lines if line.startswith(ENDED)), "")
+
+    def watch(self, supervisor: Supervisor) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _RemoteProcess:
+    """A role on `host`, as seen from the connection that `command` holds to it."""
+
+    def __init__(self, host: str, command: Sequence[str], log_file: Path, lease_s: float) -> None:
+        self.host, self.pid, self._said = host, 0, b""
+        self.identity: ProcessIdentity | None = None
+        self.lease_s = lease_s
+        self._next, self._lost = 0.0, 0.0
+        self._killed: float | None = None
+        with log_file.open("ab") as output:
+            self._connection = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=ending_with_parent(signal.SIGTERM),
+            )
+        for end in (self._connection.stdin, self._connection.stdout):
+            assert end is not None
+            os.set_blocking(end.fileno(), False)
+
+    def poll(self) -> int | None:
+        now, status = time.monotonic(), self._connection.poll()
+        self._read_process()
+        if status is None and self._killed is not None and now - self._killed >= KILLED_S:
+            log.warning("%s cannot be reached; what runs there ends within %g s", self.host, self.lease_s)
+            self._killed = None
+            self._connection.kill()
+        if status is None and now >= self._next:
+            self._next = now + ALIVE_S
+            self._tell(ALIVE)
+        if status is not None and self.pid and (status == NO_CONNECTION or status < 0):
+            # The role may still run there, until its lease is over.
+            self._lost = self._lost or now
+            return None if now - self._lost < self.lease_s else NO_CONNECTION
+        return status if status is None or status <= SIGNALLED or status == NO_CONNECTION else SIGNALLED - status
+
+    def _read_process(self) -> None:
+        assert self._connection.stdout is not None
+        if self.pid:
+            return
+        with suppress(BlockingIOError):
+            self._said += os.read(self._connection.stdout.fileno(), READ_BYTES)
+        if told := re.search(rb"^%s(\d+) (\S+) (\S+)\n" % STARTED, self._said, re.MULTILINE):
+            self.pid = int(told[1])
+            self.identity = ProcessIdentity(told[2].decode(), self.pid, told[3].decode())
+
+    def _tell(self, what: bytes) -> None:
+        assert self._connection.stdin is not None
+        with suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._connection.stdin.fileno(), what)
+
+    def terminate(self) -> None:
+        self._tell(STOP)
+
+    def drain(self) -> None:
+        self._tell(DRAIN)
+
+    def kill(self) -> None:
+        self._tell(KILL)
+        self._killed = self._killed or time.monotonic()

@@ -1,0 +1,142 @@
+"""What runs on a host beside each of its roles: `python -m asyncrl.launch.hosts.remote_role keep ... COMMAND...`.
+
+It starts the command, tells which process that is in a line on stdout, and reads stdin, where the launcher writes a
+byte every second. `STOP` asks the role to stop, `DRAIN` to finish its episodes before, `KILL` kills it. If the launcher
+is gone or silent for the lease, the role is killed: the launcher then may start it elsewhere, or here again, and never
+has it twice. The exit status is the role's; 128 and a signal's number where that killed it.
+
+The launcher may lose the connection before it hears of the process, and start the role again at once. So each start has
+a number, and a file beside the role's heartbeat says which start runs as which process: a later start ends an earlier
+one first, and an earlier one that comes late starts nothing.
+
+`check CANARY INDEX COUNT` tells what the host has, and answers a file in the run's folder with one of its own.
+`end RUN_DIR` ends the roles on this host that an earlier start of the run has left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+import asyncrl
+from asyncrl.launch.survivors import Survivor, end_all, end_here
+from asyncrl.machine import process
+from asyncrl.machine.child import kill_group, start_child
+from asyncrl.machine.identity import ProcessIdentity, this_kernel
+from asyncrl.machine.shared_folder import answer_to, sees
+
+ALIVE, STOP, DRAIN, KILL = b".", b"s", b"d", b"k"
+STARTED = b"asyncrl role "
+"""Precedes the process in a line of its own: the host may greet who connects."""
+COUNT = "count"
+POLL_S = 0.1
+READ_BYTES = 4096
+SIGNALLED = 128
+UNWANTED = SIGNALLED + signal.SIGTERM
+"""The status of a start that came so late that nobody wants the role any more, or that there was a later one."""
+ENDED = "asyncrl ended "
+"""Precedes the kernel of this host in the answer to `end`."""
+
+
+class KeptRole(msgspec.Struct, frozen=True):
+    """The start of a role on this host: the `number`-th one of a `launcher`, which runs as a process."""
+
+    launcher: str
+    number: int
+    kernel: str = ""
+    pid: int = 0
+    began: str = ""
+
+    @property
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(self.kernel, self.pid, self.began)
+
+
+def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> subprocess.Popen[bytes] | None:
+    """Start a role whose heartbeat is the file `beats`, once no earlier start of it runs on this host; None if there
+    was a later one."""
+    beats.parent.mkdir(parents=True, exist_ok=True)
+    with beats.with_name(f"{beats.name}.start").open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if written := file.read():
+            earlier = msgspec.json.decode(written, type=KeptRole)
+            if earlier.launcher == start.launcher and earlier.number > start.number:
+                return None
+            if earlier.process.is_alive:
+                end_all([Survivor(beats.name, earlier.process, beats)], threading.Event())
+        child = start_child(command, log, {})
+        identity = ProcessIdentity.of(child.pid) or ProcessIdentity("", child.pid, "")
+        kept = KeptRole(start.launcher, start.number, identity.kernel, identity.pid, identity.began)
+        file.truncate(0)
+        file.write(msgspec.json.encode(kept))
+        file.flush()
+        sys.stdout.write(f"\n{STARTED.decode()}{kept.pid} {kept.kernel or '-'} {kept.began or '-'}\n")
+        sys.stdout.flush()
+        return child
+
+
+def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[str]) -> int:
+    """Run `command` until it ends, or nobody wants it any more. Its exit status, or 128 and a signal's number."""
+    told = os.read(sys.stdin.fileno(), READ_BYTES) if select.select([sys.stdin.fileno()], [], [], 0)[0] else ALIVE
+    is_wanted = told and STOP not in told and KILL not in told
+    child = start_alone(start, beats, log, command) if is_wanted else None
+    if child is None:
+        return UNWANTED
+    heard, listening = time.monotonic(), [sys.stdin.fileno()]
+    while child.poll() is None:
+        told = ALIVE
+        if select.select(listening, [], [], POLL_S)[0]:
+            heard, told = time.monotonic(), os.read(listening[0], READ_BYTES)
+        if STOP in told or not told:
+            child.terminate()
+        if DRAIN in told:
+            child.send_signal(process.DRAIN)
+        if not told:  # Nobody is left to say anything, and the lease goes on.
+            listening = []
+        if KILL in told or time.monotonic() - heard > lease_s:
+            kill_group(child)
+    return child.returncode if child.returncode >= 0 else SIGNALLED - child.returncode
+
+
+def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
+    """What this host has, and whether it sees the file `canary`; then it writes one beside that."""
+    if seen := sees(canary):
+        answer_to(canary, index).touch()
+    gpus = 0
+    if count_gpus:
+        import torch
+
+        gpus = torch.cuda.device_count()
+    cpus = len(os.sched_getaffinity(0))
+    return {"version": asyncrl.__version__, "sees": seen, "gpus": gpus, "cpus": cpus}
+
+
+def main() -> None:
+    """The entry of the command line."""
+    # A terminal that closes, or a Ctrl-C there, is the launcher's business.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    match sys.argv[1:]:
+        case ["check", canary, index, count_gpus]:
+            sys.stdout.write(json.dumps(check(Path(canary), int(index), count_gpus == COUNT)) + "\n")
+        case ["end", run_dir]:
+            end_here(Path(run_dir))
+            sys.stdout.write(f"{ENDED}{this_kernel()}\n")
+        case ["keep", launcher, number, beats, log, lease_s, *command]:
+            start = KeptRole(launcher, int(number))
+            sys.exit(keep(start, Path(beats), Path(log), float(lease_s), command))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What starts the processes of a run, and where: this machine, or what `cluster.launcher` names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Protocol
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.launch.placement.placement import Placement, check_unmoved
+from asyncrl.launch.placement.pools import Host
+from asyncrl.launch.processes import choose_ports, this_host
+from asyncrl.launch.role_process import LocalProcess, Start
+from asyncrl.launch.supervisor import Supervisor
+
+
+class Launcher(Protocol):
+    """Starts the roles of one run, from `prepare` until `close`."""
+
+    @property
+    def start(self) -> Start: ...
+
+    def hosts(self) -> list[Host]:
+        """What the run may use. Raises ConfigError: there is nothing."""
+
+    def is_one_machine(self) -> bool:
+        """Whether all hosts are this machine."""
+
+    def prepare(self, placement: Placement, stop: threading.Event) -> None:
+        """Set the addresses and ports in the configuration that it leaves open, so that all roles share them. Raises
+        UnavailableError: no port is free; ConfigError: the hosts cannot have the placement; StoppedError."""
+
+    def set_placement(self, placement: Placement) -> None:
+        """From now on roles are started as this one says; it may have more or fewer actors and scorers. Raises
+        ConfigError: roles that run would have other GPUs."""
+
+    def end_left(self, stop: threading.Event) -> Collection[str]:
+        """End what an earlier start of the run has left on the hosts that `prepare` got, and tell which kernels
+        (`ProcessIdentity.kernel`) these have. `stop` cuts it short. The caller has done so on this machine."""
+
+    def watch(self, supervisor: Supervisor) -> None:
+        """Called at every poll, to change what the supervisor does."""
+
+    def close(self) -> None:
+        """All roles have ended."""
+
+
+class LocalLauncher:
+    """This machine."""
+
+    start: Start = LocalProcess
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._placement: Placement | None = None
+
+    def hosts(self) -> list[Host]:
+        return [this_host(self._config.cluster)]
+
+    def is_one_machine(self) -> bool:
+        return True
+
+    def prepare(self, placement: Placement, stop: threading.Event) -> None:
+        choose_ports(self._config)
+        self._placement = placement
+
+    def set_placement(self, placement: Placement) -> None:
+        if self._placement is not None:
+            check_unmoved(self._placement, placement)
+        self._placement = placement
+
+    def end_left(self, stop: threading.Event) -> Collection[str]:
+        return ()
+
+    def watch(self, supervisor: Supervisor) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def open_launcher(config: TrainConfig) -> Launcher:
+    """What `cluster.launcher` names. Raises ConfigError: it cannot be used here."""
+    if config.cluster.launcher == "hosts":
+        from asyncrl.launch.hosts.launcher import HostsLauncher
+
+        return HostsLauncher(config)
+    if config.cluster.launcher == "ray":
+        from asyncrl.launch.ray.launcher import RayLauncher
+
+        return RayLauncher(config)
+    if config.cluster.launcher == "slurm":
+        from asyncrl.launch.slurm.commands import this_job
+        from asyncrl.launch.slurm.launcher import SlurmLauncher
+
+        return SlurmLauncher(config, this_job())
+    return LocalLauncher(config)

@@ -1,0 +1,126 @@
+"""Which process runs the folder of a run, and how another process asks it to stop.
+
+The file `supervised` is locked, and names the process, as long as one starts roles for the folder. Whoever wants it to
+stop makes the file `stop`, which also works over a shared folder. The process renames it to `stopping`, and removes
+that when all roles have ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.machine.owner import OWNER_FILE, Owner, owner_of
+
+STOP_FILE, STOPPING_FILE = "stop", "stopping"
+LOOK_S = 1.0
+"""Between two looks for a request: a shared folder should not be asked more often."""
+POLL_S = 0.2
+LEFT_S = 10.0
+"""Longer than an owner takes to write its name, and to end when the run is done."""
+SILENT_S = 90.0
+"""A network disk may show a new file as late as this."""
+
+
+class NotRunningError(AsyncrlError):
+    """No process runs the folder."""
+
+
+@contextmanager
+def exclusively(run_dir: Path) -> Iterator[None]:
+    """Own the run folder. Raises ConfigError: another process does."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / OWNER_FILE).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"{run_dir} is being run by another process; stop it with `asyncrl stop {run_dir}`, or choose another "
+                "run.name"
+            ) from error
+        lock.truncate(0)
+        lock.write(json.dumps(asdict(Owner(socket.gethostname(), os.getpid()))))
+        lock.flush()
+        (run_dir / STOP_FILE).unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            for name in (STOP_FILE, STOPPING_FILE):
+                (run_dir / name).unlink(missing_ok=True)
+            lock.truncate(0)
+            if list(run_dir.iterdir()) == [run_dir / OWNER_FILE]:  # Nothing started.
+                shutil.rmtree(run_dir)
+
+
+class StopRequests:
+    """Tells the owner of the folder whether it was asked to stop. `clock` gives seconds."""
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run_dir, self._clock = run_dir, clock
+        self._looked = clock()
+
+    def arrived(self) -> bool:
+        """Whether a request is there; takes it."""
+        if self._clock() - self._looked < LOOK_S:
+            return False
+        self._looked = self._clock()
+        try:
+            (self._run_dir / STOP_FILE).rename(self._run_dir / STOPPING_FILE)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def stop(run_dir: Path, show: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
+    """Ask the owner of the folder to stop, and return once it has ended. `show` is told what this waits for.
+
+    Raises NotRunningError: no process runs it, or its owner ended before it could stop.
+    """
+    owner = owner_of(run_dir)
+    if owner is None:
+        raise NotRunningError(
+            f"no `asyncrl train` runs {run_dir}; end roles that were started by hand with Ctrl-C or SIGTERM"
+        )
+    request, taken = run_dir / STOP_FILE, run_dir / STOPPING_FILE
+    who = f"process {owner.pid} on {owner.host}"
+    if not taken.exists():
+        request.touch()
+    show(f"{who} was asked to stop {run_dir}; this waits until it has")
+    asked, is_shown = clock(), False
+    while (there := owner_of(run_dir) == owner) or request.exists() or taken.exists():
+        if not there:
+            for path in (request, taken):
+                path.unlink(missing_ok=True)
+            raise NotRunningError(f"{who} ended before it stopped {run_dir}: its roles have ended with it")
+        if not is_shown and request.exists() and clock() - asked > SILENT_S:
+            show(f"{who} has not taken the request for {SILENT_S:.0f} s: look whether it still runs there")
+            is_shown = True
+        time.sleep(POLL_S)
+
+
+class OwnerWatch:
+    """Tells whether the owner of a folder, once there was one, has ended it well. `clock` gives seconds."""
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._clock = run_dir / OWNER_FILE, clock
+        self._looked, self._owned_until = clock(), math.inf
+
+    def has_left(self) -> bool:
+        """Whether nobody has owned the folder for `LEFT_S`. One that was killed owns it until the next one does."""
+        now = self._clock()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            with suppress(FileNotFoundError):
+                if self._file.read_text():
+                    self._owned_until = now
+        return now - self._owned_until >= LEFT_S

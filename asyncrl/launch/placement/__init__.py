@@ -1,0 +1,1 @@
+"""Which process of a run is where."""

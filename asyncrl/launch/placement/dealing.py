@@ -1,0 +1,109 @@
+"""Which GPUs of one node go to the learner, the actors and the scorers that live there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from asyncrl.errors import ConfigError
+
+USED_MEMORY = 0.9
+"""The share of a GPU's memory that processes divide which share it; the rest is for what none of them counts."""
+LEAST_SHARE = 0.1
+SHARES_IN_TURNS = {"learner": 0.85, "actor": 0.8}
+"""Where learner and servers have a GPU in turns. The rest is for what the other one cannot free, such as its kernels
+and buffers of NCCL, and for what SGLang allocates beside weights and cache."""
+MEMORY_WEIGHTS = {"learner": 5, "actor": 4, "scoring": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a role wants on a node: `unit` GPUs for each rank, server or process, and `count` of these; None: as many as
+    there is room for. `key` is the option to change where it cannot be. `shares`: several may share GPUs."""
+
+    key: str
+    unit: int = 1
+    count: int | None = None
+    shares: bool = False
+
+    @property
+    def least(self) -> int:
+        return self.unit if self.shares else self.unit * (self.count or 1)
+
+    def fitting(self, gpus: int) -> int:
+        """How many of `gpus` GPUs it takes."""
+        wanted = gpus if self.count is None else self.unit * self.count
+        return min(gpus, wanted) // self.unit * self.unit
+
+
+def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False) -> dict[str, tuple[int, ...]]:
+    """The GPUs of each role that has a wish: the first ones are the learner's, then come the actors' and the scorers'.
+
+    Where there is room, all have GPUs of their own, and of those that nobody has asked for the learner gets half.
+    Otherwise the scorers share the actors', or all share. With `in_turns` learner and actors have the same GPUs, and
+    scorers have others. Raises ConfigError: a role alone wants more than there is, or has to share.
+    """
+    if not gpus:
+        return dict.fromkeys(wishes, ())
+    total = len(gpus)
+    if large := [wish for wish in wishes.values() if wish.least > total]:
+        lines = (f"{each.key}: it takes {each.least} GPUs of a node that has {total}; lower it" for each in large)
+        raise ConfigError("\n".join(lines))
+    if in_turns:
+        return _deal_in_turns(gpus, wishes)
+    learner, actor, scoring = (wishes.get(role) for role in ("learner", "actor", "scoring"))
+    least = {role: wish.least for role, wish in wishes.items()}
+    apart = sum(least.values()) <= total
+    scorers = 0
+    if scoring is not None and apart:
+        room = total - sum(least.values()) + scoring.least
+        scorers = scoring.fitting(room if scoring.count or len(wishes) == 1 else scoring.unit)
+    ranks = 0
+    if learner is not None:
+        room = total - scorers - (actor.fitting(total) if actor and actor.count else least.get("actor", 0))
+        half = total // 2 if actor is not None and actor.count is None else room
+        ranks = learner.fitting(max(learner.unit, min(half, room)) if learner.count is None else total)
+    actors = 0
+    if actor is not None:
+        left = total - scorers - ranks
+        actors = actor.fitting(left) if left >= actor.least else actor.least
+    dealt = {}
+    if learner is not None:
+        dealt["learner"] = tuple(gpus[:ranks])
+    end = min(total, ranks + actors)
+    if actor is not None:
+        dealt["actor"] = tuple(gpus[end - actors : end])
+    if scoring is not None:
+        dealt["scoring"] = tuple(gpus[end : end + scorers]) if apart else tuple(gpus[total - scoring.least :])
+    return dealt
+
+
+def _deal_in_turns(gpus: Sequence[int], wishes: Mapping[str, Wish]) -> dict[str, tuple[int, ...]]:
+    scoring, scorers = wishes.get("scoring"), 0
+    if scoring is not None:
+        alone = len(wishes) == 1
+        scorers = scoring.fitting(len(gpus) if scoring.count or alone else scoring.unit)
+    others = {role: wish for role, wish in wishes.items() if role != "scoring"}
+    left = gpus[: len(gpus) - scorers]
+    if any(wish.least > len(left) for wish in others.values()):
+        raise ConfigError(
+            "cluster.colocated: learner and servers take all memory of their GPUs in turns, and there is no other GPU "
+            "for the scorers; set scoring.prm.device=cpu and scoring.outcome_model.device=cpu, or add a GPU"
+        )
+    dealt = {role: tuple(left[: wish.fitting(len(left))]) for role, wish in others.items()}
+    return dealt | ({"scoring": tuple(gpus[len(left) :])} if scoring is not None else {})
+
+
+def memory_shares(
+    dealt: Mapping[str, Sequence[int]], given: Mapping[str, float], in_turns: bool = False
+) -> dict[str, float]:
+    """The share of a GPU's memory of each role that shares a GPU with another one. `given` shares stay."""
+    pairs = ((one, other) for one, other in combinations(dealt, 2) if set(dealt[one]) & set(dealt[other]))
+    together = dict.fromkeys(role for pair in pairs for role in pair)
+    if in_turns:
+        return {role: given.get(role, SHARES_IN_TURNS[role]) for role in together}
+    weights = {role: MEMORY_WEIGHTS[role] for role in together if role not in given}
+    left = USED_MEMORY - sum(given[role] for role in together if role in given)
+    part = max(LEAST_SHARE, left) / max(1, sum(weights.values()))
+    return {role: given[role] if role in given else round(part * weights[role], 2) for role in together}

@@ -1,0 +1,299 @@
+"""Which process of a run is where: one description that every launcher obeys.
+
+A role lives in a pool (see `pools`), whose nodes have GPUs. The roles of a node divide these (see `dealing`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.cluster import ROLES
+from asyncrl.config.schema.scoring import ScoringModelConfig, serves
+from asyncrl.errors import ConfigError
+from asyncrl.launch.placement.dealing import Wish, deal, memory_shares
+from asyncrl.launch.placement.pools import Host, Node, packed, pools_of
+from asyncrl.launch.placement.sharing import shares
+
+ROLE_WORDS = {"learner": "learner", "actor": "actor's servers", "scoring": "scorer"}
+MOST_THREADS = 16
+"""More threads of one process gain little."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRole:
+    """A process of the run: `python -m asyncrl.MODULE experiment=RUN/config.yaml ARGUMENTS`, the same everywhere.
+
+    `node` counts the hosts from 0, and `gpus` are numbers of GPUs of that host; None: the process sees all, because
+    somebody else's servers may be there. `threads` are those of torch; the learner's process starts a rank for each
+    GPU, or `cluster.learner_ranks`, with so many each. `cpus` is what the process keeps busy.
+    """
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    pool: str
+    node: int
+    gpus: tuple[int, ...] | None
+    threads: int
+    cpus: int
+    port: int | None = None
+    """The first port at which others reach it; 0: chosen at the start. None: it does not listen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """All processes of a run on `hosts`, in the order of starting."""
+
+    hosts: tuple[Host, ...]
+    roles: tuple[PlacedRole, ...]
+    in_turns: bool = False
+    """Whether the learner and the actors' servers have their GPUs in turns."""
+
+    def of(self, module: str) -> list[PlacedRole]:
+        """The processes of one role."""
+        return [role for role in self.roles if role.module == module]
+
+
+def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = ROLES) -> Placement:
+    """Every process of the `roles` of a run. Two calls with the same arguments give the same.
+
+    Raises ConfigError: the hosts have less than the configuration asks for, with a line for everything that is wrong.
+    """
+    pools, pool_of = pools_of(config.cluster, len(hosts), roles)
+    placed: list[PlacedRole] = []
+    problems: list[str] = []
+    for node in _shared(config, packed(pools, hosts), pool_of):
+        here = [role for role in ROLES if role in roles and pool_of[role] == node.pool]
+        try:
+            if any(host.gpus for host in hosts):
+                _check_gpus(config, node, _wishes(config, node, here))
+            placed += _placed_on(config, node, here)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+    least, most = _ranks(placed)
+    if least < most:
+        return place(replace(config, cluster=replace(config.cluster, learner_ranks=least)), hosts, roles)
+    if config.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
+        raise ConfigError(
+            "cluster.colocated: learner and servers must be on one host; name one host, or give both a pool of one node"
+        )
+    placed.sort(key=lambda role: ROLES.index(role.module))
+    return Placement(tuple(hosts), tuple(_numbered(config, placed)), config.cluster.colocated)
+
+
+def check_unmoved(before: Placement, after: Placement) -> None:
+    """Raises ConfigError: processes of the one placement would have other GPUs in the other."""
+    where = {role.name: (role.node, role.gpus) for role in before.roles}
+    now = {role.name: (role.node, role.gpus) for role in after.roles}
+    if moved := [name for name in where if name in now and where[name] != now[name]]:
+        raise ConfigError(
+            f"{', '.join(moved)} would have other GPUs, which takes a new start: stop the run, and start it with these "
+            "numbers"
+        )
+
+
+def _ranks(placed: Sequence[PlacedRole]) -> tuple[int, int]:
+    """The fewest and the most GPUs that the learner has on one of its hosts. All have as many ranks."""
+    counts = [len(role.gpus or ()) for role in placed if role.module == "learner"]
+    return min(counts, default=0), max(counts, default=0)
+
+
+def settle(config: TrainConfig, placement: Placement) -> None:
+    """Set the numbers of processes that the configuration leaves open, since all roles must know them alike."""
+    cluster, learners = config.cluster, placement.of("learner")
+    cluster.actors = len(placement.of("actor")) or cluster.actors
+    cluster.scorers = len(placement.of("scoring")) or cluster.scorers
+    if learners:
+        cluster.learner_ranks = cluster.learner_ranks or max(1, len(learners[0].gpus or ()))
+        config.learner.nodes = max(config.learner.nodes, len(learners))
+
+
+def _shared(config: TrainConfig, nodes: Sequence[Node], pool_of: Mapping[str, str]) -> Iterator[Node]:
+    """The nodes with their shares of the actors and scorers that the configuration asks for."""
+    pools = {node.pool: [each for each in nodes if each.pool == node.pool] for node in nodes}
+    shared: dict[tuple[str, int], Node] = {}
+    for name, pool in pools.items():
+        roles = [role for role, where in pool_of.items() if where == name]
+        scorers = shares(config.cluster.scorers or 1, _room(pool, [_scorer_places(config, node) for node in pool]))
+        pool = [replace(node, scorers=count) for node, count in zip(pool, scorers, strict=True)]
+        actors = shares(config.cluster.actors or 0, _room(pool, [_actor_places(config, node, roles) for node in pool]))
+        shared |= {(name, node.index): replace(node, actors=count) for node, count in zip(pool, actors, strict=True)}
+    return (shared[node.pool, node.index] for node in nodes)
+
+
+def _room(pool: Sequence[Node], gpus: Sequence[int]) -> Sequence[int]:
+    """The weights of the nodes of a pool for a role: by its places on their GPUs, or by CPUs where it has none."""
+    return gpus if any(gpus) else [node.cpus for node in pool]
+
+
+def _scorer_places(config: TrainConfig, node: Node) -> int:
+    unit = _scorer_gpus(config)
+    return len(node.gpus) // unit if unit else 0
+
+
+def _actor_places(config: TrainConfig, node: Node, roles: Collection[str]) -> int:
+    """How many GPUs of the node the actors there would have, if nothing said how many actors there are."""
+    if config.engine.names_servers and config.engine.kind != "embedded":
+        return int(node.index == 0)
+    freely = replace(config, cluster=replace(config.cluster, actors=None))
+    try:
+        return len(deal(node.gpus, _wishes(freely, node, roles)).get("actor", ()))
+    except ConfigError:
+        return 0  # What is too much there is refused by name when the node is placed.
+
+
+def _wishes(config: TrainConfig, node: Node, roles: Collection[str]) -> dict[str, Wish]:
+    """What the roles want of a node's GPUs. A role without a wish uses none."""
+    cluster, engine, wishes = config.cluster, config.engine, {}
+    if "learner" in roles:
+        ranks, replicas = cluster.learner_ranks, config.learner.replicas
+        if ranks is None and engine.names_servers and cluster.gpus is None and not cluster.pools:
+            ranks = 1  # Servers that somebody else has started may be on the other GPUs.
+        unit = replicas // gcd(replicas, node.count) if ranks is None else 1
+        wishes["learner"] = Wish("cluster.learner_ranks" if ranks else "learner.replicas", unit, ranks)
+    if "actor" in roles and (processes := _least_actors(config, node)):
+        if engine.kind == "embedded":
+            wishes["actor"] = Wish("cluster.actors", 1, cluster.actors and processes, shares=True)
+        elif engine.launches and "--device=cpu" not in engine.server.arguments:
+            count = engine.server.count
+            unit = engine.server.tp_size * (processes if count is None else 1)
+            wishes["actor"] = Wish("engine.server.tp_size", unit, count and count * processes)
+    if "scoring" in roles and (unit := _scorer_gpus(config)):
+        alone = not {"learner", "actor"} & set(roles)
+        count = None if alone and cluster.scorers is None else node.scorers
+        if count != 0:
+            wishes["scoring"] = Wish("scoring.prm.device", unit, count, shares=True)
+    return wishes
+
+
+def _check_gpus(config: TrainConfig, node: Node, wishes: Mapping[str, Wish]) -> None:
+    """Raises ConfigError: a role that needs GPUs has none on a node of its pool although the run has some, or the GPUs
+    that its pool names for it are no multiple of what it takes at once."""
+    keys = {"actor": "add --device=cpu to engine.server.arguments", "scoring": "set the device of its models to cpu"}
+    pool = f"cluster.pools.{node.pool}" if config.cluster.pools else f"cluster.pools: host {node.host}"
+    without = [role for role in wishes if role != "actor" or config.engine.launches]
+    if without and not node.gpus:
+        lines = (
+            f"{pool} has no GPU for the {ROLE_WORDS[role]}, and other hosts or pools have some; name one of these in "
+            f"cluster.roles{f', or {keys[role]} to have it on the CPU' if role in keys else ''}"
+            for role in without
+        )
+        raise ConfigError("\n".join(lines))
+    named = config.cluster.pools.get(node.pool, {}).get("gpus")
+    for wish in wishes.values() if len(wishes) == 1 else ():
+        if named and named > wish.unit and wish.count is None and named % wish.unit:
+            raise ConfigError(
+                f"{pool}: of {named} GPUs a node, {named % wish.unit} would lie idle, since {wish.key} takes "
+                f"{wish.unit} at once; name a multiple of {wish.unit}"
+            )
+
+
+def _least_actors(config: TrainConfig, node: Node) -> int:
+    """Actors on a node, as long as GPUs do not say more."""
+    actors = config.cluster.actors
+    if actors is None and config.engine.names_servers and config.engine.kind != "embedded":
+        return int(node.index == 0)  # All of the servers belong to one actor.
+    return 1 if actors is None else node.actors
+
+
+def _actors(config: TrainConfig, node: Node, own: Mapping[str, Sequence[int]]) -> int:
+    """Actors on a node where they have their `own` GPUs."""
+    least = _least_actors(config, node)
+    return (
+        max(least, len(own["actor"])) if config.engine.kind == "embedded" and config.cluster.actors is None else least
+    )
+
+
+def _scorers(config: TrainConfig, node: Node, own: Mapping[str, Sequence[int]]) -> int:
+    """Scorers on a node where they have their `own` GPUs."""
+    if config.cluster.scorers is None and {"learner", "actor"}.isdisjoint(own) and own["scoring"]:
+        return max(1, len(own["scoring"]) // _scorer_gpus(config))
+    return node.scorers
+
+
+def _scorer_gpus(config: TrainConfig) -> int:
+    """How many GPUs one scorer uses."""
+    models: Mapping[str, ScoringModelConfig] = {
+        "prm": config.scoring.prm,
+        "outcome_model": config.scoring.outcome_model,
+    }
+    devices = [models[kind].device for kind in serves(config.scoring) if kind in models and _is_local(models[kind])]
+    return max((int(device.partition(":")[2] or 0) + 1 for device in devices if device != "cpu"), default=0)
+
+
+def _is_local(model: ScoringModelConfig) -> bool:
+    return not (model.path or "").startswith(("http://", "https://"))
+
+
+def _placed_on(config: TrainConfig, node: Node, roles: Collection[str]) -> Iterator[PlacedRole]:
+    """The processes of `roles` on a node, still without their numbers."""
+    cluster, network, engine = config.cluster, config.network, config.engine
+    dealt = deal(node.gpus, _wishes(config, node, roles), cluster.colocated)
+    given = {"actor": engine.server.memory, "learner": config.learner.memory}
+    shares = {role: share for role, share in given.items() if share is not None}
+    memory = memory_shares(dealt, shares, cluster.colocated)
+    own = {role: dealt.get(role, ()) for role in roles}
+    counts = {
+        "scoring": _scorers(config, node, own) if "scoring" in roles else 0,
+        "actor": _actors(config, node, own) if "actor" in roles else 0,
+        "learner": (cluster.learner_ranks or max(1, len(own["learner"]))) if "learner" in roles else 0,
+    }
+    threads = min(MOST_THREADS, max(1, node.cpus // max(1, sum(counts.values()))))
+    if "replay" in roles and node.index == 0:
+        for shard in range(config.replay.shards):
+            which = (f"replay.shard={shard}",) if config.replay.shards > 1 else ()
+            port = network.replay_port and network.replay_port + shard
+            yield PlacedRole("replay", "replay", which, node.pool, node.host, (), 1, 1, port)
+    for index in range(counts["scoring"]):
+        gpus, torch = _part(own["scoring"], index, _scorer_gpus(config)), cluster.scorer_threads or threads
+        cpus = torch + config.scoring.rule_processes
+        yield PlacedRole("scoring", "scoring", (), node.pool, node.host, gpus, torch, cpus)
+    for index in range(counts["actor"]):
+        torch = cluster.actor_threads or threads
+        gpus = _part(own["actor"], index, max(1, len(own["actor"]) // counts["actor"]))
+        actor = PlacedRole("actor", "actor", (), node.pool, node.host, gpus, torch, torch)
+        if engine.launches:
+            servers = engine.server.count or max(1, len(gpus) // engine.server.tp_size)
+            port = engine.server.port and engine.server.port + index * servers
+            arguments = [f"engine.server.count={servers}", *([f"engine.server.port={port}"] if port else [])]
+            arguments += [f"engine.server.memory={memory['actor']}"] if "actor" in memory else []
+            # NCCL into the servers starts from a GPU that has none of them.
+            spare = own.get("learner", ())[:1] if config.weights.into_servers == "nccl" else ()
+            actor = replace(actor, arguments=tuple(arguments), gpus=(*gpus, *spare), port=port)
+        elif engine.kind != "embedded":
+            actor = replace(actor, gpus=None)
+        yield actor
+    if "learner" in roles:
+        arguments = [f"learner.node={node.index}"] if node.count > 1 else []
+        arguments += [f"learner.memory={memory['learner']}"] if "learner" in memory else []
+        torch = cluster.learner_threads or threads
+        yield PlacedRole(
+            *("learner", "learner", tuple(arguments), node.pool, node.host, own["learner"]),
+            threads=torch,
+            cpus=torch * counts["learner"],
+            port=None if node.index else network.weights_port,
+        )
+
+
+def _part(gpus: Sequence[int], index: int, size: int) -> tuple[int, ...]:
+    """The GPUs of the `index`-th process that takes `size` of `gpus`; processes share them where there are too few."""
+    parts = len(gpus) // size if size else 0
+    return tuple(gpus[index % parts * size :][:size]) if parts else ()
+
+
+def _numbered(config: TrainConfig, roles: Sequence[PlacedRole]) -> Iterator[PlacedRole]:
+    """The roles with a name of their own each: it stays over restarts."""
+    seen: Counter[str] = Counter()
+    for role in roles:
+        number, only = seen[role.module], role.module == "replay" and config.replay.shards == 1
+        seen[role.module] += 1
+        if role.module == "learner":
+            yield replace(role, name=f"learner-node-{number}") if number else role
+        else:
+            yield role if only else replace(role, name=f"{role.module}-{number}")

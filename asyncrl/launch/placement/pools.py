@@ -1,0 +1,105 @@
+"""The pools of a run, and which hosts their nodes are on.
+
+Pools are parts of hosts. `cluster.pools` names them; without it, one host is one pool, and of several hosts half train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from asyncrl.config.schema import ClusterConfig
+from asyncrl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a host has that the run may use."""
+
+    gpus: int
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host. It has so many of the `actors` and
+    `scorers` for which the configuration has a number."""
+
+    pool: str
+    index: int
+    count: int
+    host: int
+    gpus: tuple[int, ...]
+    cpus: int
+    actors: int = 0
+    scorers: int = 0
+
+
+def pools_of(
+    cluster: ClusterConfig, hosts: int, roles: Collection[str]
+) -> tuple[Mapping[str, Mapping[str, int]], Mapping[str, str]]:
+    """The pools by their names, and the pool of each role."""
+    pools = cluster.pools
+    if pools:
+        return pools, {role: cluster.pool_of(role) for role in roles}
+    if hosts == 1:
+        return {"all": {}}, dict.fromkeys(roles, "all")
+    training = hosts // 2
+    rollout = {role for role in ("actor", "scoring") if role in roles}
+    pools = {"train": {"nodes": training}, "rollout": {"nodes": hosts - training}}
+    return pools, {role: "rollout" if role in rollout else "train" for role in roles}
+
+
+def packed(pools: Mapping[str, Mapping[str, int]], hosts: Sequence[Host]) -> list[Node]:
+    """The nodes of the pools. Those of one pool are on different hosts, and pools are on different ones where they can
+    be. The largest come first, so that smaller ones do not take the hosts that these need. A pool that does not say how
+    many GPUs it has takes those that the others leave."""
+    free, cpus = [host.gpus for host in hosts], [host.cpus for host in hosts]
+    inside: list[list[str]] = [[] for _ in hosts]
+    chosen: dict[str, list[tuple[int, int, int | None]]] = {}
+    problems = []
+
+    def size(name: str) -> tuple[bool, int, int]:
+        return "gpus" not in pools[name], -pools[name].get("gpus", 0), -pools[name].get("cpus", 0)
+
+    for name in sorted(pools, key=size):
+        pool, chosen[name] = pools[name], []
+        gpus, threads = pool.get("gpus"), pool.get("cpus")
+        for index in range(pool.get("nodes", 1)):
+            fitting = [
+                host
+                for host in range(len(hosts))
+                if name not in inside[host] and free[host] >= (gpus or 0) and cpus[host] >= (threads or 0)
+            ]
+            if not fitting:
+                problems.append(_no_room(name, pool, index, hosts))
+                break
+            host = min(fitting, key=lambda host: len(inside[host]))
+            taken = free[host] if gpus is None else gpus
+            chosen[name].append((host, taken, threads))
+            free[host], cpus[host] = free[host] - taken, cpus[host] - (threads or 0)
+            inside[host].append(name)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    open_pools = [sum("cpus" not in pools[name] for name in names) for names in inside]
+    first = [0] * len(hosts)
+    nodes: dict[str, list[Node]] = {}
+    # The GPUs of a host are numbered through its pools in the order of these, those without a number of GPUs last.
+    for name in sorted(pools, key=lambda name: "gpus" not in pools[name]):
+        nodes[name] = []
+        for index, (host, taken, threads) in enumerate(chosen[name]):
+            numbers = tuple(range(first[host], first[host] + taken))
+            own = threads or max(1, cpus[host] // open_pools[host])
+            nodes[name].append(Node(name, index, len(chosen[name]), host, numbers, own))
+            first[host] += taken
+    return [node for name in pools for node in nodes[name]]
+
+
+def _no_room(name: str, pool: Mapping[str, int], index: int, hosts: Sequence[Host]) -> str:
+    wanted = ", ".join(f"{pool[key]} {key[:-1].upper()}s" for key in ("gpus", "cpus") if key in pool) or "room"
+    have = sorted({f"{host.gpus} GPUs and {host.cpus} CPUs" for host in hosts})
+    return (
+        f"cluster.pools.{name}: node {index + 1} of {pool.get('nodes', 1)} needs {wanted} on a host that has no other "
+        f"node of this pool, and none is left; hosts: {len(hosts)}, with {', or '.join(have)} each; lower "
+        "a number; for the plan of other hosts set cluster.gpus and cluster.cpus"
+    )

@@ -1,0 +1,64 @@
+"""`asyncrl train --plan`: print where the processes of a run would be, and start nothing.
+
+`--plan` asks the hosts what they have. `--plan=16` asks nobody: it takes 16 hosts with `cluster.gpus` and
+`cluster.cpus` each. Nor does `--plan=pools`: it takes a host for each node of `cluster.pools`, with what that names.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+
+from asyncrl.config.schema import ClusterConfig, TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.launch.launcher import open_launcher
+from asyncrl.launch.placement.placement import place
+from asyncrl.launch.placement.pools import Host
+from asyncrl.launch.placement.table import placement_table
+from asyncrl.launch.settled import check_plan
+
+OPTION = "--plan"
+
+
+def is_option(word: str) -> bool:
+    """Whether a word of the command line asks for a plan."""
+    return word.partition("=")[0] == OPTION
+
+
+def show_plan(config: TrainConfig, option: str = OPTION) -> None:
+    """Print the plan that the `option` of the command line asks for. Raises ConfigError: also for what a start would
+    refuse of the configuration."""
+    if assumed := option.partition("=")[2]:
+        hosts = assumed_hosts(config.cluster, assumed)
+        one_machine = len(hosts) == 1
+    else:
+        with closing(open_launcher(config)) as launcher:
+            hosts, one_machine = launcher.hosts(), launcher.is_one_machine()
+    names, placement = config.cluster.hosts, place(config, hosts)
+    check_plan(config, placement, one_machine)
+    sys.stdout.write(placement_table(placement, names if len(names) == len(hosts) else ()))
+
+
+def assumed_hosts(cluster: ClusterConfig, wanted: str) -> list[Host]:
+    """The hosts of `--plan=wanted`. Raises ConfigError: the configuration does not say what they have."""
+    if wanted != "pools":
+        if not wanted.isdecimal() or not int(wanted):
+            raise ConfigError(f"{OPTION}={wanted}: write a number of hosts, or pools")
+        if cluster.gpus is None or cluster.cpus is None:
+            raise ConfigError(f"{OPTION}={wanted}: say what each of the hosts has: set cluster.gpus and cluster.cpus")
+        return [Host(cluster.gpus, cluster.cpus)] * int(wanted)
+    if not cluster.pools:
+        raise ConfigError(f"{OPTION}=pools: cluster.pools is empty; write {OPTION}=N for N hosts")
+    hosts, problems = [], []
+    for name, pool in cluster.pools.items():
+        gpus, cpus = pool.get("gpus", cluster.gpus), pool.get("cpus", cluster.cpus)
+        if gpus is None or cpus is None:
+            key = "gpus" if gpus is None else "cpus"
+            problems.append(
+                f"{OPTION}=pools: cluster.pools.{name} does not say its {key}; add it, or set cluster.{key}"
+            )
+        else:
+            hosts += [Host(gpus, cpus)] * pool.get("nodes", 1)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return hosts

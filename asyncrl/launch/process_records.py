@@ -1,0 +1,81 @@
+"""`processes.json` in the run's folder: of each role where it runs, as which process, and how often it was restarted.
+
+The supervisor renews the file as long as it lives. So whoever starts the run after a kill knows from it which processes
+may still be at work, and until when those may be that it cannot see.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.config.locations import PROCESSES_FILE
+from asyncrl.launch.role_process import RoleProcess
+from asyncrl.machine.files import write_whole
+from asyncrl.machine.identity import ProcessIdentity
+
+log = logging.getLogger(__name__)
+
+RENEWED_S = 5.0
+
+
+class ProcessRecord(msgspec.Struct, frozen=True):
+    """A role's process: its host and its `pid` there, 0 while it does not run or while that is not known. `lease_s` is
+    for how long it may go on without a supervisor; 0: it does not run."""
+
+    host: str
+    pid: int
+    restarts: int
+    kernel: str = ""
+    began: str = ""
+    lease_s: float = 0.0
+
+    @staticmethod
+    def of(process: RoleProcess, restarts: int) -> ProcessRecord:
+        if process.poll() is not None:
+            return ProcessRecord(process.host, 0, restarts)
+        which = process.identity or ProcessIdentity("", 0, "")
+        return ProcessRecord(process.host, process.pid, restarts, which.kernel, which.began, process.lease_s)
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.kernel, self.pid, self.began)
+
+
+class ProcessRecords:
+    """Writes the file in the folder of a run. `clock` gives seconds."""
+
+    def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = run_dir / PROCESSES_FILE, clock
+        self._shown: Mapping[str, ProcessRecord] = {}
+        self._renewed = clock()
+        self._unwritten = False
+
+    def write(self, records: Mapping[str, ProcessRecord]) -> None:
+        """Write what has changed; on a full disk this is done later."""
+        try:
+            if records != self._shown:
+                write_whole(self._path, msgspec.json.encode(records).decode())
+            elif self._clock() - self._renewed >= RENEWED_S:
+                os.utime(self._path)
+            else:
+                return
+        except OSError as error:
+            if not self._unwritten:
+                log.warning("%s cannot be written now; this is tried again: %s", self._path, error)
+            self._unwritten = True
+        else:
+            self._unwritten, self._shown, self._renewed = False, records, self._clock()
+
+
+def read_records(run_dir: Path) -> dict[str, ProcessRecord]:
+    """What the last supervisor of a folder wrote; empty where none was there, or one of an earlier asyncrl."""
+    try:
+        return msgspec.json.decode((run_dir / PROCESSES_FILE).read_bytes(), type=dict[str, ProcessRecord])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return {}

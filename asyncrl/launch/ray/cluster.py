@@ -1,0 +1,251 @@
+"""A Ray cluster as a run uses it: its hosts, and the parts of them that it holds."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.schema import ClusterConfig
+from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.launch.placement.placement import PlacedRole, Placement
+from asyncrl.launch.placement.pools import Host
+from asyncrl.launch.ray.role import OnNode
+
+log = logging.getLogger(__name__)
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+"""Where Ray itself looks for a cluster; a job of `ray job submit` has it."""
+LOOK_S, NOTICE_S, CONNECT_S = 0.5, 10.0, 10.0
+A_LITTLE = 0.001
+"""Of a resource that only says where something must be."""
+
+
+def ray_module() -> Any:
+    """Ray itself. Raises ConfigError: it is not installed."""
+    try:
+        import ray
+        import ray.exceptions
+        import ray.util
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ConfigError("cluster.launcher=ray: Ray is not installed; `pip install 'asyncrl[ray]'`") from error
+    return ray
+
+
+def _check_address(address: str) -> None:
+    """Raises ConfigError at once for an address at which Ray would look for a cluster for minutes, or cannot work."""
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"cluster.ray.address={address}: start the run on a node of the cluster, with the address HOST:PORT of its "
+            "head, or submit it with `ray job submit`"
+        )
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), CONNECT_S).close()
+        except OSError as error:
+            raise ConfigError(
+                f"cluster.ray.address={address}: no Ray cluster is there ({error}); `ray start --head` begins one"
+            ) from error
+
+
+class RayCluster:
+    """A connection to the cluster that `cluster.ray` names, or to a new one on this machine, until `close`.
+
+    Raises ConfigError: Ray is not installed, or there is no such cluster.
+    """
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        self.ray = ray_module()
+        self._cluster = cluster
+        address = cluster.ray.address or os.environ.get(ADDRESS_VARIABLE)
+        if address:
+            _check_address(address)
+        # Ray refuses the size of a cluster that is there already.
+        new = {} if address else {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "include_dashboard": False}
+        try:
+            self.ray.init(
+                address=address or "local",
+                runtime_env=dict(cluster.ray.runtime_env) or None,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                **new,
+            )
+        except Exception as error:  # Ray raises the class itself where a node of its own starts too slowly.
+            raise ConfigError(f"cluster.ray.address={address}: {error}") from error
+
+    def close(self) -> None:
+        """Leave the cluster, which ends every actor of this run; a cluster that is the run's own ends."""
+        self.ray.shutdown()
+
+    def own_address(self) -> str:
+        """The address of the node that this process is on."""
+        return str(self.ray.util.get_node_ip_address())
+
+    def addresses(self) -> list[str]:
+        """Those of the nodes that can have a role now."""
+        nodes = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1)
+        return [str(node["NodeManagerAddress"]) for node in nodes]
+
+    def hosts(self) -> list[Host]:
+        """The nodes that can have a role now, those with most GPUs first. Raises ConfigError: none has a CPU."""
+        found = []
+        for node in self.ray.nodes():
+            has = node["Resources"]
+            if node["Alive"] and has.get("CPU", 0) >= 1:
+                found.append((int(has.get("GPU", 0)), int(has["CPU"])))
+        if not found:
+            raise ConfigError("cluster.launcher=ray: no node of the Ray cluster has a CPU; start one with --num-cpus")
+        most = self._cluster
+        return [
+            Host(gpus if most.gpus is None else min(gpus, most.gpus), min(cpus, most.cpus or cpus))
+            for gpus, cpus in sorted(found, reverse=True)
+        ]
+
+    def free_cpus(self) -> float:
+        """CPUs of the cluster that nobody has reserved."""
+        return float(self.ray.available_resources().get("CPU", 0))
+
+    def actor(self, kind: type[Any], folder: Path, **options: Any) -> Any:
+        """An actor of a class. It has its process once there is room."""
+        return self.ray.remote(kind).options(**options).remote(str(folder))
+
+    def wait(self, reference: Any, what: str, stop: threading.Event) -> Any:
+        """The result of a call, as soon as it is there. Raises StoppedError; ConfigError: it never will be."""
+        shown = time.monotonic()
+        while not self.ray.wait([reference], timeout=LOOK_S)[0]:
+            if stop.is_set():
+                raise StoppedError("stopped while it waited for room in the Ray cluster")
+            if time.monotonic() - shown > NOTICE_S:
+                shown = time.monotonic()
+                free = self.ray.available_resources()
+                left = ", ".join(f"{free.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+                log.info("waiting for %s; the cluster has %s left", what, left)
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayError as error:
+            raise ConfigError(f"Ray cannot give {what}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """A part of one host: where Ray puts the roles that belong there, the actor that holds it, the address of the host
+    that has it now, and the numbers of its GPUs in the placement."""
+
+    strategy: Any
+    holder: Any
+    address: str
+    gpus: tuple[int, ...] = ()
+
+
+class HeldParts:
+    """What a placement needs of a cluster, held for the run: a placement group for each pool, and one for the replay.
+
+    If a host dies, Ray takes another one for its part as soon as there is one; but for the replay's, which waits for
+    the host that has its store. `resource` is the custom resource of that host; without one it is the host where the
+    run began, whose address the file `remembered` keeps. Raises StoppedError; ConfigError: the cluster cannot have it.
+    """
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        placement: Placement,
+        folder: Path,
+        resource: str | None,
+        remembered: Path,
+        stop: threading.Event,
+    ) -> None:
+        self._cluster, self._folder, self._stop = cluster, folder, stop
+        self.replay: HostPart | None = None
+        self.pools: dict[tuple[str, int], HostPart] = {}
+        replays = placement.of("replay")
+        pin = resource or (f"node:{remembered.read_text().strip()}" if remembered.exists() else None)
+        if replays and pin is not None:
+            if pin not in cluster.ray.cluster_resources():
+                log.warning(
+                    "the replay waits for a host with %s, where its store is; if the store is on a disk that all hosts "
+                    "share, delete %s",
+                    *(pin, remembered),
+                )
+            self.replay = self._hold_replay(placement, pin)
+        self._hold_pools(placement)
+        if replays and self.replay is None:
+            self.replay = self._hold_replay(placement, None)
+            remembered.write_text(self.replay.address)
+
+    def of(self, role: PlacedRole) -> HostPart | None:
+        """The part that a role of the placement runs in."""
+        return self.replay if role.module == "replay" else self.pools.get((role.pool, role.node))
+
+    @property
+    def all(self) -> list[HostPart]:
+        return [*self.pools.values(), *([self.replay] if self.replay is not None else [])]
+
+    def _hold_pools(self, placement: Placement) -> None:
+        pools: dict[str, dict[int, list[PlacedRole]]] = {}
+        for role in placement.roles:
+            if role.module != "replay":
+                pools.setdefault(role.pool, {}).setdefault(role.node, []).append(role)
+        for pool, nodes in pools.items():
+            bundles = [_bundle(placement, roles) for roles in nodes.values()]
+            _, held = self._hold(f"the pool {pool}", bundles, [_gpus(roles) for roles in nodes.values()])
+            self.pools |= {(pool, node): each for node, each in zip(nodes, held, strict=True)}
+
+    def _hold_replay(self, placement: Placement, pin: str | None) -> HostPart:
+        """Hold the replay's part of the host that has the resource `pin`; None: of any host, which it then stays on."""
+        bundle = _bundle(placement, placement.of("replay"))
+        addresses = self._cluster.addresses()
+        if pin is None and len(addresses) == 1:
+            pin = f"node:{addresses[0]}"
+        if pin is None:
+            group, [found] = self._hold("the replay", [bundle], [()])
+            self._cluster.ray.util.remove_placement_group(group)
+            pin = f"node:{found.address}"
+        _, [held] = self._hold("the replay", [{**bundle, pin: A_LITTLE}], [()])
+        return held
+
+    def _hold(
+        self, what: str, bundles: list[dict[str, float]], gpus: list[tuple[int, ...]]
+    ) -> tuple[Any, list[HostPart]]:
+        cluster = self._cluster
+        group = cluster.ray.util.placement_group(bundles, "STRICT_SPREAD" if len(bundles) > 1 else "PACK")
+        cluster.wait(group.ready(), f"{what}, which needs {bundles}", self._stop)
+        held = []
+        for index, (bundle, numbers) in enumerate(zip(bundles, gpus, strict=True)):
+            strategy = cluster.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=index
+            )
+            holder = cluster.actor(
+                OnNode,
+                self._folder,
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                scheduling_strategy=strategy,
+                max_restarts=-1,
+                max_task_retries=-1,
+            )
+            address = cluster.wait(holder.address.remote(), f"an actor for {what}", self._stop)
+            held.append(HostPart(strategy, holder, address, numbers))
+        return group, held
+
+
+def _bundle(placement: Placement, roles: Sequence[PlacedRole]) -> dict[str, float]:
+    """What roles on one host need: their share of its CPUs, where all roles there would keep more of them busy."""
+    node = roles[0].node
+    wanted, own = (
+        sum(role.cpus for role in each) for each in ([role for role in placement.roles if role.node == node], roles)
+    )
+    cpus = int(100 * own * min(1.0, placement.hosts[node].cpus / wanted)) / 100
+    gpus = _gpus(roles)
+    return {"CPU": cpus, **({"GPU": len(gpus)} if gpus else {})}
+
+
+def _gpus(roles: Sequence[PlacedRole]) -> tuple[int, ...]:
+    return tuple(sorted(set[int]().union(*(role.gpus or () for role in roles))))

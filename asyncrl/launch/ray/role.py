@@ -1,0 +1,98 @@
+"""What runs on the nodes of a Ray cluster: an actor for each role, and one that holds a pool's part of a node.
+
+`ray_launcher` makes actors of these classes. An actor is a process of its own, which it may change at will.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.launch.survivors import end_here
+from asyncrl.machine.child import kill_group, start_child
+from asyncrl.machine.identity import ProcessIdentity, this_kernel
+from asyncrl.machine.ports import free_ports
+from asyncrl.machine.process import DRAIN
+from asyncrl.machine.shared_folder import sees
+
+
+@dataclass(frozen=True, slots=True)
+class RoleReport:
+    """A role's process on its node, and its exit status; None while it runs. `identity` is None after its end."""
+
+    pid: int
+    status: int | None
+    identity: ProcessIdentity | None
+
+
+class OnNode:
+    """An actor that can tell of its node. `folder` is where the run was started: paths are relative to it."""
+
+    def __init__(self, folder: str) -> None:
+        # Where the nodes share no such folder, Ray has put its copy into the working directory.
+        with suppress(FileNotFoundError):
+            os.chdir(folder)
+
+    def address(self) -> str:
+        """The address of this node."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def free_ports(self, count: int) -> int:
+        """As `machine.ports.free_ports`, on this node."""
+        return free_ports(count)
+
+    def sees(self, file: str) -> bool:
+        """Whether this node has the file, too."""
+        return sees(Path(file))
+
+    def end_left(self, run_dir: str) -> str:
+        """End the roles on this node that an earlier start of the run has left, and tell the node's kernel."""
+        end_here(Path(run_dir))
+        return this_kernel()
+
+    def gpus(self, numbers: Sequence[int]) -> list[str]:
+        """The names of those of this actor's GPUs that have these `numbers`, from 0."""
+        import ray
+
+        names = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return [str(names[number]) for number in numbers]
+
+
+class HostedRole(OnNode):
+    """Runs the command line of one role as a child, which ends with this process, whatever ends that."""
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self, command: Sequence[str], log_file: str, environment: Mapping[str, str], gpus: Sequence[str] | None
+    ) -> RoleReport:
+        """Start `command`, whose first word is the Python of another machine. The role sees the GPUs with these names;
+        None: all."""
+        visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        self._process = start_child([sys.executable, *command[1:]], Path(log_file), {**environment, **visible})
+        return self.poll()
+
+    def poll(self) -> RoleReport:
+        """Raises AssertionError: it was not started."""
+        assert self._process is not None
+        return RoleReport(self._process.pid, self._process.poll(), ProcessIdentity.of(self._process.pid))
+
+    def terminate(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def drain(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(DRAIN)
+
+    def kill(self) -> None:
+        """Kill the role and its own children."""
+        if self._process is not None:
+            kill_group(self._process)

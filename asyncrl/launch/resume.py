@@ -1,0 +1,40 @@
+"""`asyncrl resume RUN [KEY=VALUE ...]`: go on with a run as its folder says.
+
+RUN is the folder of a run, such as runs/NAME, or its name. The configuration is the one that the folder has. Keys that
+may change (docs/configuration.md) can have another value. Paths in it begin where they began: at the working folder.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from asyncrl.config.commands import command_name
+from asyncrl.config.load import EXIT_USAGE
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.errors import ConfigError
+from asyncrl.inspect.run import require_run
+from asyncrl.launch import local
+
+
+def words_of(name: str) -> list[str]:
+    """The command line of `asyncrl train` that goes on with a run. Raises ConfigError: there is none."""
+    run_dir = require_run(name)
+    if run_dir.name in ("", ".."):
+        run_dir = run_dir.resolve()
+    paths = ((run_dir / CONFIG_FILE).absolute(), run_dir.parent, run_dir.name)
+    file, parent, name = (str(path).replace("'", "\\'") for path in paths)
+    return [f"experiment='{file}'", f"run.dir='{parent}'", f"run.name='{name}'"]
+
+
+def main() -> None:
+    """The entry of the command line; like that of `asyncrl train`."""
+    name, *words = sys.argv[1:] or [""]
+    if not name or name in ("-h", "--help"):
+        sys.stdout.write(f"usage: {command_name()} RUN [KEY=VALUE ...]\n\n{__doc__}")
+        sys.exit(0 if name else EXIT_USAGE)
+    try:
+        sys.argv[1:] = [*words_of(name), *words]
+    except ConfigError as error:
+        sys.stderr.write(f"{command_name()}: {error}\n")
+        sys.exit(EXIT_USAGE)
+    local.main()

@@ -1,0 +1,82 @@
+"""A role as the supervisor sees it: what to start, and a process that runs, here or wherever a launcher puts it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from asyncrl.machine.activity import FINISH_S
+from asyncrl.machine.child import kill_group_soon, start_child
+from asyncrl.machine.identity import ProcessIdentity
+from asyncrl.machine.process import DRAIN
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCommand:
+    """One role's process: its name, which stays over restarts, its command line, what its environment has, and whether
+    it can finish what it runs before it ends."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    drains: bool = False
+
+
+class RoleProcess(Protocol):
+    """A role at work. `host` is where, and `pid` its process there; 0 while it waits for room. `identity` is the
+    process that ends with the role, where it is known. Without a supervisor the role ends within `lease_s`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def identity(self) -> ProcessIdentity | None: ...
+
+    @property
+    def lease_s(self) -> float: ...
+
+    def poll(self) -> int | None:
+        """Its exit status, minus a signal's number where one killed it; None while it runs. By then its log is
+        complete."""
+
+    def terminate(self) -> None:
+        """Ask it to stop."""
+
+    def drain(self) -> None:
+        """Ask it to end once what it runs is finished."""
+
+    def kill(self) -> None:
+        """Have it and its own children killed. This waits for nothing: `poll` tells when it has ended."""
+
+
+Start = Callable[[RoleCommand, Path, Mapping[str, str]], RoleProcess]
+"""Starts a role whose output is appended to a log, with variables that are added to its environment."""
+
+
+class LocalProcess:
+    """A role that is a child of this process. A role without its parent ends by itself: see `machine.activity`."""
+
+    lease_s = FINISH_S
+
+    def __init__(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> None:
+        self._process = start_child(role.command, log_file, environment)
+        self.pid, self.host = self._process.pid, socket.gethostname()
+        self.identity = ProcessIdentity.of(self.pid)
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def drain(self) -> None:
+        self._process.send_signal(DRAIN)
+
+    def kill(self) -> None:
+        kill_group_soon(self._process)

@@ -1,0 +1,125 @@
+"""`asyncrl scale RUN actors=8 scorers=2`: more or fewer processes of a run that goes on.
+
+The command writes its wish into the run's folder. The process that supervises the run reads it there, does it, and
+answers in another file, so that both work under every launcher and over a shared folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+from uuid import uuid4
+
+from asyncrl.errors import AsyncrlError, ConfigError, UnavailableError
+from asyncrl.inspect.run import require_run
+from asyncrl.launch.ownership import NotRunningError
+from asyncrl.machine.files import write_whole
+from asyncrl.machine.owner import owner_of
+
+log = logging.getLogger("asyncrl.train")
+
+SCALED = ("actors", "scorers")
+WISH_FILE, ANSWER_FILE, LOCK_FILE = "scale.json", "scale-answer.json", "scale.lock"
+POLL_S = 0.2
+
+
+class Scaler:
+    """Does what `asyncrl scale` asks for: `scale` gets the wished counts by name, and raises ConfigError where they
+    cannot be. A wish from before this was made is forgotten."""
+
+    def __init__(self, run_dir: Path, scale: Callable[[Mapping[str, int]], None]) -> None:
+        self._wish, self._answer, self._scale = run_dir / WISH_FILE, run_dir / ANSWER_FILE, scale
+        self._wish.unlink(missing_ok=True)
+
+    def update(self) -> None:
+        """Call it again and again."""
+        try:
+            wish = json.loads(self._wish.read_text())
+            self._wish.unlink()
+        except FileNotFoundError:
+            return
+        refused = ""
+        try:
+            self._scale(wish["counts"])
+            log.info("scaled to %s", in_words(wish["counts"]))
+        except ConfigError as error:
+            refused = str(error)
+            log.warning("not scaled to %s: %s", in_words(wish["counts"]), refused)
+        try:
+            write_whole(self._answer, json.dumps({"id": wish["id"], "refused": refused}))
+        except OSError as error:
+            log.warning("%s cannot be written, so `asyncrl scale` gets no answer: %s", self._answer, error)
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={count}" for name, count in counts.items())
+
+
+def parse_counts(words: Sequence[str]) -> dict[str, int]:
+    """The counts that a command line gives. Raises ConfigError, with a line for each word that is none."""
+    counts, problems = {}, []
+    for word in words:
+        name, _, number = word.partition("=")
+        if name not in SCALED or not number.isdecimal() or int(number) < 1:
+            problems.append(f"{word}: write {' or '.join(f'{each}=N' for each in SCALED)}, with N from 1 on")
+        else:
+            counts[name] = int(number)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return counts
+
+
+def ask(run_dir: Path, counts: Mapping[str, int], timeout_s: float) -> None:
+    """Have a run scaled, after those that asked before. Raises ConfigError: it refuses; UnavailableError: nobody has
+    answered in time."""
+    with (run_dir / LOCK_FILE).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _ask(run_dir, counts, timeout_s)
+
+
+def _ask(run_dir: Path, counts: Mapping[str, int], timeout_s: float) -> None:
+    wish = {"id": uuid4().hex, "counts": dict(counts)}
+    write_whole(run_dir / WISH_FILE, json.dumps(wish))
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        answer = run_dir / ANSWER_FILE
+        if answer.exists() and (said := json.loads(answer.read_text()))["id"] == wish["id"]:
+            if said["refused"]:
+                raise ConfigError(said["refused"])
+            return
+        time.sleep(POLL_S)
+    (run_dir / WISH_FILE).unlink(missing_ok=True)
+    raise UnavailableError(f"{run_dir}: no `asyncrl train` has answered for {timeout_s:g} s; does the run go on?")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see asyncrl scale --help")
+
+
+def main() -> None:
+    """The entry of the command line."""
+    parser = _Parser(prog="asyncrl scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
+    parser.add_argument("counts", nargs="+", metavar="NAME=N", help="actors=N or scorers=N")
+    parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="seconds to wait for the answer (30)")
+    try:
+        given = parser.parse_args()
+        run_dir, counts = require_run(given.run), parse_counts(given.counts)
+        if owner_of(run_dir) is None:
+            raise NotRunningError(
+                f"no `asyncrl train` runs {run_dir}; `asyncrl resume {shlex.quote(str(run_dir))}` goes on with it"
+            )
+        ask(run_dir, counts, given.wait)
+    except (AsyncrlError, OSError) as error:
+        sys.stderr.write("".join(f"asyncrl scale: {line}\n" for line in str(error).splitlines()))
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    sys.stdout.write(f"scaled to {in_words(counts)}\n")

@@ -1,0 +1,116 @@
+"""`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm, one after the other.
+
+This is for sites where a job may not be requeued, or only for a short time. Each job begins when the one before has
+ended, however that ended, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the jobs that
+are left end at once. `--dry-run` prints the commands of submission.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from uuid import uuid4
+
+from asyncrl.config.load import EXIT_FAILURE, EXIT_USAGE
+from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.launch.slurm.commands import ask_slurm
+from asyncrl.launch.summary import SUMMARY_FILE
+from asyncrl.machine.files import write_whole
+
+OPTION, DRY_RUN = "--chained=", "--dry-run"
+STOPPED_FILE = "stopped-chain"
+"""The file in the run's folder with the chain whose run was stopped by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """The `number`-th of the `count` jobs of a chain, which all have its `id`."""
+
+    id: str
+    number: int
+    count: int
+
+    @classmethod
+    def of(cls, word: str) -> Self:
+        """The one that a word of a job's command line names."""
+        name, number, count = word.removeprefix(OPTION).split("/")
+        return cls(name, int(number), int(count))
+
+    def __str__(self) -> str:
+        return f"job {self.number} of {self.count} of the chain"
+
+    @property
+    def option(self) -> str:
+        """The word of the job's command line."""
+        return f"{OPTION}{self.id}/{self.number}/{self.count}"
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.count
+
+    def why_nothing_is_left(self, run_dir: Path, steps: int) -> str:
+        """Why this job has nothing to do for a run of so many steps; empty if it has."""
+        with suppress(OSError, ValueError, KeyError):
+            summary = json.loads((run_dir / SUMMARY_FILE).read_text())
+            if summary["result"] == "done" and summary["planned_steps"] >= steps:
+                return "the run is done"
+        with suppress(OSError):
+            if (run_dir / STOPPED_FILE).read_text() == self.id:
+                return "the run was stopped by `asyncrl stop`"
+        return ""
+
+    def end(self, run_dir: Path) -> None:
+        """Have the jobs behind this one end at once."""
+        write_whole(run_dir / STOPPED_FILE, self.id)
+
+
+def parse(words: Sequence[str]) -> tuple[int, str, list[str], list[str]]:
+    """How many jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin with the
+    first KEY=VALUE. Raises ConfigError: the words are others."""
+    script, *rest = [word for word in words if word != DRY_RUN]
+    count, rest = rest[0] if rest else "", rest[1:]
+    if not count.isdecimal() or not int(count):
+        raise ConfigError("--chain: write how many jobs, as in --chain 5 --time=4:00:00 KEY=VALUE")
+    first = next((index for index, word in enumerate(rest) if not word.startswith("-") and "=" in word), len(rest))
+    return int(count), script, rest[:first], rest[first:]
+
+
+def submit(words: Sequence[str], show_only: bool = False) -> None:
+    """Submit the jobs, or print the commands. Raises ConfigError; UnavailableError: Slurm refuses a job."""
+    count, script, options, rest = parse(words)
+    name, jobs = uuid4().hex[:8], list[str]()
+    for number in range(1, count + 1):
+        after = [f"--dependency=afterany:{jobs[-1]}"] if jobs else []
+        link = ChainLink(name, number, count)
+        command = ["sbatch", "--parsable", "--no-requeue", *after, *options, script, link.option, *rest]
+        if show_only:
+            sys.stdout.write(f"{shlex.join(command)}\n")
+            jobs.append(f"JOB{number}")
+            continue
+        try:
+            # In a cluster of clusters the name of one follows.
+            jobs.append(ask_slurm(*command).strip().partition(";")[0])
+        except UnavailableError as error:
+            done = f"; end those that were submitted: scancel {' '.join(jobs)}" if jobs else ""
+            raise UnavailableError(f"{link} was not submitted: {error}{done}") from error
+    if not show_only:
+        sys.stdout.write(f"submitted, one after the other: {' '.join(jobs)}; `scancel` of all of them ends the chain\n")
+
+
+def main() -> None:
+    """The entry of the command line: the script, N, and the rest."""
+    try:
+        submit(sys.argv[1:], DRY_RUN in sys.argv)
+    except (ConfigError, UnavailableError) as error:
+        sys.stderr.write(f"asyncrl: {error}\n")
+        sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE)
+
+
+if __name__ == "__main__":
+    main()

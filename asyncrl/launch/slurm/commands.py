@@ -1,0 +1,113 @@
+"""What Slurm says of the job that this process runs in, and the commands of the job's steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+
+from asyncrl.errors import ConfigError, UnavailableError
+
+JOB_VARIABLE = "SLURM_JOB_ID"
+SEED_VARIABLE = "SLURM_ARRAY_TASK_ID"
+OF_THE_JOB = ("NTASKS", "NPROCS", "TASKS_PER", "CPUS_PER", "GPUS_PER_TASK", "TRES_PER_TASK", "DISTRIBUTION", "MEM_")
+"""How the names of variables begin, after SLURM_, by which options of the job become those of each step."""
+COMMAND_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node of the job, the address by which Slurm reaches it, and its component of a heterogeneous job."""
+
+    name: str
+    address: str
+    group: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job and its nodes; the first one runs the batch script."""
+
+    id: str
+    nodes: tuple[SlurmNode, ...]
+
+    @property
+    def groups(self) -> list[int | None]:
+        """The components of a heterogeneous job; [None] for any other job."""
+        return list(dict.fromkeys(node.group for node in self.nodes))
+
+
+def assumed_job(nodes: int) -> SlurmJob:
+    """A job with so many nodes, for a look at commands before there is one."""
+    return SlurmJob("JOB", tuple(SlurmNode(f"node{index}", f"node{index}") for index in range(nodes)))
+
+
+def this_job(environment: Mapping[str, str] = os.environ) -> SlurmJob:
+    """The job that this process runs in. Raises ConfigError: there is none; UnavailableError: Slurm does not answer."""
+    if JOB_VARIABLE not in environment:
+        raise ConfigError(
+            "cluster.launcher=slurm: this process is in no job; submit one: sbatch launchers/slurm_launch.sh KEY=VALUE"
+        )
+    size = int(environment.get("SLURM_HET_SIZE", "0"))
+    lists: list[tuple[str, int | None]] = [
+        (environment[f"SLURM_JOB_NODELIST_HET_GROUP_{group}"], group) for group in range(size)
+    ]
+    nodes = [
+        SlurmNode(name, _address(name), group)
+        for names, group in lists or [(environment["SLURM_JOB_NODELIST"], None)]
+        for name in ask_slurm("scontrol", "show", "hostnames", names).split()
+    ]
+    return SlurmJob(environment[JOB_VARIABLE], tuple(nodes))
+
+
+def _address(node: str) -> str:
+    shown = ask_slurm("scontrol", "show", "node", node, "--oneliner").split()
+    return next((word.removeprefix("NodeAddr=") for word in shown if word.startswith("NodeAddr=")), node)
+
+
+def ask_slurm(*command: str) -> str:
+    """What a command of Slurm prints. Raises UnavailableError: it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"{' '.join(command)}: {error}") from error
+    if done.returncode:
+        raise UnavailableError(f"{' '.join(command)}: {done.stderr.strip() or f'status {done.returncode}'}")
+    return done.stdout
+
+
+def forget_options_of_job(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Remove the variables by which sbatch hands the shape of the job's own tasks to every step."""
+    for name in [name for name in environment if name.removeprefix("SLURM_").startswith(OF_THE_JOB)]:
+        if name.startswith("SLURM_"):
+            del environment[name]
+
+
+def step_command(
+    name: str, nodes: Sequence[SlurmNode], options: Sequence[str], container: Sequence[str], command: Sequence[str]
+) -> list[str]:
+    """The command of a step with one task on each of `nodes`, of one component. Steps share all that the job has of a
+    node: processors, memory and GPUs. `options` are more words for srun; `container` are words before the command."""
+    group = [] if nodes[0].group is None else [f"--het-group={nodes[0].group}"]
+    return [
+        "srun",
+        *group,
+        f"--nodes={len(nodes)}",
+        f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(node.name for node in nodes)}",
+        "--overlap",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--export=ALL",
+        f"--job-name={name}",
+        *options,
+        *container,
+        *command,
+    ]
+
+
+def requeue(job: str) -> None:
+    """Have Slurm run the job again from its start, which ends it now. Raises UnavailableError: Slurm refuses."""
+    ask_slurm("scontrol", "requeue", job)

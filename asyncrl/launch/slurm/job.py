@@ -1,0 +1,162 @@
+"""`python -m asyncrl.launch.slurm.job KEY=VALUE ...`: a whole run as the batch script of a job; see `launchers/`.
+
+It is `asyncrl train cluster.launcher=slurm`, and more: shortly before the job's time ends, Slurm sends SIGUSR1. Then
+all roles stop, the learner saves what it has trained, the job is requeued, and it resumes when Slurm starts it again.
+In a job array each task is a run of its own, with the task's number as its seed and at the end of its name.
+A job of a chain (`slurm_chain`) is not requeued: the next one resumes. `--dry-run` prints where each role would be, and
+every command.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+import asyncrl
+from asyncrl.config import locations
+from asyncrl.config.load import role_main
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import UnavailableError
+from asyncrl.launch.local import role_commands, train
+from asyncrl.launch.placement.placement import place, settle
+from asyncrl.launch.placement.table import placement_table
+from asyncrl.launch.settled import check_plan
+from asyncrl.launch.slurm.chain import DRY_RUN, ChainLink
+from asyncrl.launch.slurm.chain import OPTION as CHAINED
+from asyncrl.launch.slurm.commands import (
+    JOB_VARIABLE,
+    SEED_VARIABLE,
+    SlurmJob,
+    assumed_job,
+    forget_options_of_job,
+    requeue,
+    this_job,
+)
+from asyncrl.launch.slurm.launcher import SlurmLauncher
+from asyncrl.launch.slurm.step import NodeReport
+from asyncrl.machine import process
+
+log = logging.getLogger("asyncrl.slurm")
+
+DEFAULTS = ("cluster.launcher=slurm", "network.replay_port=0", "network.weights_port=0")
+"""Words before those of the user: several jobs may share a node."""
+
+
+def of_task(config: TrainConfig, environment: Mapping[str, str]) -> TrainConfig:
+    """The configuration of this task of a job array, or that of any other job as it is."""
+    if number := environment.get(SEED_VARIABLE):
+        config.run.seed, config.run.name = int(number), f"{config.run.name}-{number}"
+    return config
+
+
+class Job:
+    """This job, which may be a `link` of a chain. `stop` is set by Slurm's notice that the job's time ends, or by a
+    signal that ends it."""
+
+    def __init__(self, link: ChainLink | None = None) -> None:
+        self._link = link
+        self._notice = threading.Event()
+        self.stop = process.stop_on_signals()
+        signal.signal(signal.SIGUSR1, self._on_notice)
+
+    def _on_notice(self, number: int, frame: FrameType | None) -> None:
+        goes_on = "the next job of the chain resumes" if self._link else "requeueing the job"
+        log.info("the job's time is nearly over: saving, and %s", goes_on)
+        self._notice.set()
+        self.stop.set()
+
+    def run(self, config: TrainConfig) -> None:
+        """Train, and requeue the job if its time ended before the run did. Exits with status 130 if it was stopped."""
+        forget_options_of_job()
+        config, link = of_task(config, os.environ), self._link
+        run_dir = locations.run_dir(config.run)
+        if link and (reason := link.why_nothing_is_left(run_dir, config.learner.steps)):
+            log.info("%s has nothing to do: %s", link, reason)
+            return
+        if train(config, self.stop, self._how_to_resume):
+            return
+        if link and not self.stop.is_set():  # Somebody has asked for it in the run's folder.
+            link.end(run_dir)
+        if not self._notice.is_set():
+            sys.exit(130)
+        if link is None:
+            _requeue()
+        elif link.is_last:
+            raise UnavailableError(f"{link} was the last, and the run is not done: submit it again, and it resumes")
+
+    def _how_to_resume(self) -> str:
+        """How the run goes on after this job, for people."""
+        is_stopped_by_hand = not self._notice.is_set()
+        if self._link is not None and not self._link.is_last and not is_stopped_by_hand:
+            return "the next job of the chain resumes it"
+        if self._link is None and not is_stopped_by_hand:
+            return "Slurm runs this job again, which resumes it"
+        return "sbatch with the words of this job resumes it"
+
+
+def _requeue() -> None:
+    try:
+        requeue(os.environ[JOB_VARIABLE])
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"the job was not requeued: {error}; submit it again, and the run resumes, or submit several jobs at once: "
+            "launchers/slurm_launch.sh --chain N"
+        ) from error
+
+
+def show(config: TrainConfig) -> None:
+    """Print where each role would be, and every command. Starts nothing. Outside of a job it shows the nodes that
+    `cluster.pools` asks for."""
+    config = of_task(config, os.environ)
+    job = this_job() if JOB_VARIABLE in os.environ else assumed_job(len(_pool_nodes(config)))
+    launcher = SlurmLauncher(config, job, _assumed_reports(config, job))
+    placement = place(config, launcher.hosts())
+    check_plan(config, placement, launcher.is_one_machine())
+    settle(config, placement)
+    launcher.set_placement(placement)
+    path = locations.run_dir(config.run) / CONFIG_FILE
+    commands = [
+        *launcher.look_commands(path.absolute().with_name(".canary-ID")),
+        *(launcher.role_command(role) for role in role_commands(placement, path)),
+    ]
+    table = placement_table(placement, [node.name for node in job.nodes])
+    sys.stdout.write(table + "\n" + "\n".join(map(shlex.join, commands)) + "\n")
+
+
+def _pool_nodes(config: TrainConfig) -> list[dict[str, int]]:
+    """What the pools say of each of their nodes."""
+    pools = [pool for pool in config.cluster.pools.values() for _ in range(pool.get("nodes", 1))]
+    return pools or [{} for _ in range(config.learner.nodes)]
+
+
+def _assumed_reports(config: TrainConfig, job: SlurmJob) -> list[NodeReport]:
+    """The GPUs and CPUs that each node has if it is as the pools ask for, or as the first node of the job is."""
+    gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", config.cluster.gpus or 0))
+    cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", config.cluster.cpus or os.cpu_count() or 1))
+    asked = [*_pool_nodes(config), *({} for _ in job.nodes)]
+    return [
+        NodeReport(
+            node.name, pool.get("gpus", gpus), pool.get("cpus", cpus), node.address, 0, True, asyncrl.__version__
+        )
+        for node, pool in zip(job.nodes, asked, strict=False)
+    ]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The entry of the command line."""
+    words = sys.argv[1:] if words is None else words
+    links = [ChainLink.of(word) for word in words if word.startswith(CHAINED)]
+    job = Job(*links[:1])
+    given = [*DEFAULTS, *(word for word in words if word != DRY_RUN and not word.startswith(CHAINED))]
+    role_main(show if DRY_RUN in words else job.run, given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""`asyncrl stop RUN`: have whoever runs RUN stop, and wait until everything has ended.
+
+RUN is the folder of a run, such as runs/NAME, or its name. The run may have been started in another terminal, or on
+another machine that shares the folder. `asyncrl resume RUN` goes on with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from contextlib import suppress
+
+from asyncrl.config.commands import command_name
+from asyncrl.errors import AsyncrlError
+from asyncrl.inspect.run import require_run
+from asyncrl.launch.ownership import stop
+from asyncrl.launch.summary import SUMMARY_FILE
+
+
+def main() -> None:
+    """The entry of the command line. Ends with a message and status 1 where nothing could be stopped."""
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
+    given = parser.parse_args()
+    try:
+        run_dir = require_run(given.run)
+        stop(run_dir, lambda text: sys.stderr.write(f"{text}\n"))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (AsyncrlError, OSError) as error:
+        sys.stderr.write(f"{command_name()}: {error}\n")
+        sys.exit(1)
+    done, resume = "", f"asyncrl resume {shlex.quote(str(run_dir))}"
+    with suppress(OSError, ValueError, KeyError):
+        summary = json.loads((run_dir / SUMMARY_FILE).read_text())
+        done, resume = f" after {summary['steps']} of {summary['planned_steps']} steps", summary["next"][0]
+    sys.stdout.write(f"{run_dir} has ended{done}; to go on: {resume}\n")

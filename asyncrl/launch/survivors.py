@@ -1,0 +1,152 @@
+"""What an earlier start of a run has left at work: it ends before the run starts again, so that no role runs twice.
+
+When a supervisor is killed, the kernel asks its roles to stop, but a learner that saves may go on for minutes.
+`processes.json` in the run's folder names the processes. Those of this machine are asked to end, and killed after a
+while. Those of another machine are ended there by a launcher that can reach it, or end by themselves with their lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from asyncrl.config.locations import ALIVE_FOLDER, PROCESSES_FILE
+from asyncrl.errors import StoppedError, UnavailableError
+from asyncrl.launch.process_records import ProcessRecord, read_records
+from asyncrl.machine.activity import FINISH_S
+from asyncrl.machine.identity import ProcessIdentity, this_kernel
+from asyncrl.machine.owner import OWNER_FILE
+from asyncrl.machine.process import STOP_S
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+KILLED_S = 30.0
+"""For a process to end once it was killed: one that hangs in the kernel may never do so."""
+
+
+class Survivor:
+    """A role's process of an earlier start, and what it has started; `beats` is the file of its heartbeat."""
+
+    def __init__(self, name: str, process: ProcessIdentity, beats: Path) -> None:
+        self.name, self._process, self._beats = name, process, beats
+        self._family = [process, *process.descendants()]
+
+    def __str__(self) -> str:
+        return f"{self.name}, process {self._process.pid}"
+
+    @property
+    def unfinished(self) -> str:
+        """What it says that it must finish; empty where it says nothing."""
+        try:
+            return self._beats.read_text()
+        except OSError:
+            return ""
+
+    def ask_to_end(self) -> None:
+        self._process.ask_to_end()
+
+    def has_ended(self) -> bool:
+        """Kills what it has left, if it has ended itself."""
+        if not self._process.is_alive:
+            self.kill()
+        return not any(each.is_alive for each in self._family)
+
+    def kill(self) -> None:
+        for each in self._family:
+            each.kill()
+
+
+def end_here(
+    run_dir: Path, stop: threading.Event | None = None, stop_s: float = STOP_S, finish_s: float = FINISH_S
+) -> None:
+    """End the roles of the folder that still run on this machine, as `end_all`. Call it only as the folder's owner."""
+    records = read_records(run_dir)
+    left = [
+        Survivor(name, record.identity, run_dir / ALIVE_FOLDER / name)
+        for name, record in records.items()
+        if record.identity.is_alive
+    ]
+    end_all(left, stop or threading.Event(), stop_s, finish_s)
+
+
+def end_all(
+    left: Collection[Survivor], stop: threading.Event, stop_s: float = STOP_S, finish_s: float = FINISH_S
+) -> None:
+    """Ask processes to end, and return when they have. One is killed after `stop_s`, or after `finish_s` if it says
+    that it must finish something.
+
+    Raises StoppedError: `stop` was set meanwhile; UnavailableError: one was killed, and does not end.
+    """
+    asked = time.monotonic()
+    for each in left:
+        log.warning("%s still runs, without its supervisor: it is asked to end before anything starts", each)
+        each.ask_to_end()
+    waits: set[str] = set()
+    late: set[str] = set()
+    while left := [each for each in left if not each.has_ended()]:
+        elapsed = time.monotonic() - asked
+        if elapsed >= finish_s + KILLED_S:
+            raise UnavailableError(f"{', '.join(map(str, left))}: killed, but it does not end; nothing was started")
+        for each in left:
+            what = each.unfinished
+            if what and elapsed < finish_s:
+                if what not in waits:
+                    log.warning("%s finishes %s; this waits up to %g s for it", each, what, finish_s)
+                waits.add(what)
+            elif elapsed >= stop_s:
+                if each.name not in late:
+                    log.warning("%s did not end in time; killing it", each)
+                late.add(each.name)
+                each.kill()
+        if stop.wait(POLL_S):
+            raise StoppedError("stopped while it waited for processes of an earlier start")
+
+
+def end_elsewhere(
+    run_dir: Path, end_there: Callable[[threading.Event], Collection[str]], stop: threading.Event
+) -> None:
+    """Return when no role of the folder runs on another machine. `end_there` ends those that it can reach, and tells of
+    which kernels (`ProcessIdentity.kernel`); the others end with their leases.
+
+    Raises StoppedError: `stop` was set meanwhile.
+    """
+    left = {name: record for name, record in read_records(run_dir).items() if _may_run_elsewhere(record)}
+    if not left:
+        return
+    log.warning(
+        "%s may still run on other machines, without a supervisor: they end before anything starts", _names(left)
+    )
+    reached = end_there(stop)
+    left = {name: record for name, record in left.items() if record.kernel not in reached}
+    until = time.monotonic() + max((record.lease_s for record in left.values()), default=0.0) - _silence_s(run_dir)
+    if time.monotonic() < until:
+        log.warning(
+            "%s cannot be reached: this waits up to %.0f s, until they have ended by themselves; if you know that they "
+            "have, stop this, delete %s and start again",
+            *(_names(left), until - time.monotonic(), run_dir / PROCESSES_FILE),
+        )
+    while time.monotonic() < until:
+        if stop.wait(POLL_S):
+            raise StoppedError("stopped while it waited for processes of an earlier start")
+
+
+def _may_run_elsewhere(record: ProcessRecord) -> bool:
+    # A process of an earlier boot of this machine has ended with that.
+    return record.lease_s > 0 and record.kernel != this_kernel() and record.host != socket.gethostname()
+
+
+def _names(records: Mapping[str, ProcessRecord]) -> str:
+    return ", ".join(f"{name} on {record.host or 'some host'}" for name, record in records.items())
+
+
+def _silence_s(run_dir: Path) -> float:
+    """For how long the last supervisor has not renewed its file, by the clock of the folder's disk."""
+    now = run_dir / OWNER_FILE
+    os.utime(now)
+    return max(0.0, now.stat().st_mtime - (run_dir / PROCESSES_FILE).stat().st_mtime)

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# One node with 8 GPUs. Submit it in the repository's folder:
+#
+#   sbatch launchers/examples/one_node.sh model.path=Qwen/Qwen3-4B data.train=train.parquet
+#
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --job-name=asyncrl
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@300
+exec launchers/slurm_launch.sh experiment=gsm8k_calculator engine=sglang cluster.gpus=8 "$@"

@@ -1,0 +1,82 @@
+"""The rule of `cluster.autoscale`: what it names as the limit, and that it changes numbers slowly and within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.cluster import AutoscaleConfig
+from asyncrl.errors import ConfigError
+from asyncrl.launch.autoscale import Autoscaler, Patience, ScaleChange, Workload, wished_change
+from asyncrl.observe.sinks import JsonLines, metrics_file
+
+EVEN = Workload(learner_idle=0.1, actors_idle=0.2, scorers_idle=0.3, waiting_batches=0.5, lag_share=0.5)
+MORE_ACTORS = ScaleChange("actors", +1, "a test")
+
+
+@pytest.mark.parametrize(
+    ("seen", "change"),
+    [
+        ({}, None),
+        ({"learner_idle": 0.5, "actors_idle": 0.0}, ("actors", +1)),
+        ({"learner_idle": 0.5, "scorers_idle": 0.0, "waiting_batches": 2.0}, ("scorers", +1)),
+        ({"learner_idle": 0.5, "scorers_idle": 0.0, "waiting_batches": 2.0, "actors_idle": 0.0}, ("scorers", +1)),
+        ({"learner_idle": 0.5, "scorers_idle": 0.0, "actors_idle": 0.0}, ("actors", +1)),
+        ({"learner_idle": 0.5}, None),
+        ({"learner_idle": 0.0, "actors_idle": 0.6}, ("actors", -1)),
+        ({"learner_idle": 0.0, "lag_share": 1.0}, ("actors", -1)),
+        ({"learner_idle": 0.0, "scorers_idle": 0.9}, ("scorers", -1)),
+        ({"learner_idle": 0.0, "scorers_idle": 0.9, "waiting_batches": 3.0}, None),
+        ({"learner_idle": 0.1, "actors_idle": 0.9, "scorers_idle": 0.9, "lag_share": 1.0}, None),
+    ],
+)
+def test_the_rule_names_what_limits_the_run(seen: Mapping[str, float], change: tuple[str, int] | None) -> None:
+    wished = wished_change(replace(EVEN, **seen))
+    assert (wished and (wished.name, wished.by)) == change
+    assert wished is None or "the learner waits for" in wished.reason
+
+
+def test_a_change_passes_only_when_it_was_wanted_several_times_in_a_row() -> None:
+    patience, counts = Patience(AutoscaleConfig(actors=[1, 9], patience=3)), {"actors": 4, "scorers": 1}
+    fewer = ScaleChange("actors", -1, "a test")
+    wished = [MORE_ACTORS, MORE_ACTORS, None, MORE_ACTORS, fewer, MORE_ACTORS, MORE_ACTORS, MORE_ACTORS, MORE_ACTORS]
+    assert [patience.passes(each, counts) for each in wished] == [False] * 7 + [True, False]
+
+
+def test_numbers_stay_within_their_bounds_and_without_bounds_they_stay() -> None:
+    patience = Patience(AutoscaleConfig(actors=[2, 4], patience=1))
+    assert [patience.passes(MORE_ACTORS, {"actors": count}) for count in (3, 4)] == [True, False]
+    assert not patience.passes(ScaleChange("actors", -1, "a test"), {"actors": 2})
+    assert not patience.passes(ScaleChange("scorers", +1, "a test"), {"scorers": 2})
+
+
+def test_the_metrics_of_a_run_change_its_numbers_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config, asked, now = TrainConfig(), list[Mapping[str, int]](), [0.0]
+    config.cluster.autoscale = AutoscaleConfig(actors=[1, 2], every_s=10.0, patience=2)
+    sinks = {name: JsonLines(metrics_file(tmp_path, name)) for name in ("learner", "replay", "actor-0", "scoring-0")}
+
+    def scale(counts: Mapping[str, int]) -> None:
+        asked.append(counts)
+        if len(asked) == 1:
+            raise ConfigError("there is no room")
+
+    scaler = Autoscaler(config, tmp_path, scale, lambda: now[0])
+    for step in range(5):
+        now[0] += 10.0
+        scaler.update()
+        sinks["learner"].log(step, {"idle": 0.6, "lag/mean": 0.0})
+        sinks["replay"].log(step, {"depth_waiting": 3})
+        sinks["actor-0"].log(step, {"idle": 0.02})
+        sinks["scoring-0"].log(step, {"idle": 0.4})
+        scaler.update()
+    assert asked == [{"actors": 2}, {"actors": 2}]
+    reason = "the learner waits for 60% of its time, and actors are idle for 2%"
+    assert f"cluster.autoscale wants actors=2 ({reason}), which is refused: there is no room" in caplog.text
+    assert f"cluster.autoscale: actors=2, since {reason}" in caplog.text

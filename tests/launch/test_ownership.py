@@ -1,0 +1,163 @@
+"""A run folder has one owner at a time, which others may ask to stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.compose import read
+from asyncrl.config.schema import ModelConfig, TrainConfig
+from asyncrl.errors import ConfigError, StoreError
+from asyncrl.inspect.run import find
+from asyncrl.launch.local import claim
+from asyncrl.launch.ownership import NotRunningError, OwnerWatch, StopRequests, exclusively, stop
+from asyncrl.launch.resume import words_of
+from asyncrl.machine.owner import OWNER_FILE, owner_of
+from tests.helpers import until
+
+OWNS = """
+import pathlib, sys, time
+from asyncrl.launch.ownership import StopRequests, exclusively
+folder = pathlib.Path(sys.argv[1])
+with exclusively(folder):
+    requests = StopRequests(folder)
+    (folder / "owned").touch()
+    while not requests.arrived(): time.sleep(0.05)
+    (folder / "ended").touch()
+"""
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> subprocess.Popen[bytes]:
+    """A process that owns the folder until it is asked to stop."""
+    process = subprocess.Popen([sys.executable, "-c", OWNS, str(tmp_path)])
+    until((tmp_path / "owned").exists)
+    return process
+
+
+def test_a_run_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    with exclusively(tmp_path), pytest.raises(ConfigError, match="another process"), exclusively(tmp_path):
+        pass
+    assert owner_of(tmp_path) is None
+
+
+def test_a_request_of_another_process_is_taken_and_waits_for_the_end(
+    owner: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    shown: list[str] = []
+    found = owner_of(tmp_path)
+    assert found is not None
+    assert (found.host, found.pid) == (socket.gethostname(), owner.pid)
+    stop(tmp_path, shown.append)
+    assert (tmp_path / "ended").exists()
+    assert owner.wait() == 0
+    assert f"process {owner.pid} on {socket.gethostname()} was asked to stop" in shown[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"supervised", "owned", "ended"}
+    with pytest.raises(NotRunningError, match="no `asyncrl train` runs"):
+        stop(tmp_path, shown.append)
+
+
+def test_an_owner_that_was_killed_owns_nothing_and_leaves_no_request(
+    owner: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    owner.send_signal(signal.SIGSTOP)
+
+    def kill(_: str) -> None:
+        owner.kill()
+        owner.wait()
+
+    with pytest.raises(NotRunningError, match="ended before it stopped"):
+        stop(tmp_path, kill)
+    assert owner_of(tmp_path) is None
+    assert not (tmp_path / "stop").exists()
+
+
+def test_the_owner_on_another_host_is_known_by_the_shared_folder_alone(tmp_path: Path) -> None:
+    (tmp_path / "supervised").write_text(json.dumps({"host": "elsewhere", "pid": 7}))
+    requests, shown, asked = StopRequests(tmp_path), list[str](), threading.Event()
+
+    def ends() -> None:
+        until(lambda: len(shown) == 2 and requests.arrived())
+        asked.set()
+        (tmp_path / "supervised").write_text("")
+        (tmp_path / "stopping").unlink()
+
+    thread = threading.Thread(target=ends)
+    thread.start()
+    times = iter([0.0])
+    try:
+        stop(tmp_path, shown.append, lambda: next(times, 1000.0))
+    finally:
+        thread.join()
+    assert asked.is_set()
+    assert "process 7 on elsewhere has not taken the request for 90 s" in shown[1]
+
+
+def test_a_name_of_an_owner_that_cannot_be_read_is_an_error_and_no_owner(tmp_path: Path) -> None:
+    (tmp_path / "supervised").mkdir()
+    with pytest.raises(OSError, match="supervised"):
+        owner_of(tmp_path)
+
+
+def test_a_request_from_before_the_start_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    times = iter(range(100))
+    with exclusively(tmp_path):
+        requests = StopRequests(tmp_path, lambda: next(times))
+        assert not requests.arrived()
+        (tmp_path / "stop").touch()
+        assert requests.arrived()
+
+
+def test_a_run_goes_on_with_what_its_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir, tasks = tmp_path / "it's mine" / "first", tmp_path / "tasks.parquet"
+    tasks.touch()
+    run_dir.mkdir(parents=True)
+    config = TrainConfig(model=ModelConfig(path="m"))
+    config.data.train, config.learner.steps, config.run.dir, config.run.name = str(tasks), 7, "elsewhere", "other"
+    claim(config, run_dir)
+    monkeypatch.chdir(run_dir)
+    for name, folder in ((str(run_dir), run_dir.parent), (".", run_dir.parent)):
+        resumed = read([*words_of(name), "learner.steps=9"])
+        assert (resumed.run.dir, resumed.run.name) == (str(folder), "first")
+        assert (resumed.learner.steps, resumed.data.train) == (9, str(tasks))
+    with pytest.raises(ConfigError, match="nothing is no run"):
+        words_of("nothing")
+
+
+def test_another_host_of_the_learner_knows_when_the_first_one_has_left_the_run_and_when_it_was_only_killed(
+    tmp_path: Path,
+) -> None:
+    now = 0.0
+    watch = OwnerWatch(tmp_path, lambda: now)
+
+    def later(seconds: float) -> bool:
+        nonlocal now
+        now += seconds
+        return watch.has_left()
+
+    assert not any(later(10.0) for _ in range(3)), "nobody was there yet"
+    (tmp_path / "config.yaml").touch()
+    with exclusively(tmp_path):
+        assert not any(later(10.0) for _ in range(3))
+        name = (tmp_path / OWNER_FILE).read_text()
+    assert not later(2.0)
+    (tmp_path / OWNER_FILE).write_text(name)
+    assert not any(later(10.0) for _ in range(3)), "who was killed will be back"
+    (tmp_path / OWNER_FILE).write_text("")
+    assert later(10.0)
+
+
+def test_a_run_whose_replay_has_no_store_yet_starts(tmp_path: Path) -> None:
+    with exclusively(tmp_path), pytest.raises(StoreError, match="starts: its replay has no store yet"):
+        find(str(tmp_path), None)
+    tmp_path.mkdir(exist_ok=True)
+    with pytest.raises(StoreError, match="there is no store"):
+        find(str(tmp_path), None)

@@ -1,0 +1,79 @@
+"""`asyncrl train --plan` for hosts that nobody asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.launch.plan import is_option, show_plan
+
+POOLS = {"train": {"nodes": 2, "gpus": 8, "cpus": 64}, "memory": {"gpus": 0, "cpus": 16}, "rollout": {"gpus": 4}}
+
+
+def make_config(launcher: str, **cluster: object) -> TrainConfig:
+    """For a cluster that is not there."""
+    config = TrainConfig(model=ModelConfig(path="m"), engine=EngineConfig("sglang", launch=True))
+    config.cluster.launcher, config.cluster.hosts = launcher, ["nowhere.invalid"] if launcher == "hosts" else []
+    config.network.insecure = True
+    config.cluster.shell, config.cluster.ray.address = ["false"], "nowhere.invalid:1"
+    for key, value in cluster.items():
+        setattr(config.cluster, key, value)
+    return config
+
+
+@pytest.mark.parametrize("launcher", ["local", "hosts", "ray", "slurm"])
+def test_a_number_of_hosts_is_planned_without_a_connection(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show_plan(make_config(launcher, gpus=8, cpus=64), "--plan=4")
+    lines = capsys.readouterr().out.splitlines()
+    learners = [line.split() for line in lines if line.startswith("learner")]
+    assert [words[words.index("ranks") + 1 :][:3] for words in learners] == [
+        ["train", "0", "0-7"],
+        ["train", "1", "0-7"],
+    ]
+    assert [line.split()[2] for line in lines if line.startswith("actor")] == ["2", "3"]
+
+
+def test_the_hosts_that_pools_describe_are_planned_without_a_connection(capsys: pytest.CaptureFixture[str]) -> None:
+    roles = {"replay": "memory", "scoring": "memory", "actor": "rollout", "learner": "train"}
+    show_plan(make_config("ray", pools=POOLS, roles=roles, cpus=32), "--plan=pools")
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    where = {each[0]: each for each in words}
+    assert where["replay"][1:4] == ["memory", "2", "-"]
+    assert where["actor-0"][1:5] == ["rollout", "3", "0-3", "16"]
+    assert where["learner-node-1"][4:7] == ["train", "1", "0-7"]
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--plan=0", "write a number of hosts, or pools"),
+        ("--plan=many", "write a number of hosts, or pools"),
+        ("--plan=2", "set cluster.gpus and cluster.cpus"),
+        ("--plan=pools", r"cluster\.pools\.rollout does not say its cpus; add it, or set cluster\.cpus"),
+    ],
+)
+def test_a_plan_of_hosts_that_nothing_describes_is_refused(option: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        show_plan(make_config("ray", pools=POOLS, roles={"replay": "memory"}), option)
+    assert is_option(option)
+    assert not is_option("cluster.pools={}")
+
+
+@pytest.mark.parametrize("launcher", ["hosts", "ray", "slurm"])
+def test_a_plan_refuses_what_the_start_would(launcher: str) -> None:
+    config = make_config(launcher, gpus=8, cpus=64)
+    config.network.insecure = False
+    with pytest.raises(ConfigError, match=r"learner\.rendezvous: gloo and NCCL between hosts have no keys"):
+        show_plan(config, "--plan=4")
+    show_plan(config, "--plan=2")  # The learner is on one of them.
+    config.network.keys = "/nowhere/keys"
+    with pytest.raises(ConfigError, match=r"network\.keys: cannot read /nowhere/keys/allowed"):
+        show_plan(config, "--plan=2")
+
+
+def test_copies_of_the_model_that_the_ranks_do_not_divide_are_refused_by_the_plan_too() -> None:
+    config = TrainConfig(model=ModelConfig(path="m"))
+    config.learner.replicas, config.cluster.gpus = 3, 0
+    with pytest.raises(ConfigError, match=r"learner\.replicas cluster\.learner_ranks: .* use a divisor of 1"):
+        show_plan(config)

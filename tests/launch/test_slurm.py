@@ -1,0 +1,312 @@
+"""A run as a job of Slurm, whose programs a stub stands for. tests/slurm has the real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import asyncrl
+from asyncrl.config.schema import RunConfig, TrainConfig
+from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.launch.local import role_commands
+from asyncrl.launch.placement.placement import Placement, place, settle
+from asyncrl.launch.placement.pools import Host
+from asyncrl.launch.role_process import RoleCommand
+from asyncrl.launch.settled import check_settled
+from asyncrl.launch.slurm.chain import ChainLink, submit
+from asyncrl.launch.slurm.commands import SlurmJob, SlurmNode, forget_options_of_job, requeue, step_command, this_job
+from asyncrl.launch.slurm.job import of_task
+from asyncrl.launch.slurm.launcher import SlurmLauncher
+from asyncrl.launch.slurm.step import NodeReport
+from asyncrl.machine.child import kill_group, start_guarded
+from asyncrl.observe.sinks import metrics_file, read_lines
+from tests.chaos.world import World
+from tests.helpers import GENEROUS_S, until
+from tests.launch.stub_slurm import ADDRESS, write_programs
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "launchers" / "slurm_launch.sh"
+SCRIPTS = [LAUNCH, *sorted((ROOT / "launchers" / "examples").glob("*.sh"))]
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b"}
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which the stub writes what scontrol was asked to do."""
+    monkeypatch.setenv("PATH", f"{write_programs(tmp_path / 'bin')}:{os.environ['PATH']}")
+    monkeypatch.setenv("STUB_REQUESTS", str(tmp_path / "requests"))
+    return tmp_path / "requests"
+
+
+def make_config(folder: Path, **cluster: object) -> TrainConfig:
+    config = TrainConfig(run=RunConfig(name="run", dir=str(folder)))
+    for name, value in cluster.items():
+        setattr(config.cluster.slurm, name, value)
+    config.network.replay_port = config.network.weights_port = 0
+    return config
+
+
+def reports(*nodes: str, gpus: int = 0) -> list[NodeReport]:
+    return [
+        NodeReport(node, gpus, 4, f"10.0.0.{index}", 20000, True, asyncrl.__version__)
+        for index, node in enumerate(nodes, 1)
+    ]
+
+
+def placed(config: TrainConfig, *hosts: Host) -> Placement:
+    placement = place(config, hosts)
+    settle(config, placement)
+    return placement
+
+
+def test_a_job_knows_its_nodes_and_those_of_each_component(stub: Path) -> None:
+    assert this_job(JOB) == SlurmJob("7", (SlurmNode("a", ADDRESS), SlurmNode("b", ADDRESS)))
+    parts = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "a", "SLURM_JOB_NODELIST_HET_GROUP_1": "b,c"}
+    job = this_job({**JOB, **parts})
+    assert [(node.name, node.group) for node in job.nodes] == [("a", 0), ("b", 1), ("c", 1)]
+    assert job.groups == [0, 1]
+    with pytest.raises(ConfigError, match=r"sbatch launchers/slurm_launch.sh"):
+        this_job({})
+
+
+def test_a_step_shares_all_of_its_node_and_takes_no_shape_from_the_job() -> None:
+    nodes = [SlurmNode("a", "10.0.0.1", 1), SlurmNode("b", "10.0.0.2", 1)]
+    assert step_command("look", nodes, ["--container-image=x"], ["enroot"], ["true"]) == [
+        *("srun", "--het-group=1", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=a,b", "--overlap"),
+        *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--job-name=look", "--container-image=x", "enroot", "true"),
+    ]
+    environment = {"SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "2", "SLURM_GPUS_PER_TASK": "1", "SLURM_JOB_ID": "7"}
+    forget_options_of_job(environment)
+    assert environment == {"SLURM_JOB_ID": "7"}
+
+
+def test_roles_go_to_the_nodes_of_their_pools_with_their_gpus(tmp_path: Path) -> None:
+    config = make_config(tmp_path, python="py", container=["box"])
+    nodes = (SlurmNode("a", "a"), SlurmNode("b", "b"))
+    launcher = SlurmLauncher(config, SlurmJob("7", nodes), reports("a", "b", gpus=2))
+    placement = placed(config, *launcher.hosts())
+    launcher.prepare(placement, threading.Event())
+    commands = {role.name: launcher.role_command(role) for role in role_commands(placement, tmp_path / "config.yaml")}
+    for role in placement.roles:
+        command = commands[role.name]
+        assert f"--nodelist={nodes[role.node].name}" in command
+        start = command.index("box")
+        assert command[start : start + 6] == [
+            *("box", "py", "-m", "asyncrl.launch.slurm.step", "role", ",".join(map(str, role.gpus or ())))
+        ]
+        assert command[start + 6 : start + 9] == ["py", "-m", f"asyncrl.{role.module}"]
+    learner = placement.of("learner")[0]
+    assert learner.gpus == (0, 1)
+    network = config.network
+    assert (network.replay_address, network.learner_address) == ("10.0.0.1", "10.0.0.1")
+    assert (network.replay_port, network.weights_port) == (20000, 20001)
+    assert network.keys is not None
+    assert stat.S_IMODE(Path(network.keys).stat().st_mode) == 0o700
+
+
+def test_a_learner_over_several_nodes_meets_at_its_first_one_by_the_named_interface(tmp_path: Path) -> None:
+    config = make_config(tmp_path, interface="ib0")
+    names = ("a", "b", "c", "d")
+    launcher = SlurmLauncher(
+        config, SlurmJob("7", tuple(SlurmNode(each, each) for each in names)), reports(*names, gpus=1)
+    )
+    placement = placed(config, *launcher.hosts())
+    launcher.prepare(placement, threading.Event())
+    with pytest.raises(ConfigError, match=r"network\.insecure"):
+        check_settled(config)
+    config.network.insecure = True
+    launcher.prepare(placement, threading.Event())
+    assert config.learner.nodes == 2
+    assert (config.learner.rendezvous, config.learner.interface) == ("10.0.0.1:20002", "ib0")
+
+
+def test_nodes_tell_what_they_have_and_each_that_cannot_be_used_is_named(stub: Path, tmp_path: Path) -> None:
+    job = this_job(JOB)
+    found = SlurmLauncher(make_config(tmp_path / "good"), job).hosts()
+    assert [host.cpus for host in found] == [len(os.sched_getaffinity(0))] * 2
+    assert not (tmp_path / "good" / "run").exists(), "the canary is gone, and so is its empty folder"
+    launcher = SlurmLauncher(make_config(tmp_path, interface="nothing0"), job)
+    with pytest.raises(ConfigError, match="node a: there is no network interface nothing0") as raised:
+        launcher.hosts()
+    assert "node b" in str(raised.value)
+    elsewhere = ["sh", "-c", 'exec "$@" --canary=/nowhere', "sh"]
+    with pytest.raises(ConfigError, match=r"run.dir=.*: node a does not see a file"):
+        SlurmLauncher(make_config(tmp_path, container=elsewhere), job).hosts()
+    with pytest.raises(ConfigError, match=r"node b of the job has not reported"):
+        SlurmLauncher(make_config(tmp_path, container=["false"]), job).hosts()
+
+
+def is_ready(log_file: Path) -> bool:
+    return "ready" in log_file.read_text()
+
+
+@pytest.mark.slow
+def test_a_role_is_asked_to_stop_or_killed_through_its_step_and_each_start_of_a_job_has_its_logs(
+    stub: Path, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path)
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "learner.log").write_text("of a run without Slurm")
+    polite = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(130))\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: sys.exit(7))\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )
+    for attempt in (1, 2):
+        launcher = SlurmLauncher(config, this_job(JOB), reports("a", "b"))
+        launcher.prepare(placed(config, *launcher.hosts()), threading.Event())
+        log_file = logs / "learner.log"
+        for ask, status in (("terminate", 130), ("drain", 7), ("kill", -9)):
+            step = launcher.start(RoleCommand("learner", [sys.executable, "-c", polite]), log_file, {})
+            assert (step.poll(), step.host) == (None, "a")
+            until(partial(is_ready, log_file))
+            getattr(step, ask)()
+            assert until(step.poll) == status
+            log_file.resolve().write_text("")
+        assert (logs / "latest").readlink() == Path(f"attempt-{attempt}")
+        assert log_file.resolve() == logs / f"attempt-{attempt}" / "learner.log"
+    assert (logs / "learner.before-slurm.log").read_text() == "of a run without Slurm"
+
+
+def test_servers_ignore_the_signals_that_slurm_sends_to_all_processes_of_a_role(tmp_path: Path) -> None:
+    code = "import os, signal; [os.kill(0, each) for each in (signal.SIGUSR1, signal.SIGUSR2)]; print('lives')"
+    server = start_guarded([sys.executable, "-c", code], tmp_path / "log", {})
+    server.wait(GENEROUS_S)
+    assert (tmp_path / "log").read_text() == "lives\n"
+    kill_group(server)
+
+
+def test_a_task_of_an_array_is_a_run_of_its_own_with_its_number_as_the_seed(tmp_path: Path) -> None:
+    config = of_task(make_config(tmp_path), {"SLURM_ARRAY_TASK_ID": "3"})
+    assert (config.run.name, config.run.seed) == ("run-3", 3)
+    assert of_task(make_config(tmp_path), {}).run == make_config(tmp_path).run
+
+
+def test_a_job_that_slurm_does_not_requeue_is_named_with_the_reason(stub: Path) -> None:
+    requeue("7")
+    assert stub.read_text() == "requeue 7\n"
+    with pytest.raises(UnavailableError, match="scontrol requeue refused: Requested operation is presently disabled"):
+        requeue("refused")
+
+
+def test_a_chain_is_jobs_that_wait_for_one_another_with_the_options_and_words_that_were_given(
+    stub: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["launch.sh", "3", "-N", "2", "--time=4:00:00", "run.name=a", "learner.steps=9", "--dry-run"]
+    submit(words[:-1])
+    assert capsys.readouterr().out.startswith("submitted, one after the other: 101 102 103; `scancel`")
+    lines = stub.read_text().splitlines()
+    (name,) = {re.sub(r".*--chained=(\w+)/.*", r"\1", line) for line in lines}
+    assert lines == [
+        f"sbatch --parsable --no-requeue{after} -N 2 --time=4:00:00 launch.sh --chained={name}/{number}/3 run.name=a "
+        "learner.steps=9"
+        for number, after in ((1, ""), (2, " --dependency=afterany:101"), (3, " --dependency=afterany:102"))
+    ]
+    submit(words, show_only=True)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition(" -N")[0] for line in shown][
+        2
+    ] == "sbatch --parsable --no-requeue --dependency=afterany:JOB2"
+    assert stub.read_text().splitlines() == lines, "a dry run submits nothing"
+
+
+def test_a_chain_that_cannot_be_submitted_is_refused_with_what_to_do(stub: Path) -> None:
+    for words in (["launch.sh"], ["launch.sh", "0"], ["launch.sh", "run.name=a"]):
+        with pytest.raises(ConfigError, match="--chain: write how many jobs"):
+            submit(words)
+    with pytest.raises(UnavailableError, match=r"job 1 of 2 of the chain was not submitted.*More processors requested"):
+        submit(["launch.sh", "2", "--nodes=31"])
+
+
+def test_a_job_of_a_chain_has_nothing_to_do_once_the_run_is_done_or_was_stopped_by_hand(tmp_path: Path) -> None:
+    link, other = ChainLink("a", 2, 3), ChainLink("b", 1, 3)
+    assert ChainLink.of(link.option) == link
+    assert link.why_nothing_is_left(tmp_path, 5) == ""
+    for result, planned, reason in (("stopped", 5, ""), ("done", 4, ""), ("done", 5, "the run is done")):
+        (tmp_path / "summary.json").write_text(json.dumps({"result": result, "planned_steps": planned}))
+        assert link.why_nothing_is_left(tmp_path, 5) == reason
+    assert link.why_nothing_is_left(tmp_path, 6) == "", "a run with more steps goes on"
+    link.end(tmp_path)
+    assert "stopped by `asyncrl stop`" in link.why_nothing_is_left(tmp_path, 6)
+    assert other.why_nothing_is_left(tmp_path, 6) == "", "a chain that is submitted later goes on"
+
+
+@pytest.mark.slow
+def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(stub: Path, tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    numbers = ("cluster.actors=1", "cluster.scorers=1", "cluster.learner_ranks=1", "learner.checkpoint_every=1000")
+    words = [*world.overrides(1), *numbers, f"run.dir={tmp_path}", "run.name=run"]
+    run, output = tmp_path / "run", tmp_path / "output"
+
+    def start(steps: int, *more: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **JOB, "ASYNCRL_PYTHON": sys.executable}
+        with output.open("ab") as file:
+            command = [str(LAUNCH), *more, *words, f"learner.steps={steps}"]
+            return subprocess.Popen(command, env=environment, stdout=file, stderr=file, cwd=ROOT)
+
+    def newest_step() -> int:
+        return max((line["step"] for line in read_lines(metrics_file(run, "learner"))), default=-1)
+
+    with start(100000) as job:
+        until(lambda: newest_step() >= 2 or job.poll() is not None)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(GENEROUS_S) == 0, output.read_text()
+    assert stub.read_text().splitlines()[-1] == "requeue 7"
+    done = newest_step() + 1
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{done:06}"]
+    with start(done + 2) as job:
+        assert job.wait(GENEROUS_S) == 0, output.read_text()
+    assert [line["step"] for line in read_lines(metrics_file(run, "learner"))] == list(range(done + 2))
+    assert "requeue" not in "".join(stub.read_text().splitlines()[-2:])
+    assert json.loads((run / "summary.json").read_text())["result"] == "done"
+    requests = stub.read_text()
+    with start(done + 2, "--chained=a/2/2") as job:
+        assert job.wait(GENEROUS_S) == 0
+    assert "job 2 of 2 of the chain has nothing to do: the run is done" in output.read_text()
+    assert stub.read_text() == requests, "it starts nothing"
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script: Path) -> None:
+    checked = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+def dry_run(script: Path, *words: str, environment: Mapping[str, str] | None = None) -> list[str]:
+    """The lines that a script prints with `--dry-run`."""
+    variables = {**os.environ, "ASYNCRL_PYTHON": sys.executable, **(environment or {})}
+    command = [str(script), "--dry-run", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "nodes"), [("one_node", 1), ("two_nodes", 2), ("sixteen_nodes", 16)])
+def test_an_example_prints_every_command_and_asks_slurm_for_the_nodes_of_its_pools(
+    name: str, nodes: int, tmp_path: Path
+) -> None:
+    script = ROOT / "launchers" / "examples" / f"{name}.sh"
+    assert f"#SBATCH --nodes={nodes}\n" in script.read_text()
+    words = (f"run.dir={tmp_path}", f"model.path={tmp_path}", "data.train=none")
+    lines = dry_run(script, *words)
+    commands = [line for line in lines if line.startswith("srun ")]
+    used = {word for line in commands for word in line.split() if word.startswith("--nodelist=node")}
+    assert len(used - {word for word in used if "," in word}) == nodes, "every node has a role"
+    assert sum("asyncrl.learner" in line for line in commands) == {1: 1, 2: 1, 16: 8}[nodes]
+    assert not (tmp_path / "run").exists(), "a dry run writes nothing"

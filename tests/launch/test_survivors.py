@@ -1,0 +1,127 @@
+"""What a killed supervisor has left at work: it ends before the run starts again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import msgspec
+import pytest
+
+from asyncrl.errors import StoppedError
+from asyncrl.launch.ownership import exclusively
+from asyncrl.launch.process_records import ProcessRecord, read_records
+from asyncrl.launch.survivors import end_elsewhere, end_here
+from asyncrl.machine.identity import ProcessIdentity
+from tests.helpers import until
+
+pytestmark = pytest.mark.slow
+
+SAVES = """
+import pathlib, signal, sys, time
+folder = pathlib.Path({folder!r})
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+(folder / "alive" / "learner").write_text("the checkpoint step-000001" if {saves} else "")
+(folder / "ready").touch()
+while not asked or {saves} is None: time.sleep(0.01)
+time.sleep(1.0)
+(folder / "saved").touch()
+(folder / "alive" / "learner").write_text("")
+"""
+SUPERVISOR = """
+import pathlib, sys, time
+from asyncrl.launch.role_process import RoleCommand
+from asyncrl.launch.supervisor import Supervisor
+role = RoleCommand("learner", [sys.executable, "-c", {code!r}])
+Supervisor([role], pathlib.Path({folder!r}), 1, "learner").run(lambda: False, lambda: None)
+"""
+
+
+def left_by_a_killed_supervisor(folder: Path, saves: bool | None) -> ProcessIdentity:
+    """A learner without its supervisor. It saves for a second after it was asked to end, if it `saves`; None: it
+    ignores that."""
+    code = SAVES.format(folder=str(folder), saves=saves)
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR.format(code=code, folder=str(folder))])
+    until((folder / "ready").exists)
+    learner = until(lambda: read_records(folder).get("learner")).identity
+    supervisor.kill()
+    supervisor.wait()
+    assert isinstance(learner, ProcessIdentity)
+    assert learner.is_alive
+    return learner
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_start_waits_for_a_learner_that_saves_after_its_supervisor_was_killed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = left_by_a_killed_supervisor(tmp_path, saves=True)
+    end_here(tmp_path, stop_s=0.1)
+    assert not learner.is_alive
+    assert (tmp_path / "saved").exists(), "it was not killed while it saved"
+    assert f"learner, process {learner.pid} still runs, without its supervisor" in caplog.text
+    assert "finishes the checkpoint step-000001; this waits up to 600 s" in caplog.text
+
+
+def test_a_role_that_does_not_end_in_time_is_killed_with_what_it_has_started(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = left_by_a_killed_supervisor(tmp_path, saves=None)
+    end_here(tmp_path, stop_s=0.1)
+    assert not learner.is_alive
+    assert not (tmp_path / "saved").exists()
+    assert "did not end in time; killing it" in caplog.text
+
+
+def record(folder: Path, **records: ProcessRecord) -> None:
+    (folder / "processes.json").write_bytes(msgspec.json.encode(records))
+
+
+def test_another_process_that_has_got_the_id_of_a_role_is_left_alone(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        now = ProcessIdentity.of(other.pid)
+        assert now is not None
+        record(tmp_path, learner=ProcessRecord("here", other.pid, 0, now.kernel, f"{now.began}0", 600.0))
+        end_here(tmp_path)
+        assert now.is_alive
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_process_that_has_ended_is_not_alive_even_if_nobody_has_asked_for_its_end() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    identity = ProcessIdentity.of(process.pid)
+    assert identity is not None
+    assert identity.is_alive
+    process.communicate(b"\n")
+    assert not identity.is_alive
+    zombie = subprocess.Popen([sys.executable, "-c", "pass"])
+    until(lambda: ProcessIdentity.of(zombie.pid) is None)
+    zombie.wait()
+
+
+def test_what_runs_on_a_machine_that_nobody_reaches_ends_with_its_lease(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    near, far = (ProcessRecord(host, 7, 0, kernel, "1", 120.0) for host, kernel in (("b", "near"), ("c", "far")))
+    with exclusively(tmp_path):
+        record(tmp_path, actor=near)
+        end_elsewhere(tmp_path, lambda stop: {"near"}, Event())
+        assert "cannot be reached" not in caplog.text
+        record(tmp_path, actor=near, learner=far)
+        stop = Event()
+        stop.set()
+        with pytest.raises(StoppedError):
+            end_elsewhere(tmp_path, lambda stop: {"near"}, stop)
+        assert "learner on c cannot be reached: this waits up to 120 s" in caplog.text
+        # The supervisor has not renewed the file for longer than the lease.
+        long_ago = time.time() - 121.0
+        os.utime(tmp_path / "processes.json", (long_ago, long_ago))
+        end_elsewhere(tmp_path, lambda stop: set(), stop)
