@@ -1,0 +1,1 @@
+"""`asyncrl doctor`: what is wrong with a host, before a run finds out."""

@@ -1,0 +1,284 @@
+"""Judges the facts of a host: what is in order, what is wrong, and how to mend it. Nothing here looks at the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from asyncrl.doctor.facts import AcceleratorFacts, HostFacts, HostMark
+from asyncrl.machine.ports import PORTS
+
+GB = 1e9
+FEWEST_FILES, ENOUGH_FILES = 1024, 4096
+SHARED_MEMORY = 1e9
+"""Bytes that NCCL and the learner's ranks want in /dev/shm where several GPUs of a host work together."""
+LEAST_FREE, LITTLE_FREE = 1e9, 20e9
+MOST_SKEW_S = 2.0
+BUSY_SHARE = 0.1
+NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "beegfs", "gpfs", "ceph")
+SHOWN = 5
+
+
+class Severity(StrEnum):
+    """How bad it is. Only a problem keeps a run from working."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What one check found; `mend` says what to do, empty where nothing is to be done."""
+
+    check: str
+    verdict: Severity
+    text: str
+    mend: str = ""
+
+
+Check = Callable[[HostFacts], Iterator[Diagnosis]]
+
+
+def examine(facts: HostFacts) -> list[Diagnosis]:
+    """What all checks find, at least one diagnosis each."""
+    return [each for check in CHECKS for each in check(facts)]
+
+
+def gpus(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether torch uses all GPUs that the host has."""
+    here = facts.accelerators
+    shown = max(here.devices, len(here.gpus))
+    if not shown:
+        yield Diagnosis("gpus", Severity.OK, "this host has no NVIDIA GPU, so everything runs on the CPU")
+        return
+    if here.driver_error or not here.gpus:
+        reason = here.driver_error or "nvidia-smi lists none"
+        yield Diagnosis(
+            "gpus",
+            Severity.PROBLEM,
+            f"the host has {shown} NVIDIA GPUs, but the driver does not work: {reason}",
+            "install NVIDIA's driver, or start the container with its GPUs (such as `--gpus all`)",
+        )
+        return
+    expected = len(here.gpus) if here.visible is None else len([each for each in here.visible.split(",") if each])
+    if here.torch_gpus < expected:
+        yield _unseen(here, expected)
+    else:
+        limited = f", as CUDA_VISIBLE_DEVICES={here.visible} says" if here.visible is not None else ""
+        names = ", ".join(sorted({gpu.name for gpu in here.gpus}))
+        text = f"torch uses {here.torch_gpus} of {len(here.gpus)} GPUs{limited} ({names}), driver {here.driver}"
+        yield Diagnosis("gpus", Severity.OK, text)
+    yield from _used(here)
+
+
+def _unseen(here: AcceleratorFacts, expected: int) -> Diagnosis:
+    if not here.torch_cuda:
+        mend = "install a build of torch for CUDA (https://pytorch.org/get-started/locally)"
+        return Diagnosis("gpus", Severity.PROBLEM, f"torch was built without CUDA, so it uses none of {expected}", mend)
+    reason = f": {here.torch_error}" if here.torch_error else ""
+    return Diagnosis(
+        "gpus",
+        Severity.PROBLEM,
+        f"torch uses {here.torch_gpus} of {expected} GPUs{reason}",
+        f"driver {here.driver} must be new enough for CUDA {here.torch_cuda}: update it, or install a torch for an "
+        "older CUDA; CUDA_VISIBLE_DEVICES must name GPUs that exist",
+    )
+
+
+def _used(here: AcceleratorFacts) -> Iterator[Diagnosis]:
+    used = [index for index, gpu in enumerate(here.gpus) if gpu.used > BUSY_SHARE * gpu.memory]
+    if used:
+        yield Diagnosis(
+            "gpus",
+            Severity.WARNING,
+            f"memory of GPU {_listed(used)} is in use",
+            "`nvidia-smi` names the processes; end those that are left of an earlier run",
+        )
+    exclusive = [index for index, gpu in enumerate(here.gpus) if gpu.compute_mode not in ("Default", "[N/A]")]
+    if exclusive:
+        yield Diagnosis(
+            "gpus",
+            Severity.WARNING,
+            f"GPU {_listed(exclusive)} takes one process at a time ({here.gpus[exclusive[0]].compute_mode})",
+            "roles cannot share it; `nvidia-smi --compute-mode=0` allows several processes",
+        )
+
+
+def nccl(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether several GPUs can work together."""
+    here = facts.accelerators
+    if here.torch_gpus < 2:
+        yield Diagnosis("nccl", Severity.OK, "not needed with fewer than two GPUs on a host")
+    elif not here.nccl:
+        mend = "install a build of torch with NCCL; the learner's ranks exchange gradients by it"
+        yield Diagnosis("nccl", Severity.PROBLEM, "torch has no NCCL", mend)
+    else:
+        yield Diagnosis("nccl", Severity.OK, f"NCCL {here.nccl}")
+
+
+def files(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether a process may open enough files and sockets."""
+    limit = facts.limits.files
+    if limit == -1 or limit >= ENOUGH_FILES:
+        yield Diagnosis("open files", Severity.OK, "no limit" if limit == -1 else f"{limit:,} a process")
+        return
+    verdict = Severity.PROBLEM if limit < FEWEST_FILES else Severity.WARNING
+    mend = "`ulimit -n 65536` before the start, or LimitNOFILE= of the service, or nofile in limits.conf"
+    yield Diagnosis(
+        "open files", verdict, f"{limit:,} a process; each actor and scorer takes some of the replay's", mend
+    )
+
+
+def memory(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether locked and shared memory suffice for GPUs that exchange data."""
+    limits, several = facts.limits, facts.accelerators.torch_gpus > 1
+    if facts.accelerators.has_infiniband and limits.locked != -1:
+        text = f"{limits.locked:,} bytes may be locked, and the host has an RDMA network, which locks more"
+        yield Diagnosis("locked memory", Severity.PROBLEM, text, "`ulimit -l unlimited`, or memlock in limits.conf")
+    else:
+        yield Diagnosis("locked memory", Severity.OK, "no limit" if limits.locked == -1 else "no RDMA network needs it")
+    free = limits.shared_memory_free
+    if several and free < SHARED_MEMORY:
+        text = (
+            f"{free / GB:.2f} of {limits.shared_memory / GB:.2f} GB are free in /dev/shm, too little for several GPUs"
+        )
+        yield Diagnosis(
+            "shared memory", Severity.PROBLEM, text, "start the container with --shm-size=16g or --ipc=host"
+        )
+    else:
+        yield Diagnosis("shared memory", Severity.OK, f"{free / GB:.1f} GB are free in /dev/shm")
+
+
+def ports(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether the addresses of the run can be listened at here, or reached from here."""
+    for each in facts.addresses:
+        name = f"{each.key} {each.address}"
+        if not each.error:
+            yield Diagnosis("ports", Severity.OK, f"{name} {'is free' if each.is_here else 'answers'}")
+        elif each.is_here:
+            mend = "end what listens there (`ss -ltnp` names it), choose another port, or set it to 0"
+            yield Diagnosis("ports", Severity.PROBLEM, f"{name} cannot be listened at: {each.error}", mend)
+        else:
+            mend = "start what listens there; let firewalls pass the port; the other host must not listen at 127.0.0.1"
+            yield Diagnosis("ports", Severity.PROBLEM, f"{name} cannot be reached: {each.error}", mend)
+    first = facts.limits.first_outgoing_port
+    if first < PORTS.stop:
+        text = f"Linux gives ports from {first} on to outgoing connections, and asyncrl chooses below {PORTS.stop}"
+        mend = f"`sysctl net.ipv4.ip_local_port_range='{PORTS.stop} 60999'`, or name the ports of the run"
+        yield Diagnosis("ports", Severity.WARNING, text, mend)
+    elif not facts.addresses:
+        yield Diagnosis("ports", Severity.OK, "no address is named, so none was tried")
+
+
+def folder(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether the folder of the runs can be written, has room, and is the same for all hosts."""
+    there = facts.folder
+    if there.error:
+        mend = "mount it, give this user the right to write there, or name another one (run.dir)"
+        yield Diagnosis("folder", Severity.PROBLEM, f"{there.path} cannot be used: {there.error}", mend)
+        return
+    hosts = [mark.host for mark in there.marks]
+    others = f"; marks of {', '.join(hosts[1:])} are there" if hosts[1:] else "; no other host has left a mark there"
+    yield Diagnosis("folder", Severity.OK, f"{there.path} is written and read ({there.kind}){others}")
+    if there.kind.startswith(NETWORK_FILE_SYSTEMS):
+        yield Diagnosis(
+            "folder",
+            Severity.WARNING,
+            f"{there.path} is on a network file system ({there.kind}), which the replay's store must not be on",
+            "run the replay where runs/NAME/replay is on a disk of its own host, or is a link to one",
+        )
+    room = f"{there.free / GB:.1f} GB are free in {there.path}"
+    if there.free >= LITTLE_FREE:
+        yield Diagnosis("disk", Severity.OK, room)
+    else:
+        mend = "make room, or name a folder on another disk (run.dir): checkpoints take 12 bytes a parameter"
+        yield Diagnosis("disk", Severity.PROBLEM if there.free < LEAST_FREE else Severity.WARNING, room, mend)
+
+
+def clocks(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether the clocks of all hosts agree, by that of the shared folder."""
+    marks = facts.folder.marks
+    if not marks:
+        return
+    own = marks[0]
+    off = [(mark.host, mark.skew_s - own.skew_s) for mark in marks[1:]]
+    off = [(host, skew) for host, skew in (("the folder", -own.skew_s), *off) if abs(skew) > MOST_SKEW_S]
+    if off:
+        text = ", ".join(
+            f"that of {host} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}" for host, skew in off
+        )
+        mend = "let all hosts follow a time server (chrony or systemd-timesyncd); times in metrics and logs differ else"
+        yield Diagnosis("clock", Severity.WARNING, f"clocks differ from this host's: {text}", mend)
+    else:
+        seen = f"{len(marks) - 1} other hosts" if len(marks) > 1 else "the folder"
+        yield Diagnosis("clock", Severity.OK, f"within {MOST_SKEW_S:.0f} s of {seen}")
+
+
+def keys(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether the keys can be used, are private, and are those of the other hosts."""
+    if facts.keys is None:
+        yield Diagnosis("keys", Severity.OK, "no keys are named: only this host can connect")
+        return
+    path, wrong = facts.keys.path, False
+    for error in facts.keys.errors:
+        wrong = True
+        yield Diagnosis("keys", Severity.PROBLEM, error, "docs/security.md says which host needs which files")
+    if facts.keys.is_allowed is False:
+        wrong = True
+        mend = (
+            "copy client.secret of a client in the list `allowed`, or make one: `asyncrl keys --out DIR --client NAME`"
+        )
+        yield Diagnosis("keys", Severity.PROBLEM, f"{path}: its client.secret is not in its list `allowed`", mend)
+    if others := _different(facts.folder.marks, lambda mark: mark.server_key):
+        wrong = True
+        text = f"{path}: server.public is another one than on {', '.join(others)}"
+        yield Diagnosis("keys", Severity.PROBLEM, text, "copy server.public of the replay's host to all others")
+    if not wrong:
+        yield Diagnosis("keys", Severity.OK, f"those in {path} can be used")
+
+
+def packages(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether the Python packages are there, and alike on all hosts."""
+    found = facts.packages
+    if found.error:
+        yield Diagnosis("packages", Severity.WARNING, found.error, "`make install`, or `pip install PATH_OF_CHECKOUT`")
+    wrong = [f"{each} is missing" for each in found.missing]
+    wrong += [f"{requirement} is needed, {version} is there" for requirement, version in found.unfit]
+    if wrong:
+        mend = "`make install`, or install asyncrl again with pip"
+        yield Diagnosis("packages", Severity.PROBLEM, _listed(wrong, "; "), mend)
+    if found.unpinned:
+        differ = [f"{name} {there} instead of {pinned}" for name, there, pinned in found.unpinned]
+        text = f"{len(differ)} versions are not those of constraints.txt: {_listed(differ)}"
+        yield Diagnosis("packages", Severity.WARNING, text, "`make install`; the tests ran with those versions")
+    if others := _different(facts.folder.marks, lambda mark: mark.versions):
+        own = ", ".join(f"{name} {version}" for name, version in facts.folder.marks[0].versions.items())
+        text = f"this host has {own}, and {', '.join(others)} other versions"
+        yield Diagnosis("packages", Severity.PROBLEM, text, "install the same versions on all hosts of a run")
+    if not wrong and not found.error:
+        extras = ", ".join(name for name, complete in found.extras.items() if complete) or "none"
+        yield Diagnosis("packages", Severity.OK, f"all there, with Python {facts.python}; complete extras: {extras}")
+
+
+def servers(facts: HostFacts) -> Iterator[Diagnosis]:
+    """Whether the program that starts the servers of a run can do so."""
+    if facts.server_error:
+        mend = "install it there, or name another Python by engine.python (docs/sglang.md, docs/vllm.md)"
+        yield Diagnosis("servers", Severity.PROBLEM, f"{facts.server_python}: {facts.server_error}", mend)
+    elif facts.server_python:
+        yield Diagnosis("servers", Severity.OK, f"{facts.server_python} can start them")
+
+
+CHECKS: Sequence[Check] = (gpus, nccl, files, memory, ports, folder, clocks, keys, packages, servers)
+
+
+def _different(marks: Sequence[HostMark], value: Callable[[HostMark], object]) -> list[str]:
+    """The hosts whose value is there and not this host's."""
+    return [mark.host for mark in marks[1:] if value(mark) and value(mark) != value(marks[0])]
+
+
+def _listed(values: Sequence[object], separator: str = ", ") -> str:
+    more = f"{separator}and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
+    return separator.join(map(str, values[:SHOWN])) + more

@@ -1,0 +1,113 @@
+"""`asyncrl doctor [RUN]`: what is wrong with this host, and how to mend it.
+
+It looks at GPUs, their driver, torch and NCCL, at limits of files and memory, at the folder of the runs, the disk and
+the clock, at ports, keys and Python packages. With a RUN it takes the folder, the keys, the addresses and the engine
+from the run's configuration: its ports must be free, or answer while it runs. Run it on each host of a run: each leaves
+a mark in the folder, by which the others see that they share it, and compare clocks, keys and versions.
+
+The status is 1 if there is a problem, and 0 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.config.commands import command_name
+from asyncrl.config.load import EXIT_FAILURE, EXIT_USAGE
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.schema import NetworkConfig
+from asyncrl.doctor.checks import Diagnosis, Severity, examine
+from asyncrl.doctor.facts import AddressFact, HostFacts
+from asyncrl.doctor.gathering import gather
+from asyncrl.doctor.sharing import address_facts, connection_error, key_facts
+from asyncrl.errors import AsyncrlError
+from asyncrl.inspect.run import RUNS, read_config, require_run
+from asyncrl.machine.owner import owner_of
+
+STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
+
+
+def main() -> None:
+    """The entry of the command line."""
+    given = _parser().parse_args()
+    try:
+        facts = _facts(given)
+    except (AsyncrlError, OSError) as error:
+        sys.stderr.write(f"{command_name()}: {error}\n")
+        sys.exit(EXIT_USAGE)
+    found = examine(facts)
+    if given.json:
+        sys.stdout.write(json.dumps({"host": facts.host, "diagnoses": [asdict(each) for each in found]}) + "\n")
+    else:
+        show(facts.host, found, Console())
+    if any(each.verdict is Severity.PROBLEM for each in found):
+        sys.exit(EXIT_FAILURE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run, such as runs/NAME, or its name")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of the runs, run.dir ({RUNS})")
+    parser.add_argument("--keys", metavar="DIR", help="folder of the keys, network.keys")
+    parser.add_argument("--connect", type=_address, action="append", default=[], metavar="HOST:PORT", help=REACH)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+REACH = "an address that this host must reach; may be given several times"
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _facts(given: argparse.Namespace) -> HostFacts:
+    """Raises ConfigError: there is no such run, or another version of asyncrl wrote its configuration."""
+    folder, network, engine, addresses = RUNS, NetworkConfig(), None, []
+    if given.run is not None:
+        run = require_run(given.run)
+        config = read_config(run / CONFIG_FILE)
+        folder, network, engine = run.parent, config.network, config.engine
+        addresses = address_facts(network, config.replay.shards, owner_of(run) is not None)
+    if given.keys is not None:
+        network = replace(network, keys=given.keys)
+    addresses += [
+        AddressFact("--connect", f"{host}:{port}", False, connection_error(host, port)) for host, port in given.connect
+    ]
+    keys, server_key = key_facts(network)
+    return gather(given.folder or folder, addresses, keys, server_key, engine)
+
+
+def show(host: str, found: Sequence[Diagnosis], console: Console) -> None:
+    """Print what the checks found, for people."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for each in found:
+        text = Text(each.text)
+        if each.mend:
+            text.append(f"\nto mend it: {each.mend}", "dim")
+        table.add_row(Text(each.verdict, STYLES[each.verdict]), each.check, text)
+    console.print(table)
+    counts = {verdict: sum(each.verdict is verdict for each in found) for verdict in Severity}
+    problems, warnings = counts[Severity.PROBLEM], counts[Severity.WARNING]
+    console.print(f"\n{host}: {_number(problems, 'problem')}, {_number(warnings, 'warning')}", highlight=False)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"

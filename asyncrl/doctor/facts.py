@@ -1,0 +1,119 @@
+"""What is known of a host: plain values, which `gathering` reads and `checks` judges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFact:
+    """A GPU as its driver describes it; memory is in MiB."""
+
+    name: str
+    memory: int
+    used: int
+    compute_mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorFacts:
+    """`devices` are the NVIDIA GPUs on the PCI bus. The driver shows `gpus`, or fails with `driver_error`. torch uses
+    `torch_gpus` of them, was built for CUDA `torch_cuda` (empty: for none), and has NCCL `nccl` (empty: none).
+    `visible` is CUDA_VISIBLE_DEVICES, None where it is not set. `has_infiniband`: there is an RDMA device."""
+
+    devices: int = 0
+    gpus: Sequence[GpuFact] = ()
+    driver: str = ""
+    driver_error: str = ""
+    torch_gpus: int = 0
+    torch_cuda: str = ""
+    torch_error: str = ""
+    nccl: str = ""
+    visible: str | None = None
+    has_infiniband: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AddressFact:
+    """An address that processes use. `key` names it. An `is_here` address is to be listened at by this host, another is
+    to be reached. `error` says why that failed; empty: it did not."""
+
+    key: str
+    address: str
+    is_here: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMark:
+    """What a host leaves in the shared folder for others. `skew_s` is its clock minus that of the folder; `versions`
+    are those of Python and of packages that must be alike; `server_key` is the public key that its clients trust."""
+
+    host: str
+    skew_s: float
+    versions: Mapping[str, str]
+    server_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFacts:
+    """The folder of the runs. `error` says why it could not be written and read; `free` is in bytes, `kind` is the file
+    system's. `marks` are those of all hosts that were examined lately, this one first."""
+
+    path: str
+    error: str = ""
+    free: int = 0
+    kind: str = ""
+    marks: Sequence[HostMark] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFacts:
+    """The folder of keys. `errors` has what is wrong with each of its files. A client is accepted where its public key
+    `is_allowed`; None: this host has no list of clients."""
+
+    path: str
+    errors: Sequence[str] = ()
+    is_allowed: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFacts:
+    """`missing` requirements have no package; `unfit` are (requirement, version there); `unpinned` are (package,
+    version there, version in constraints.txt); `extras` that are complete. `error`: asyncrl is not installed."""
+
+    missing: Sequence[str] = ()
+    unfit: Sequence[tuple[str, str]] = ()
+    unpinned: Sequence[tuple[str, str, str]] = ()
+    extras: Mapping[str, bool] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitFacts:
+    """Open files and locked bytes that a process may have, -1 without a limit; bytes of /dev/shm, and those free; the
+    first port that Linux gives to outgoing connections."""
+
+    files: int
+    locked: int
+    shared_memory: int
+    shared_memory_free: int
+    first_outgoing_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """All that is known. `keys` is None without keys. `server_python` is the program that starts servers, empty if
+    none is needed; `server_error` says why it cannot."""
+
+    host: str
+    python: str
+    accelerators: AcceleratorFacts
+    limits: LimitFacts
+    folder: FolderFacts
+    packages: PackageFacts
+    addresses: Sequence[AddressFact] = ()
+    keys: KeyFacts | None = None
+    server_python: str = ""
+    server_error: str = ""

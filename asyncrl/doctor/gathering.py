@@ -1,0 +1,194 @@
+"""Reads the facts of this host: its GPUs, limits, packages and programs."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import asyncrl
+from asyncrl.config.schema import EngineConfig
+from asyncrl.doctor.facts import (
+    AcceleratorFacts,
+    AddressFact,
+    GpuFact,
+    HostFacts,
+    KeyFacts,
+    LimitFacts,
+    PackageFacts,
+)
+from asyncrl.doctor.sharing import share
+from asyncrl.text import reason_of
+
+PCI, NVIDIA, DISPLAY = Path("/sys/bus/pci/devices"), "0x10de", "0x03"
+RDMA = Path("/sys/class/infiniband")
+OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LINUX_FIRST_PORT = 32768
+QUERY = ("name", "memory.total", "memory.used", "compute_mode", "driver_version")
+PROGRAM_S = 60.0
+ALIKE = ("asyncrl", "torch", "transformers", "msgspec")
+"""Packages that must be alike on all hosts of a run: they compute log-probs, or write and read messages."""
+
+
+def gather(
+    folder: Path, addresses: Sequence[AddressFact], keys: KeyFacts | None, server_key: str, engine: EngineConfig | None
+) -> HostFacts:
+    """The facts of this host. `folder` is that of the runs, in which this leaves a mark; `engine` is that of a run."""
+    host, python = socket.gethostname(), platform.python_version()
+    versions = {"Python": python, **{name: _version(name) for name in ALIKE if _version(name)}}
+    launched = engine.python if engine is not None and engine.launches else ""
+    return HostFacts(
+        host=host,
+        python=python,
+        accelerators=_accelerators(),
+        limits=_limits(),
+        folder=share(folder, host, versions, server_key),
+        packages=_packages(),
+        addresses=addresses,
+        keys=keys,
+        server_python=launched,
+        server_error=_server_error(launched, engine.kind) if launched and engine is not None else "",
+    )
+
+
+def _accelerators() -> AcceleratorFacts:
+    gpus, driver, driver_error = _driver()
+    torch_gpus, torch_cuda, torch_error, nccl = _torch()
+    return AcceleratorFacts(
+        devices=_devices(),
+        gpus=gpus,
+        driver=driver,
+        driver_error=driver_error,
+        torch_gpus=torch_gpus,
+        torch_cuda=torch_cuda,
+        torch_error=torch_error,
+        nccl=nccl,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        has_infiniband=RDMA.is_dir() and any(RDMA.iterdir()),
+    )
+
+
+def _devices() -> int:
+    def read(path: Path) -> str:
+        return path.read_text().strip() if path.is_file() else ""
+
+    devices = PCI.iterdir() if PCI.is_dir() else ()
+    return sum(read(each / "vendor") == NVIDIA and read(each / "class").startswith(DISPLAY) for each in devices)
+
+
+def _driver() -> tuple[list[GpuFact], str, str]:
+    """The GPUs that the driver shows, its version, and why it shows none."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
+    if shutil.which(command[0]) is None:
+        return [], "", "there is no nvidia-smi"
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], "", reason_of(error)
+    if output.returncode:
+        return [], "", (output.stdout + output.stderr).strip()
+    rows = [[cell.strip() for cell in row] for row in csv.reader(output.stdout.splitlines()) if row]
+    gpus = [GpuFact(name, _mib(total), _mib(used), mode) for name, total, used, mode, _ in rows]
+    return gpus, rows[0][-1] if rows else "", ""
+
+
+def _mib(text: str) -> int:
+    # A GPU that shares the host's memory has "[N/A]" there.
+    return int(text) if text.isdecimal() else 0
+
+
+def _torch() -> tuple[int, str, str, str]:
+    """The GPUs that torch uses, its CUDA, why it uses none, and its NCCL."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return 0, "", reason_of(error), ""
+    count, error_text, nccl = torch.cuda.device_count(), "", ""
+    if torch.version.cuda:
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            count, error_text = 0, str(error).splitlines()[0]
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return count, torch.version.cuda or "", error_text, nccl
+
+
+def _limits() -> LimitFacts:
+    shared = shutil.disk_usage("/dev/shm")
+    return LimitFacts(
+        files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        locked=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        shared_memory=shared.total,
+        shared_memory_free=shared.free,
+        first_outgoing_port=int(OUTGOING_PORTS.read_text().split()[0])
+        if OUTGOING_PORTS.is_file()
+        else LINUX_FIRST_PORT,
+    )
+
+
+def _packages() -> PackageFacts:
+    try:
+        needed = [Requirement(each) for each in requires("asyncrl") or ()]
+    except PackageNotFoundError:
+        return PackageFacts(error="asyncrl is not installed as a package, so what it needs was not checked")
+    plain = [each for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    optional = [each for each in needed if each not in plain]
+    extras: dict[str, bool] = {}
+    for name in sorted({extra for each in optional for extra in _extras(each)}):
+        of_extra = [each for each in optional if each.marker is not None and each.marker.evaluate({"extra": name})]
+        extras[name] = all(_fits(each) for each in of_extra)
+    return PackageFacts(
+        missing=[str(each) for each in plain if not _version(each.name)],
+        unfit=[(str(each), _version(each.name)) for each in plain if _version(each.name) and not _fits(each)],
+        unpinned=list(_unpinned({each.name.lower() for each in needed})),
+        extras=extras,
+    )
+
+
+def _extras(requirement: Requirement) -> list[str]:
+    """The extras that a marker such as `extra == 'math'` names."""
+    return [word.strip("'\"") for word in str(requirement.marker).split() if word[:1] in "'\""]
+
+
+def _fits(requirement: Requirement) -> bool:
+    there = _version(requirement.name)
+    return bool(there) and requirement.specifier.contains(there, prereleases=True)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _unpinned(names: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Of these packages, those whose version is not that of the checkout's constraints.txt."""
+    constraints = Path(asyncrl.__file__).parents[1] / "constraints.txt"
+    lines = constraints.read_text().splitlines() if constraints.is_file() else []
+    for name, sign, pinned in (line.partition("==") for line in lines):
+        # A build of torch for one CUDA has that in its version.
+        there = _version(name).partition("+")[0] if sign and name.lower() in names else ""
+        if there and there != pinned.strip().partition("+")[0]:
+            yield name, there, pinned.strip()
+
+
+def _server_error(python: str, kind: str) -> str:
+    if shutil.which(python) is None:
+        return "there is no such program"
+    try:
+        command = [python, "-c", f"import {kind}"]
+        output = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return reason_of(error)
+    return output.stderr.strip().splitlines()[-1] if output.returncode else ""

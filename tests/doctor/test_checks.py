@@ -1,0 +1,135 @@
+"""What the doctor says of a host, from given facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asyncrl.doctor.checks import Severity, examine
+from asyncrl.doctor.facts import (
+    AcceleratorFacts,
+    AddressFact,
+    FolderFacts,
+    GpuFact,
+    HostFacts,
+    HostMark,
+    KeyFacts,
+    LimitFacts,
+    PackageFacts,
+)
+
+GPU = GpuFact("NVIDIA H200", 143_771, 0, "Default")
+MARK = HostMark("one", 0.0, {"torch": "2.13.0"}, "key")
+OTHER = replace(MARK, host="two")
+HEALTHY = HostFacts(
+    host="one",
+    python="3.12.1",
+    accelerators=AcceleratorFacts(
+        devices=2, gpus=[GPU, GPU], driver="580.1", torch_gpus=2, torch_cuda="13.0", nccl="2.28.3"
+    ),
+    limits=LimitFacts(65536, -1, 64 << 30, 64 << 30, 32768),
+    folder=FolderFacts("runs", free=10**12, kind="ext4", marks=[MARK, OTHER]),
+    packages=PackageFacts(extras={"math": True, "wandb": False}),
+    addresses=[
+        AddressFact("network.replay_port", "10.0.0.1:5755", True),
+        AddressFact("--connect", "10.0.0.2:5756", False),
+    ],
+    keys=KeyFacts("keys", is_allowed=True),
+    server_python="python3",
+)
+
+
+def gpus(**changes: Any) -> HostFacts:
+    return replace(HEALTHY, accelerators=replace(HEALTHY.accelerators, **changes))
+
+
+def limits(**changes: Any) -> HostFacts:
+    return replace(HEALTHY, limits=replace(HEALTHY.limits, **changes))
+
+
+def folder(**changes: Any) -> HostFacts:
+    return replace(HEALTHY, folder=replace(HEALTHY.folder, **changes))
+
+
+def beside(**changes: Any) -> HostFacts:
+    return folder(marks=[MARK, replace(OTHER, **changes)])
+
+
+def test_a_healthy_host_passes_every_check() -> None:
+    found = examine(HEALTHY)
+    assert {each.verdict for each in found} == {Severity.OK}
+    assert not any(each.mend for each in found)
+    names = {each.check for each in found}
+    assert names == {
+        *("gpus", "nccl", "open files", "locked memory", "shared memory", "ports", "folder", "disk", "clock", "keys"),
+        *("packages", "servers"),
+    }
+
+
+def test_a_host_without_gpus_is_healthy() -> None:
+    found = examine(replace(HEALTHY, accelerators=AcceleratorFacts()))
+    assert {each.verdict for each in found} == {Severity.OK}
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "check", "text", "mend"),
+    [
+        (gpus(gpus=[], driver_error="there is no nvidia-smi"), "problem", "gpus", "has 2 NVIDIA GPUs", "driver"),
+        (gpus(torch_cuda="", torch_gpus=0), "problem", "gpus", "built without CUDA", "pytorch.org"),
+        (gpus(torch_gpus=0, torch_error="too old"), "problem", "gpus", "0 of 2 GPUs: too old", "CUDA 13.0"),
+        (gpus(visible="0,7", torch_gpus=1), "problem", "gpus", "uses 1 of 2", "CUDA_VISIBLE_DEVICES"),
+        (gpus(gpus=[GPU, replace(GPU, used=90_000)]), "warning", "gpus", "memory of GPU 1", "nvidia-smi"),
+        (gpus(gpus=[replace(GPU, compute_mode="Exclusive_Process")]), "warning", "gpus", "GPU 0", "compute-mode=0"),
+        (gpus(nccl=""), "problem", "nccl", "no NCCL", "torch with NCCL"),
+        (limits(files=1000), "problem", "open files", "1,000", "ulimit -n"),
+        (limits(files=2000), "warning", "open files", "2,000", "ulimit -n"),
+        (limits(shared_memory_free=60 << 20), "problem", "shared memory", "0.06 of", "--shm-size"),
+        (limits(first_outgoing_port=1024), "warning", "ports", "from 1024", "ip_local_port_range"),
+        (folder(error="Permission denied"), "problem", "folder", "Permission denied", "run.dir"),
+        (folder(kind="nfs4"), "warning", "folder", "nfs4", "disk of its own host"),
+        (folder(free=10**8), "problem", "disk", "0.1 GB", "make room"),
+        (folder(free=10**10), "warning", "disk", "10.0 GB", "make room"),
+        (beside(skew_s=9.5), "warning", "clock", "that of two is 9.5 s ahead", "time server"),
+        (beside(server_key="another"), "problem", "keys", "another one than on two", "copy server.public"),
+        (beside(versions={"torch": "2.11.0"}), "problem", "packages", "torch 2.13.0, and two", "same versions"),
+        (replace(HEALTHY, server_error="no module"), "problem", "servers", "python3: no module", "engine.python"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_named_with_what_mends_it(
+    facts: HostFacts, verdict: str, check: str, text: str, mend: str
+) -> None:
+    (bad,) = (each for each in examine(facts) if each.verdict is not Severity.OK)
+    assert (bad.verdict, bad.check) == (verdict, check)
+    assert text in bad.text
+    assert mend in bad.mend
+
+
+@pytest.mark.parametrize(
+    ("facts", "texts"),
+    [
+        (
+            replace(HEALTHY, keys=KeyFacts("keys", ["users can read client.secret"], False)),
+            ["users can read", "not in its list"],
+        ),
+        (
+            replace(HEALTHY, packages=PackageFacts(["lmdb>=1.6"], [("torch>=2.11", "2.1")], [("rich", "1", "2")])),
+            ["lmdb>=1.6 is missing; torch>=2.11 is needed, 2.1 is there", "rich 1 instead of 2"],
+        ),
+        (
+            replace(HEALTHY, addresses=[replace(each, error="no") for each in HEALTHY.addresses]),
+            ["10.0.0.1:5755 cannot be listened at: no", "10.0.0.2:5756 cannot be reached: no"],
+        ),
+        (
+            replace(gpus(has_infiniband=True), limits=replace(HEALTHY.limits, locked=8 << 20)),
+            ["RDMA network"],
+        ),
+    ],
+    ids=["keys", "packages", "addresses", "locked memory"],
+)
+def test_all_that_is_wrong_is_said_at_once(facts: HostFacts, texts: list[str]) -> None:
+    bad = [each for each in examine(facts) if each.verdict is not Severity.OK]
+    assert len(bad) == len(texts)
+    assert all(text in each.text and each.mend for text, each in zip(texts, bad, strict=True))

@@ -1,0 +1,104 @@
+"""The doctor on this host: what it gathers, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from asyncrl.config.schema import NetworkConfig, TrainConfig
+from asyncrl.doctor.command import main
+from asyncrl.doctor.sharing import address_facts, key_facts, share
+from asyncrl.network.keys import add_client, make_keys
+
+
+def test_hosts_see_each_others_marks_in_a_shared_folder(tmp_path: Path) -> None:
+    alone = share(tmp_path, "one", {"torch": "1"}, "key of one")
+    second = share(tmp_path, "two", {"torch": "2"}, "key of two")
+    assert [mark.host for mark in alone.marks] == ["one"]
+    assert [(mark.host, mark.versions, mark.server_key) for mark in second.marks] == [
+        ("two", {"torch": "2"}, "key of two"),
+        ("one", {"torch": "1"}, "key of one"),
+    ]
+    assert all(abs(mark.skew_s) < 1 for mark in second.marks)
+    assert second.free > 0
+    two_days_ago = (tmp_path / ".doctor" / "two.json").stat().st_mtime - 2 * 86400
+    os.utime(tmp_path / ".doctor" / "one.json", (two_days_ago, two_days_ago))
+    assert [mark.host for mark in share(tmp_path, "two", {}, "").marks] == ["two"]
+
+
+def test_a_folder_that_cannot_be_written_is_a_fact(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "file" in share(tmp_path / "file", "one", {}, "").error
+
+
+def test_keys_are_judged_as_a_run_would_use_them(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    make_keys(folder)
+    theirs = add_client(folder, "other")
+    network = NetworkConfig(keys=str(folder))
+    own, server = key_facts(network)
+    assert own is not None
+    assert (own.errors, own.is_allowed) == ([], True)
+    other, same = key_facts(NetworkConfig(keys=str(theirs)))
+    assert other is not None
+    assert (other.errors, other.is_allowed, same) == ([], None, server)
+    (folder / "allowed").write_text("")
+    assert key_facts(network)[0].is_allowed is False  # type: ignore[union-attr]
+    (folder / "client.secret").chmod(0o644)
+    assert "chmod 600" in key_facts(network)[0].errors[0]  # type: ignore[union-attr]
+    assert key_facts(NetworkConfig()) == (None, "")
+
+
+def test_own_ports_must_be_free_before_a_run_and_answer_while_it_runs() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        network = NetworkConfig(replay_port=server.getsockname()[1], weights_port=0)
+        (before,) = address_facts(network, 1, is_running=False)
+        (during,) = address_facts(network, 1, is_running=True)
+        assert before.is_here
+        assert "in use" in before.error
+        assert (during.is_here, during.error) == (False, "")
+    (after,) = address_facts(network, 1, is_running=True)
+    assert "refused" in after.error
+
+
+@pytest.mark.slow
+def test_the_command_examines_this_host_and_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig()
+    config.model.path = config.data.train = "x"
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config.network.replay_port, config.network.weights_port = server.getsockname()[1], 0
+        (tmp_path / "runs" / "mine" / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
+        status, found = call(["mine", "--json"], monkeypatch, capsys)
+    problems = [each["text"] for each in found if each["verdict"] == "problem"]
+    assert status == 1
+    assert f"network.replay_port 127.0.0.1:{config.network.replay_port} cannot be listened at" in problems[-1]
+    checks = {each["check"] for each in found}
+    assert {"gpus", "open files", "shared memory", "ports", "folder", "disk", "clock", "keys", "packages"} <= checks
+    assert len(list((tmp_path / "runs" / ".doctor").glob("*.json"))) == 1
+    assert call(["nothing"], monkeypatch, capsys)[0] == 2
+
+
+def call(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, list[dict[str, Any]]]:
+    """The status of the command, and its diagnoses."""
+    monkeypatch.setattr(sys, "argv", ["asyncrl doctor", *words])
+    status = 0
+    try:
+        main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    output = capsys.readouterr().out
+    return status, json.loads(output)["diagnoses"] if output else []
