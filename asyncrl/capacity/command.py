@@ -1,0 +1,206 @@
+"""`asyncrl plan --from RUN [--gpus N]`: how fast would a run be on other GPUs, or with another age bound?
+
+The answer comes from a simulation at the rates of a run: the lengths of its episodes, the delays of its tools, the
+speed of its engines, scorers and learner. Tickets, groups, samplers and batch plans are those of the real replay. With
+--gpus it tries several numbers of learner GPUs, and marks the fastest one. --save writes rates and sizes to a file that
+you can edit, and name with --from. docs/planning.md says what the answer leaves out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Table
+
+from asyncrl.capacity.description import RunDescription, Sizes, read_description, write_description
+from asyncrl.capacity.measured import describe
+from asyncrl.capacity.simulation import Forecast, simulate
+from asyncrl.capacity.splits import splits, with_learner
+from asyncrl.config.commands import command_name
+from asyncrl.config.load import EXIT_FAILURE, EXIT_USAGE
+from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.inspect.run import find_run
+
+STEPS = 20
+CHANGED = ("batch_size", "group_size", "publish_every", "concurrency", "engine_gpus", "scorers")
+BEYOND = 1.5
+"""Times the most requests for which an engine's speed was measured, before a forecast is marked as uncertain."""
+MANY = 0.9
+TABLE_WIDTH = 110
+HEADERS = (
+    "learner\nGPUs",
+    "\nengines",
+    "max\nlag",
+    "s a\nstep",
+    "trajectories\na second",
+    "idle:\nlearner",
+    "\nengines",
+    "\nscorers",
+    "thrown\naway",
+    "mean\nlag",
+    "1,000 steps:\nGPU hours",
+)
+
+
+def main() -> None:
+    """The entry of the command line. Arguments that cannot be used end it with status 2, another failure with 1."""
+    given = _parser().parse_args()
+    try:
+        run = _description(given.source)
+        if given.save is not None:
+            write_description(run, given.save)
+        run = replace(run, sizes=_changed(run.sizes, given))
+        planned = list(_planned(run, given))
+        forecasts = [simulate(replace(run, sizes=sizes), given.steps) for sizes in planned]
+    except (AsyncrlError, OSError) as error:
+        sys.stderr.write("".join(f"asyncrl plan: {line}\n" for line in str(error).splitlines()))
+        sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE)
+    if given.json:
+        sys.stdout.write(json.dumps([as_json(each, given.price) for each in forecasts]) + "\n")
+    else:
+        show(run, forecasts, given.price, Console(width=max(TABLE_WIDTH, Console().width)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--from", dest="source", required=True, metavar="RUN|FILE", help="a run (its folder, or its name), or a file")
+    add("--gpus", type=_count, metavar="N", help="GPUs of engines and learner together (those of the run)")
+    add("--learner-gpus", type=_count, nargs="+", metavar="N", help="of them, the learner's (several are tried)")
+    add("--max-lag", type=_natural, nargs="+", metavar="K", help="age bounds, replay.max_lag (that of the run)")
+    add("--batch-size", type=_count, metavar="B", help="trajectories of a batch, learner.batch_size")
+    add("--group-size", type=_count, metavar="G", help="of these in a group, learner.group_size")
+    add("--publish-every", type=_count, metavar="S", help="learner steps between two versions of the weights")
+    add("--concurrency", type=_count, metavar="C", help="episodes that one engine runs at once")
+    add("--engine-gpus", type=_count, metavar="N", help="GPUs of one engine")
+    add("--scorers", type=_count, metavar="N", help="scoring processes of the run (grow with --gpus as the engines do)")
+    add("--steps", type=_count, default=STEPS, metavar="S", help=f"learner steps to simulate ({STEPS})")
+    add("--price", type=_price, metavar="P", help="price of a GPU for an hour")
+    add("--save", type=Path, metavar="FILE", help="write the rates and sizes of the run to a YAML file")
+    add("--json", action="store_true", help="print JSON, with the shares of all lags")
+    return parser
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def _price(text: str) -> float:
+    price = float(text)
+    if not 0 <= price < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no price")
+    return price
+
+
+def _description(source: str) -> RunDescription:
+    run = find_run(source)
+    if run is not None:
+        return describe(run)
+    if not Path(source).is_file():
+        raise ConfigError(f"--from {source}: there is no such run, and no such file; name the folder of a run")
+    return read_description(Path(source))
+
+
+def _changed(sizes: Sizes, given: argparse.Namespace) -> Sizes:
+    changes = {name: getattr(given, name) for name in CHANGED if getattr(given, name) is not None}
+    try:
+        return replace(sizes, **changes)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
+    for max_lag in given.max_lag or [run.sizes.max_lag]:
+        sizes = replace(run.sizes, max_lag=max_lag)
+        gpus = given.gpus or sizes.gpus
+        if given.learner_gpus:
+            yield from (with_learner(sizes, gpus, learner) for learner in given.learner_gpus)
+        elif given.gpus:
+            yield from splits(replace(run, sizes=sizes), gpus)
+        else:
+            yield sizes
+
+
+def as_json(forecast: Forecast, price: float | None) -> dict[str, object]:
+    """A forecast as plain values."""
+    values: dict[str, object] = msgspec.to_builtins(forecast, str_keys=True)
+    values["gpu_hours_per_step"] = forecast.gpu_hours_per_step
+    if price is not None:
+        values["price_per_step"] = forecast.gpu_hours_per_step * price
+    return values
+
+
+def show(run: RunDescription, forecasts: Sequence[Forecast], price: float | None, console: Console) -> None:
+    """Print a table for people, and what to know about it."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for header in (*HEADERS, *(["price"] if price is not None else [])):
+        table.add_column(header, justify="right", no_wrap=True)
+    fastest = max(forecasts, key=lambda each: each.trajectories_per_s)
+    for each in forecasts:
+        style = "bold green" if each is fastest and len(forecasts) > 1 else None
+        table.add_row(*_cells(each, price), style=style)
+    console.print(table)
+    for note in notes(run, forecasts, fastest):
+        console.print(f"\n{note}", highlight=False)
+
+
+def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
+    sizes = forecast.sizes
+    yield from (f"{sizes.learner_gpus:,}", f"{sizes.engines:,}", f"{sizes.max_lag}")
+    yield f"{forecast.seconds_per_step:,.3g}"
+    yield f"{forecast.trajectories_per_s:,.1f}"
+    yield from (f"{share:.0%}" for share in (forecast.learner_idle, forecast.engine_idle, forecast.scorer_idle))
+    yield f"{forecast.discarded:.0%}"
+    yield f"{sum(lag * share for lag, share in forecast.lags.items()):.1f}"
+    hours = 1000 * forecast.gpu_hours_per_step
+    yield f"{hours:,.3g}" if hours < 1000 else f"{hours:,.0f}"
+    if price is not None:
+        yield f"{hours * price:,.2f}"
+
+
+def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast) -> Iterator[str]:
+    """What limits the fastest forecast, and where the forecasts go beyond what was measured."""
+    lags = ", ".join(f"{lag} {share:.0%}" for lag, share in fastest.lags.items())
+    sizes = fastest.sizes
+    if len(forecasts) > 1:
+        yield f"Fastest: learner GPUs {sizes.learner_gpus:,}, engines {sizes.engines:,}, max_lag {sizes.max_lag}."
+    yield f"Lags of the trajectories that the fastest one trains: {lags}."
+    room = sizes.engines * sizes.concurrency
+    bound = (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every * sizes.oversample
+    if fastest.learner_idle < 1 - MANY:
+        yield "The learner limits the fastest one: give it more GPUs, or make its step faster."
+    elif bound < room / 2 and fastest.engine_idle > 1 - MANY:
+        yield (
+            f"The age bound limits the fastest one: it lets {bound:,.0f} episodes run, and the engines have room for "
+            f"{room:,}. A larger learner.batch_size or replay.max_lag fills them."
+        )
+    elif fastest.scorer_idle < 1 - MANY:
+        yield "The scorers limit the fastest one: start more of them."
+    elif fastest.engine_idle < 1 - MANY:
+        yield "The engines limit the fastest one: give them more GPUs."
+    most = max(each.requests for each in forecasts)
+    if run.rates.requests and most > BEYOND * run.rates.requests[-1]:
+        yield (
+            f"An engine has up to {most:.0f} requests here. Its speed was measured with at most "
+            f"{run.rates.requests[-1]:.0f}, so these forecasts are less certain."
+        )

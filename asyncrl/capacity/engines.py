@@ -1,0 +1,94 @@
+"""The engines of a simulated fleet: requests that share their speed.
+
+Requests go to the engine with the fewest, so that all engines are about equally full. The fleet is then one station:
+with r requests over E engines, each request gets tokens as fast as on one engine with r / E requests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator
+from typing import Any, TypeAlias
+
+import simpy
+
+from asyncrl.capacity.description import Rates
+
+Process: TypeAlias = Generator[simpy.Event, Any, None]
+"""The body of a process of the simulation: it yields what it waits for."""
+
+
+class SimulatedEngines:
+    """`count` engines, which need not be a whole number. `version` is the policy version that they serve; `idle_s` are
+    the seconds without a request, and `request_s` those of all requests together, both as means over the engines."""
+
+    def __init__(self, environment: simpy.Environment, count: float, rates: Rates) -> None:
+        self.version = 0
+        self.idle_s = self.request_s = 0.0
+        self.switched = environment.event()
+        self._environment = environment
+        self._count = count
+        self._rates = rates
+        # Tokens that every request has got that was there all the time. It grows slowly while requests are many.
+        self._progress = 0.0
+        self._updated = environment.now
+        self._is_paused = False
+        self._requests: list[tuple[float, int, simpy.Event]] = []
+        self._numbered = 0
+        self._alarm = 0
+
+    def generate(self, tokens: float) -> simpy.Event:
+        """An event that occurs when a new request has got so many tokens."""
+        self.update()
+        self._numbered += 1
+        done = self._environment.event()
+        heapq.heappush(self._requests, (self._progress + tokens, self._numbered, done))
+        self._set_alarm()
+        return done
+
+    def switch(self, version: int) -> Process:
+        """A process that takes a new version and stands still meanwhile."""
+        yield self._environment.timeout(self._rates.transfer_s)
+        if self._rates.switch_s:
+            self.update()
+            self._is_paused = True
+            self._set_alarm()
+            yield self._environment.timeout(self._rates.switch_s)
+            self.update()
+            self._is_paused = False
+            self._set_alarm()
+        self.version = max(version, self.version)
+        switched, self.switched = self.switched, self._environment.event()
+        switched.succeed()
+
+    def update(self) -> None:
+        """Account for the time until now."""
+        now = self._environment.now
+        seconds, self._updated = now - self._updated, now
+        requests = len(self._requests) / self._count
+        self.idle_s += seconds * max(0.0, 1 - requests)
+        self.request_s += seconds * requests
+        if not self._is_paused:
+            self._progress += seconds / self._seconds_per_token()
+
+    def _seconds_per_token(self) -> float:
+        return self._rates.pass_s + self._rates.request_s * max(1.0, len(self._requests) / self._count)
+
+    def _set_alarm(self) -> None:
+        """Be called when the next request is done, unless requests change before."""
+        self._alarm += 1
+        if self._requests and not self._is_paused:
+            left = max(0.0, self._requests[0][0] - self._progress)
+            wait = self._environment.timeout(left * self._seconds_per_token(), self._alarm)
+            wait.callbacks.append(self._end_requests)
+
+    def _end_requests(self, alarm: simpy.Event) -> None:
+        if alarm.value != self._alarm:
+            return
+        # What is due now is done, however the sums were rounded.
+        due = self._requests[0][0]
+        self.update()
+        self._progress = max(self._progress, due)
+        while self._requests and self._requests[0][0] <= self._progress:
+            heapq.heappop(self._requests)[2].succeed()
+        self._set_alarm()

@@ -1,0 +1,190 @@
+"""The rates and sizes of a run, read out of its metrics and its store.
+
+The first steps are left out: a run that starts has empty engines and compiles. The metrics have means over all episodes
+of some seconds, the store has each episode. Of an episode whose data is gone, it has the tokens and the seconds of all
+phases; those in tools are then what generation at the mean speed does not explain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import pairwise
+from json import JSONDecodeError
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.ids import is_evaluation
+from asyncrl.inspect.run import read_config
+from asyncrl.observe.sinks import metrics_file, read_lines
+from asyncrl.replay.stored import StoredRun
+
+Row: TypeAlias = Mapping[str, Any]
+
+FIRST_STEPS = 2
+FEWEST_STEPS = 3
+SHORTEST_S = 1.0
+"""Of the time between two rows of an actor: less says little."""
+MOST_TASKS = 500
+GENERATION = ("wait", "generate")
+"""The phases of an episode that the simulation models; all others are tools or the agent."""
+NEEDED = "the planner needs a run of at least {} steps after its first {}, with all its metrics files"
+
+
+def describe(run: Path) -> RunDescription:
+    """The description of a run that has a folder. Raises ConfigError: it has done too little, or its files lack what
+    is needed; StoreError: its store cannot be read."""
+    config = read_config(run / CONFIG_FILE)
+    try:
+        return _described(run, config)
+    except (KeyError, JSONDecodeError) as error:
+        raise ConfigError(
+            f"the metrics of {run} cannot be used: {error!r}; they are damaged, or of another version of asyncrl"
+        ) from error
+
+
+def _described(run: Path, config: TrainConfig) -> RunDescription:
+    # A stop may cut the last phases of a step short; another step trains nothing.
+    whole = {"reward/mean", "seconds/publish"}
+    steps = [row for row in read_lines(metrics_file(run, "learner")) if whole <= row.keys()][FIRST_STEPS:]
+    actors, scorers = (list(_files(run, role)) for role in ("actor", "scoring"))
+    if len(steps) < FEWEST_STEPS or not actors or not scorers:
+        raise ConfigError(f"{run} has too few metrics: {NEEDED.format(FEWEST_STEPS, FIRST_STEPS)}")
+    windows = [window for rows in actors for window in _windows(rows)]
+    if not windows:
+        raise ConfigError(f"{run}: its actors finished no episodes while they logged metrics; let it run for longer")
+    pass_s, request_s = decoding_times(windows)
+    requests = [each for each, _ in windows]
+    last = [rows[-1] for rows in actors]
+    updates = sum(row["weights_updates"] for row in last) or 1
+    ranks = config.cluster.ranks * config.learner.nodes
+    rates = Rates(
+        tasks=_tasks(run, actors),
+        pass_s=pass_s,
+        request_s=request_s,
+        switch_s=sum(row["weights_switch_s"] for row in last) / updates,
+        transfer_s=sum(row["weights_transfer_s"] for row in last) / updates,
+        failed=_share(sum(row["failed"] for row in last), sum(row["episodes"] for row in last)),
+        zero_variance=_mean(row["groups/zero_variance"] for row in steps),
+        label_s=_label_s(scorers),
+        requests=[min(requests), max(requests)],
+        **_learner_rates(steps, ranks, config.learner.publish_every),
+    )
+    return RunDescription(rates, _sizes(config, last, len(scorers), ranks))
+
+
+def _files(run: Path, role: str) -> Iterator[Sequence[Row]]:
+    for path in sorted((run / "metrics").glob(f"{role}-*.jsonl")):
+        if rows := read_lines(path):
+            yield rows
+
+
+def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
+    """For the time between two rows of an actor: the mean number of requests of one engine, while it had any, and the
+    tokens that it sampled a second then."""
+    for before, after in pairwise(rows):
+        seconds = after["seconds"] - before["seconds"]
+        busy = seconds * (1 - after.get("idle", 1.0))
+        engines = after.get("servers", 1) or 1
+        tokens = after["tokens"] - before["tokens"]
+        if seconds >= SHORTEST_S and busy > 0 and tokens > 0 and "generate_s" in after:
+            requests = (after["episodes"] - before["episodes"]) * after["generate_s"] / busy
+            yield requests / engines, tokens / busy / engines
+
+
+def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The `pass_s` and `request_s` that fit windows best: each has the requests of an engine, at least one, and its
+    tokens a second. Both are at least 0."""
+    requests = np.array([max(1.0, each) for each, _ in windows])
+    seconds = requests / np.array([rate for _, rate in windows])
+    # Long windows of few requests and windows with many count alike: errors are shares of a time.
+    columns = np.stack([1 / seconds, requests / seconds], axis=1)
+    (pass_s, request_s), *_ = np.linalg.lstsq(columns, np.ones(len(windows)), rcond=None)
+    if request_s < 0 or len(windows) == 1:
+        return float(len(windows) / (1 / seconds).sum()), 0.0
+    if pass_s < 0:
+        return 0.0, float(len(windows) / (requests / seconds).sum())
+    return float(pass_s), float(request_s)
+
+
+def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict[str, float]:
+    """What further ranks share is the training; what else a step does takes as long with any number of ranks."""
+    trained = sum(row["seconds/train"] + row["seconds/proximal"] for row in steps)
+    published, total = (sum(row[f"seconds/{phase}"] for row in steps) for phase in ("publish", "step"))
+    rest = total - trained - published - sum(row["seconds/wait"] for row in steps)
+    return {
+        "token_s": trained * ranks / sum(row["tokens"] for row in steps),
+        "step_s": rest / len(steps),
+        "publish_s": published * publish_every / len(steps),
+    }
+
+
+def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
+    """Seconds of one scorer for a trajectory. Rows of a scorer that had nothing to score have no such time."""
+    busy, labelled = 0.0, 0.0
+    for rows in scorers:
+        for before, after in pairwise(rows):
+            # The counters of a scorer that was started again begin anew.
+            if (more := after["labelled"] + after["handed_on"] - before["labelled"] - before["handed_on"]) > 0:
+                busy += (1 - after["idle"]) * (after["time"] - before["time"])
+                labelled += more
+    return busy / labelled if labelled else 0.0
+
+
+def _tasks(run: Path, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpisode]]:
+    """The episodes of the newest groups, by group. Raises ConfigError: there are none."""
+    rows = [row for rows in actors for row in rows if "generate_s" in row]
+    groups: dict[str, list[TypicalEpisode]] = defaultdict(list)
+    with closing(StoredRun(run / "replay")) as stored:
+        found = [(name, record) for name, record in stored.records() if not is_evaluation(name)]
+        sampled_s = _mean(row["generate_s"] for row in rows) / max(1.0, _mean(record.sampled for _, record in found))
+        waited_s = _mean(row.get("wait_s", 0.0) for row in rows)
+        for name, record in reversed(found):
+            if record.group not in groups and len(groups) == MOST_TASKS:
+                continue
+            trajectory = stored.trajectory(name)
+            tools_s = record.seconds - waited_s - sampled_s * record.sampled
+            if trajectory is not None:
+                tools_s = sum(seconds for phase, seconds in trajectory.timings.items() if phase not in GENERATION)
+            episode = TypicalEpisode(record.sampled, record.tokens, max(1, record.turns), max(0.0, tools_s))
+            groups[record.group].append(episode)
+    if not groups:
+        raise ConfigError(f"{run} has stored no episodes: {NEEDED.format(FEWEST_STEPS, FIRST_STEPS)}")
+    return list(groups.values())
+
+
+def _sizes(config: TrainConfig, last: Sequence[Row], scorers: int, ranks: int) -> Sizes:
+    learner, replay, engine = config.learner, config.replay, config.engine
+    servers = round(sum(row.get("servers", 1) for row in last)) or len(last)
+    return Sizes(
+        engines=servers,
+        engine_gpus=engine.server.tp_size if engine.launch else 1,
+        concurrency=max(1, config.actor.concurrency * len(last) // servers),
+        learner_gpus=ranks,
+        scorers=scorers,
+        batch_size=learner.batch_size,
+        group_size=learner.group_size,
+        publish_every=learner.publish_every,
+        max_lag=replay.max_lag,
+        max_times_sampled=replay.sampler.max_times_sampled,
+        oversample=replay.oversample,
+        sampler=replay.sampler.kind,  # type: ignore[arg-type]
+        filter_zero_variance=replay.filter.zero_variance,
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = [value for value in values if math.isfinite(value)]
+    return sum(found) / len(found) if found else 0.0
+
+
+def _share(part: float, rest: float) -> float:
+    return part / (part + rest) if part else 0.0

@@ -1,0 +1,141 @@
+"""The real replay in a simulation: its service without sockets, a store in a temporary folder, and simulated time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from asyncrl.capacity.description import Sizes
+from asyncrl.config.schema import SamplerConfig
+from asyncrl.replay import protocol
+from asyncrl.replay.admission import Admission
+from asyncrl.replay.feed import Feed
+from asyncrl.replay.from_config import sampler
+from asyncrl.replay.protocol import Call
+from asyncrl.replay.records import THROWN_AWAY, TrajectoryRecord
+from asyncrl.replay.sampling import Filters
+from asyncrl.replay.service import ReplayService
+from asyncrl.replay.settings import ReplaySettings
+from asyncrl.replay.store import Store, Transaction
+from asyncrl.types import BatchPlan, Finish, Labels, Role, Task, Ticket, Trajectory, Turn
+from asyncrl.wire import encode, labels_message, trajectory_message
+
+SOURCE, SCORER, KIND = "simulated", "simulated", "rules"
+MAX_STORE_BYTES = 1 << 36
+"""Address space only."""
+TOKENS = 3
+"""Of a simulated trajectory: one of the prompt, and one for each end of its versions."""
+PROMPT = (Turn(0, 1, Role.PROMPT),)
+
+
+class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
+    """A replay for `tasks` tasks, whose ids are their numbers. `clock` gives simulated seconds."""
+
+    def __init__(self, sizes: Sizes, tasks: int, seed: int, clock: Callable[[], float]) -> None:
+        self._service = ReplayService(_settings(sizes, tasks, seed), math.inf, clock)
+        self._wanted = sizes.batch_size // sizes.group_size
+        self._closing = ExitStack()
+        folder = Path(self._closing.enter_context(TemporaryDirectory()))
+        self._store = Store(folder, MAX_STORE_BYTES, durable=False)
+        self._closing.callback(self._store.close)
+        self._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._transaction.close()
+        self._closing.close()
+
+    def _begin(self) -> None:
+        self._transaction = ExitStack()
+        self._tx: Transaction = self._transaction.enter_context(self._store.transaction())
+
+    def tickets(self, actor: str, holding: Sequence[str], want: int) -> list[Ticket]:
+        """Up to `want` tickets for an actor, as many as the replay has now."""
+        request = protocol.GetTickets(actor, actor, list(holding), [], want)
+        return self._ask(request) or []
+
+    def put(self, ticket: Ticket, oldest: int, newest: int) -> None:
+        """Deliver an episode that was sampled by the versions from `oldest` to `newest`. It has a token for its prompt
+        and one for each of the two versions: the simulation knows its length."""
+        runs = [(0, -1), (1, oldest), *([(2, newest)] if newest > oldest else [])]
+        length = len(runs)
+        trajectory = Trajectory(
+            id=ticket.id,
+            task_id=ticket.task.id,
+            group_id=ticket.group_id,
+            member=ticket.member,
+            tokens=np.arange(length, dtype=np.int32),
+            logprobs=np.zeros(length, np.float32),
+            version_runs=np.array(runs, np.int32),
+            turns=(*PROMPT, Turn(1, length, Role.ASSISTANT, "stop")),
+            steps=(),
+            finish=Finish.COMPLETED,
+        )
+        self._ask(protocol.PutTrajectory(), encode(trajectory_message(trajectory)))
+
+    def fail(self, ticket: Ticket) -> None:
+        """Give an episode up."""
+        self._ask(protocol.FailEpisode(ticket.id, "simulated"))
+
+    def lease(self, scorer: str, trajectories: int) -> list[str]:
+        """Up to so many trajectories that wait for a scorer."""
+        request = protocol.LeaseTrajectories(scorer, scorer, [KIND], trajectories, TOKENS * trajectories)
+        return self._tx.members("leased", scorer) if self._ask(request) else []
+
+    def label(self, scorer: str, trajectory: str, reward: float) -> None:
+        labels = Labels(trajectory, reward, reward, SCORER)
+        self._ask(protocol.PutLabels(scorer, scorer), encode(labels_message(labels)))
+
+    def plan(self, step: int) -> BatchPlan | None:
+        """The batch plan of a step, or None if there is none yet."""
+        return self._ask(protocol.GetPlan(step, ahead=False))  # type: ignore[no-any-return]
+
+    def has_batch(self) -> bool:
+        """Whether there are enough complete groups for a batch, if none of them is too old."""
+        return self._tx.count("ready") >= self._wanted
+
+    def end_step(self, steps: int, version: int | None) -> None:
+        """So many steps are trained. `version` is published, unless it is None."""
+        if version is not None:
+            self._ask(protocol.Published(version))
+        self._ask(protocol.Checkpointed(steps, steps))
+        # One transaction would keep all of the simulation in memory.
+        self._transaction.close()
+        self._begin()
+
+    def thrown_away(self) -> list[str]:
+        """The trajectories that were thrown away."""
+        return [name for name, record in TrajectoryRecord.all(self._tx) if record.state in THROWN_AWAY]
+
+    def _ask(self, request: protocol.ReplayRequest, frames: Sequence[Any] = ()) -> Any:
+        reply = self._service.handle(self._tx, Call(request.kind, 0, request, None, frames))
+        return None if reply is None else reply.body
+
+
+def _settings(sizes: Sizes, tasks: int, seed: int) -> ReplaySettings:
+    rows = [Task(str(row), [{"role": "user", "content": ""}], "", SOURCE) for row in range(tasks)]
+    admission = Admission(
+        sizes.max_lag, sizes.batch_size * sizes.publish_every, sizes.max_times_sampled, sizes.oversample
+    )
+    return ReplaySettings(
+        admission=admission,
+        feed=Feed(rows, seed, shuffle=True),
+        held_out=(),
+        group_size=sizes.group_size,
+        batch_size=sizes.batch_size,
+        publish_every=sizes.publish_every,
+        max_attempts=3,
+        temperature=1.0,
+        high_water_bytes=MAX_STORE_BYTES,
+        filters=Filters(zero_variance=sizes.filter_zero_variance),
+        sampler=sampler(SamplerConfig(kind=sizes.sampler)),
+        seed=seed,
+    )

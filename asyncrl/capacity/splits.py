@@ -1,0 +1,63 @@
+"""Which numbers of learner GPUs are worth a simulation: those around the one at which neither side waits on average."""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec.structs import replace
+
+from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode
+from asyncrl.errors import ConfigError
+
+AROUND = (0.5, 0.75, 1.0, 1.5, 2.0)
+ROUNDS = 50
+CANDIDATES = 200
+
+
+def splits(run: RunDescription, gpus: int) -> list[Sizes]:
+    """The sizes of `run` on so many GPUs, with scorers in proportion to engines, for several numbers of learner GPUs.
+    Raises ConfigError: the GPUs are too few."""
+    most = gpus - run.sizes.engine_gpus
+    if most < 1:
+        raise ConfigError(
+            f"--gpus {gpus}: there must be one for the learner and {run.sizes.engine_gpus} for an engine, at least"
+        )
+    numbers = sorted({round(number) for number in np.geomspace(1, most, CANDIDATES)})
+    each = {learner: with_learner(run.sizes, gpus, learner) for learner in numbers}
+    rates = replace(run.rates, tasks=[[_mean_episode(run.rates)]])
+    best = max(numbers, key=lambda learner: balanced_rate(rates, each[learner]))
+    wanted = {min(most, max(1, round(best * share))) for share in AROUND}
+    return [with_learner(run.sizes, gpus, learner) for learner in sorted(wanted)]
+
+
+def with_learner(sizes: Sizes, gpus: int, learner: int) -> Sizes:
+    """The sizes with `learner` of so many GPUs for the learner, and all others for engines. Raises ConfigError: none
+    are left."""
+    engines = (gpus - learner) // sizes.engine_gpus
+    if engines < 1:
+        raise ConfigError(f"--learner-gpus {learner}: of {gpus} GPUs, none are left for an engine")
+    scorers = max(1, round(sizes.scorers * engines / sizes.engines))
+    return replace(sizes, engines=engines, learner_gpus=learner, scorers=scorers)
+
+
+def _mean_episode(rates: Rates) -> TypicalEpisode:
+    episodes = [episode for task in rates.tasks for episode in task]
+    sampled, tokens, tools_s = (
+        sum(getattr(episode, name) for episode in episodes) / len(episodes) for name in ("sampled", "tokens", "tools_s")
+    )
+    return TypicalEpisode(sampled=round(sampled), tokens=round(tokens), tools_s=tools_s)
+
+
+def balanced_rate(rates: Rates, sizes: Sizes) -> float:
+    """Trajectories a second if no part ever waited: those of the slower of engines and learner, each at its mean speed.
+    The age bound limits the episodes that run."""
+    episode = _mean_episode(rates)
+    running = min(sizes.engines * sizes.concurrency, (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every)
+    # The seconds of an episode depend on the requests of its engine, and these on the share of its time in the engine.
+    generate_s = 0.0
+    for _ in range(ROUNDS):
+        share = generate_s / (generate_s + episode.tools_s) if generate_s + episode.tools_s else 1.0
+        requests = max(1.0, running * share / sizes.engines)
+        generate_s = (generate_s + episode.sampled * (rates.pass_s + rates.request_s * requests)) / 2
+    step_s = rates.step_s + rates.publish_s / sizes.publish_every
+    step_s += rates.token_s * episode.tokens * sizes.batch_size / sizes.learner_gpus
+    return min(running / (generate_s + episode.tools_s), sizes.batch_size / step_s if step_s else float("inf"))

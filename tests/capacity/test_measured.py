@@ -1,0 +1,185 @@
+"""Rates out of a run's files, and the command that uses them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from asyncrl.capacity.command import main
+from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode, read_description
+from asyncrl.capacity.measured import decoding_times, describe
+from asyncrl.capacity.splits import splits
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError
+from asyncrl.replay.records import TrajectoryRecord
+from asyncrl.replay.store import Store
+
+STEP = {
+    "reward/mean": 1.0,
+    "groups/zero_variance": 0.25,
+    "tokens": 1000.0,
+    "seconds/step": 4.0,
+    "seconds/wait": 1.0,
+    "seconds/proximal": 0.5,
+    "seconds/train": 1.5,
+    "seconds/publish": 0.75,
+}
+
+
+def actor_row(number: int) -> dict[str, Any]:
+    """Busy half of the time, with 20 requests then, at 40 ms a pass."""
+    return {
+        "seconds": 10.0 * number,
+        "tokens": 2500 * number,
+        "episodes": 25 * number,
+        "failed": 0,
+        "idle": 0.5,
+        "generate_s": 4.0,
+        "wait_s": 0.5,
+        "tools_s": 2.0,
+        "weights_updates": 2 * number,
+        "weights_transfer_s": 0.2 * number,
+        "weights_switch_s": 0.1 * number,
+    }
+
+
+def scorer_row(number: int) -> dict[str, Any]:
+    return {"time": 5.0 * number, "labelled": 10 * number, "handed_on": 0, "idle": 0.8}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps({'step': number, **row})}\n" for number, row in enumerate(rows)))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of eight steps on two ranks. Its store has a group of two episodes."""
+    config = TrainConfig()
+    config.model.path = config.data.train = "x"
+    config.learner.batch_size, config.learner.group_size, config.cluster.learner_ranks = 16, 2, 2
+    config.replay.max_lag = 3
+    folder = tmp_path / "run"
+    for name, rows in (
+        ("learner", [{**STEP, "seconds/train": 60.0}] * 2 + [STEP] * 6),
+        ("actor-0", [actor_row(number) for number in range(4)]),
+        ("scoring-0", [scorer_row(number) for number in range(4)]),
+    ):
+        write_rows(folder / "metrics" / f"{name}.jsonl", rows)
+    (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config)))
+    store = Store(folder / "replay", 1 << 24, durable=False)
+    with store.transaction() as tx:
+        for member, (sampled, seconds) in enumerate(((50, 3.5), (150, 11.5))):
+            record = TrajectoryRecord("t000000000", member, 2 * sampled, sampled, 0, turns=3, seconds=seconds)
+            record.save(tx, f"t000000000.{member}.0")
+    store.close()
+    return folder
+
+
+def test_rates_are_those_of_the_runs_files(run: Path) -> None:
+    found = describe(run)
+    rates = found.rates
+    # A token takes 4 s / 100 of generation. What is left of 3.5 and 11.5 s, without 0.5 s of waiting, are tools.
+    assert [(each.sampled, each.tokens, each.turns) for each in rates.tasks[0]] == [(150, 300, 3), (50, 100, 3)]
+    assert [each.tools_s for each in rates.tasks[0]] == pytest.approx([5.0, 1.0])
+    assert rates.pass_s + 20 * rates.request_s == pytest.approx(0.04)
+    assert rates.token_s == pytest.approx(2.0 * 2 / 1000)
+    assert (rates.step_s, rates.publish_s) == pytest.approx((0.25, 0.75))
+    assert (rates.transfer_s, rates.switch_s) == pytest.approx((0.1, 0.05))
+    assert rates.label_s == pytest.approx(0.1)
+    assert (rates.zero_variance, rates.failed, rates.requests) == (0.25, 0.0, [20.0, 20.0])
+    assert found.sizes == Sizes(engines=1, learner_gpus=2, batch_size=16, group_size=2, max_lag=3)
+
+
+def test_a_run_that_has_not_done_enough_is_refused(run: Path) -> None:
+    write_rows(run / "metrics" / "learner.jsonl", [STEP] * 3)
+    with pytest.raises(ConfigError, match="at least 3 steps after its first 2"):
+        describe(run)
+
+
+def test_a_step_that_a_stop_cut_short_is_left_out(run: Path) -> None:
+    before = describe(run)
+    cut = {name: value for name, value in STEP.items() if name != "seconds/publish"}
+    write_rows(run / "metrics" / "learner.jsonl", [{**STEP, "seconds/train": 60.0}] * 2 + [STEP] * 3 + [cut, STEP])
+    assert describe(run) == before
+
+
+def test_metrics_that_are_damaged_or_lack_values_are_named(run: Path) -> None:
+    write_rows(run / "metrics" / "scoring-0.jsonl", [{"time": 1.0}, {"time": 2.0}])
+    with pytest.raises(ConfigError, match=r"'labelled'.*another version"):
+        describe(run)
+    (run / "metrics" / "scoring-0.jsonl").write_text("garbage\n")
+    with pytest.raises(ConfigError, match="damaged"):
+        describe(run)
+
+
+def test_the_times_of_a_pass_are_fitted_and_never_negative() -> None:
+    def windows(*times: tuple[float, float]) -> list[tuple[float, float]]:
+        return [(requests, requests / seconds) for requests, seconds in times]
+
+    assert decoding_times(windows((10, 0.03), (20, 0.05), (40, 0.09))) == pytest.approx((0.01, 0.002))
+    assert decoding_times(windows((10, 0.05), (20, 0.04)))[1] == 0
+    assert decoding_times(windows((10, 0.01), (20, 0.04)))[0] == 0
+
+
+def test_the_command_saves_reads_and_forecasts(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "saved.yaml"
+    assert call(["--from", str(run), "--save", str(file), "--steps", "3"], monkeypatch) == 0
+    assert "1,000 steps" in capsys.readouterr().out
+    assert read_description(file) == describe(run)
+    words = ["--from", str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
+    assert call(words, monkeypatch) == 0
+    forecasts = json.loads(capsys.readouterr().out)
+    assert {each["sizes"]["max_lag"] for each in forecasts} == {0, 2}
+    assert all(each["sizes"]["learner_gpus"] + each["sizes"]["engines"] == 8 for each in forecasts)
+    assert all(each["price_per_step"] == pytest.approx(8 * 2 * each["seconds_per_step"] / 3600) for each in forecasts)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--from", "nothing"], "there is no such run, and no such file"),
+        (["--from", "RUN", "--gpus", "1"], "there must be one for the learner and 1 for an engine"),
+        (["--from", "RUN", "--gpus", "4", "--learner-gpus", "4"], "none are left for an engine"),
+        (["--from", "RUN", "--price", "nan"], "nan is no price"),
+        (["--from", "RUN", "--max-lag", "1000000"], "too many episodes to simulate"),
+        (["--from", "RUN", "--batch-size", "3"], "batch_size 3 is no multiple of group_size 2"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_the_reason(
+    words: list[str], reason: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call([str(run) if word == "RUN" else word for word in words], monkeypatch) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_file_with_a_wrong_value_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("rates: {tasks: [[{sampled: 0, tokens: 1}]], pass_s: 1, request_s: 0}")
+    with pytest.raises(ConfigError, match=r"rates\.tasks"):
+        read_description(tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize("gpus", [2, 8, 10_000])
+def test_splits_leave_gpus_for_both_sides(gpus: int) -> None:
+    rates = Rates(tasks=[[TypicalEpisode(sampled=100, tokens=200)]], pass_s=0.01, request_s=0.0, token_s=1e-4)
+    run = RunDescription(rates, Sizes(engines=1, engine_gpus=1, batch_size=64 * gpus))
+    found = splits(run, gpus)
+    assert all(each.gpus == gpus and each.engines >= 1 for each in found)
+    assert len({each.learner_gpus for each in found}) == len(found) == min(gpus - 1, 5)
+
+
+def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["asyncrl plan", *words])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
