@@ -1,12 +1,15 @@
 """Qwen3 models with random weights, for benchmarks that need a size and no sense.
 
 `python -m benchmarks.shapes 0.6B FOLDER` writes one as a Hugging Face folder without a tokenizer, which a server takes
-with --skip-tokenizer-init. It names no end mark, so nothing that it samples ends early.
+with --skip-tokenizer-init. It names no end mark, so nothing that it samples ends early. `--tokenizer` writes one too,
+for episodes; they end early where a turn happens to sample the one token that ends turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import string
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,13 +57,42 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cp
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
+def word_tokenizer(vocabulary: int) -> Any:
+    """A tokenizer of so many tokens for random text: the demo's, and words of four letters that nothing encodes to. So
+    whatever the model samples has a text of a usual length, and a prompt has a token for each letter. The chat template
+    is of Qwen's form."""
+    import json
+
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    from asyncrl.demo.tokenizer import CHAT_TEMPLATE, END_OF_TURN, build_tokenizer
+
+    own = json.loads(build_tokenizer().backend_tokenizer.to_str())
+    words = itertools.product(string.ascii_lowercase, repeat=4)
+    added = vocabulary - len(own["added_tokens"])
+    own["model"]["vocab"] |= {"Ġ" + "".join(next(words)): id for id in range(len(own["model"]["vocab"]), added)}
+    for id, token in enumerate(own["added_tokens"], added):
+        token["id"] = id
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(own)),
+        eos_token=END_OF_TURN,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu", help="where the weights are drawn: cuda is faster")
+    parser.add_argument("--tokenizer", action="store_true", help="with a tokenizer and a chat template")
     options = parser.parse_args()
     make_model(options.shape, torch.bfloat16, options.device).save_pretrained(options.folder)
+    if options.tokenizer:
+        word_tokenizer(SHAPES[options.shape].vocabulary).save_pretrained(options.folder)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,112 @@
+"""What the metrics of a run of benchmarks.gpu_loop say, after its first steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asyncrl.observe.sinks import metrics_file, read_lines
+
+FIRST = 2
+"""Steps that are left out of every figure: engines begin, and kernels are compiled."""
+
+PHASES = ("wait", "fetch", "proximal", "train", "publish", "checkpoint")
+COUNTERS = {
+    "updates": "weights_updates",
+    "update_failures": "weights_refused",
+    "requests": "segments",
+    "requests_cut": "cut_segments",
+    "requests_lost": "lost_segments",
+    "recomputed_tokens": "recomputed_tokens",
+    "server_faults": "server_faults",
+    "episodes_failed": "failed",
+}
+"""Counters of the actor by their names in a result; those that the actor does not have are left out."""
+
+Row = Mapping[str, Any]
+
+
+def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
+    """The figures of the run in a folder, from the end of step FIRST on. `fleet_to_bare` compares the rate of its fleet
+    with that of bare servers.
+
+    Raises ValueError: it has not done so many steps, and one more.
+    """
+    learner = [row for row in read_lines(metrics_file(run_dir, "learner")) if "seconds/step" in row]
+    if len(learner) <= FIRST:
+        raise ValueError(f"{run_dir} has done {len(learner)} steps, and needs {FIRST + 1}: see its logs")
+    actor = [row for row in read_lines(metrics_file(run_dir, "actor-0")) if "seconds" in row]
+    replay = (read_lines(metrics_file(run_dir, "replay")) or [{}])[-1]
+    steady, begin, end = learner[FIRST:], learner[FIRST - 1]["time"], learner[-1]["time"]
+    fleet = _over(actor, begin, end)
+    trained = learner[-1]["trajectories_trained"] - learner[FIRST - 1]["trajectories_trained"]
+    return {
+        "steps": len(steady),
+        "seconds": round(end - begin, 2),
+        "samples_per_s": round(trained / (end - begin), 3),
+        "trained_tokens_per_s": round(sum(row["tokens_sampled"] for row in steady) / (end - begin), 1),
+        "fleet_tokens_per_s": round(fleet["tokens"] / (end - begin), 1),
+        "fleet_to_bare": round(fleet["tokens"] / (end - begin) / bare_tokens_per_s, 3),
+        "fleet_idle": round(fleet["idle_seconds"] / (end - begin), 3),
+        "learner_idle": round(_seconds(steady, "wait", "fetch") / _seconds(steady, "step"), 3),
+        "seconds_of_a_step": {phase: round(_seconds(steady, phase) / len(steady), 3) for phase in ("step", *PHASES)},
+        "lags": _histogram(steady, "lag/"),
+        "token_lags": _histogram(steady, "token_lag/", weight="tokens_sampled"),
+        "push": _push(fleet),
+        "counts": {name: round(fleet[own]) for name, own in COUNTERS.items() if own in fleet},
+        "thrown_away_tokens": replay.get("tokens_thrown_away"),
+        "evicted": replay.get("evicted"),
+        "missing_tokens_of_an_episode": _mean(actor, "agent/missing_tokens"),
+        "mfu": {part: mfu for part in ("train", "step") if (mfu := _mean(steady, f"mfu/{part}")) is not None},
+        "mismatch_k3": _mean(steady, "mismatch/k3"),
+        "learner_peak_gb": max((row.get("memory/peak_gb", 0.0) for row in steady), default=0.0),
+    }
+
+
+def _over(rows: Sequence[Row], begin: float, end: float) -> dict[str, float]:
+    """How much each counter of `rows` grew from `begin` to `end`, between rows in proportion to the time.
+
+    Raises ValueError: there are no rows.
+    """
+    if not rows:
+        raise ValueError("the actor has written no metrics: see its log")
+    times = [row["time"] for row in rows]
+    names = [*COUNTERS.values(), "tokens", "idle_seconds", "weights_transfer_s", "weights_switch_s", "weights_bytes"]
+    series = {name: [row.get(name, 0.0) for row in rows] for name in names if name in rows[-1]}
+    return {name: float(np.diff(np.interp([begin, end], times, each))[0]) for name, each in series.items()}
+
+
+def _push(fleet: Mapping[str, float]) -> dict[str, float]:
+    """Seconds and bytes of a push. `switch_s` is the time until the fleet serves a version that it has received."""
+    pushes = fleet.get("weights_updates", 0.0)
+    if not pushes:
+        return {}
+    return {
+        "transfer_s": round(fleet["weights_transfer_s"] / pushes, 4),
+        "switch_s": round(fleet["weights_switch_s"] / pushes, 4),
+        "megabytes": round(fleet["weights_bytes"] / pushes / 1e6, 2),
+    }
+
+
+def _seconds(rows: Sequence[Row], *phases: str) -> float:
+    return float(sum(row.get(f"seconds/{phase}", 0.0) for row in rows for phase in phases))
+
+
+def _mean(rows: Sequence[Row], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _histogram(rows: Sequence[Row], prefix: str, weight: str = "") -> dict[int, float]:
+    """The share of each lag over all rows, whose own counts or shares stand in the columns PREFIX LAG."""
+    counts: dict[int, float] = {}
+    for row in rows:
+        for name, count in row.items():
+            if name.startswith(prefix) and (lag := name.removeprefix(prefix)).isdigit():
+                counts[int(lag)] = counts.get(int(lag), 0.0) + count * (row[weight] if weight else 1)
+    total = sum(counts.values())
+    return {lag: round(count / total, 4) for lag, count in sorted(counts.items()) if count}

@@ -1,0 +1,107 @@
+"""A table in Markdown, and a picture, of results of benchmarks.gpu_loop.
+
+python -m benchmarks.loop_report benchmarks/results/gpu_loop-*.json --picture docs/gpu_loop.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+COLUMNS = (
+    "max_lag",
+    "samples/s",
+    "ratio",
+    "fleet, tokens/s",
+    "of the bare rate",
+    "fleet idle",
+    "learner idle",
+    "step (s): train, proximal, wait",
+    "MFU of training",
+    "push: transfer, switch (s)",
+    "largest lag",
+    "tokens thrown away",
+)
+MEASURED = 0.005
+"""Shares below it are not drawn as lags."""
+
+Row = Mapping[str, Any]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each age bound; ratios are to the least of these, which is 0 where synchronous training was measured,
+    too."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *(_cells(row, rows[0]) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cells(row: Row, first: Row) -> tuple[str, ...]:
+    seconds, push = row["seconds_of_a_step"], row["push"]
+    return (
+        str(row["max_lag"]),
+        f"{row['samples_per_s']:.2f}",
+        f"{row['samples_per_s'] / first['samples_per_s']:.2f}",
+        f"{row['fleet_tokens_per_s']:,.0f}",
+        f"{row['fleet_to_bare']:.0%}",
+        f"{row['fleet_idle']:.0%}",
+        f"{row['learner_idle']:.0%}",
+        f"{seconds['step']:.2f}: {seconds['train']:.2f}, {seconds['proximal']:.2f}, {seconds['wait']:.2f}",
+        f"{row['mfu']['train']:.1%}" if "train" in row["mfu"] else "",
+        f"{push['transfer_s']:.3f}, {push['switch_s']:.3f}" if push else "",
+        str(max(map(int, row["token_lags"]), default=0)),
+        f"{row['thrown_away_tokens'] or 0:,.0f}",
+    )
+
+
+def draw(results: Mapping[str, Sequence[Row]], path: Path) -> None:
+    """Rates, idle shares and lags by age bound, of each result by its name."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (rate, idle, lags) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    for number, (name, rows) in enumerate(results.items()):
+        bounds, color = [str(row["max_lag"]) for row in rows], f"C{number}"
+        rate.plot(bounds, [row["samples_per_s"] for row in rows], "o-", color=color, label=name)
+        idle.plot(bounds, [row["learner_idle"] for row in rows], "o-", color=color, label=f"learner, {name}")
+        idle.plot(bounds, [row["fleet_idle"] for row in rows], "s--", color=color, label=f"fleet, {name}")
+        last = rows[-1]
+        shares = {int(lag): share for lag, share in last["token_lags"].items() if share >= MEASURED}
+        lags.plot(list(shares), list(shares.values()), "o-", color=color, label=f"{name}, max_lag {last['max_lag']}")
+    for axes, title, along in (
+        (rate, "trained samples a second", "max_lag"),
+        (idle, "share of the time without work", "max_lag"),
+        (lags, "share of trained tokens", "lag (versions)"),
+    ):
+        axes.set(title=title, xlabel=along, ylim=(0, None))
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+")
+    parser.add_argument("--picture", type=Path, help="PNG file to write")
+    options = parser.parse_args()
+    measured: dict[str, Sequence[Row]] = {}
+    for path in options.results:
+        record = json.loads(path.read_text())
+        result, name = record["result"], path.stem.removeprefix("gpu_loop-")
+        print(f"{name}, {record['machine']}, {record['date']}, SGLang {result['sglang']}:", end=" ")
+        print(f"a bare client gets {result['bare_tokens_per_s']:,.0f} tokens/s\n")
+        print(table(result["rows"]) if result["rows"] else "nothing was measured\n")
+        for max_lag, reason in result["failed"].items():
+            print(f"max_lag {max_lag} failed: {reason}\n")
+        if result["rows"]:
+            measured[name] = result["rows"]
+    if options.picture and measured:
+        draw(measured, options.picture)
+
+
+if __name__ == "__main__":
+    main()

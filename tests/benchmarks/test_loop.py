@@ -1,0 +1,69 @@
+"""The workload and the arithmetic of benchmarks.gpu_loop; tests/sglang runs it whole."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from asyncrl.observe.sinks import JsonLines, metrics_file
+from benchmarks.loop_bare import Answers
+from benchmarks.loop_figures import FIRST, figures
+from benchmarks.loop_report import table
+from benchmarks.loop_workload import Workload
+
+
+def test_an_episode_is_the_same_at_each_call_and_lengths_have_the_median_and_the_bounds_of_the_file() -> None:
+    workload = Workload.named("gpu")
+    episodes = [workload.episode(f"t{number:09d}.0") for number in range(2000)]
+    assert episodes[7] == workload.episode("t000000007.0")
+    assert {len(episode) for episode in episodes} == {2, 3, 4}
+    lengths = [turn.tokens for episode in episodes for turn in episode]
+    assert statistics.median(lengths) == pytest.approx(300, rel=0.1)
+    assert min(lengths) >= 16
+    assert max(lengths) == 3000
+    assert all(0.5 <= turn.wait_s <= 30 for episode in episodes for turn in episode)
+
+
+def test_the_tokens_of_an_answer_count_where_its_request_overlaps_the_time() -> None:
+    answers = Answers([(0.0, 4.0, 400), (3.0, 5.0, 100), (8.0, 9.0, 50)])
+    assert answers.rate(2.0, 4.0) == (200 + 50) / 2
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A learner with a step every 2 s, and an actor with 100 tokens/s, half of its time idle."""
+
+    def sink(role: str) -> JsonLines:
+        times = iter(range(0, 1000, 2))
+        return JsonLines(metrics_file(tmp_path, role), clock=lambda: float(next(times)))
+
+    learner, actor = sink("learner"), sink("actor-0")
+    for step in range(FIRST + 3):
+        seconds = {"seconds/step": 2.0, "seconds/wait": 0.5, "seconds/fetch": 0.1, "seconds/train": 1.0}
+        lags = {"lag/0": 3, "lag/1": 1, "token_lag/0": 0.5, "token_lag/2": 0.5}
+        learner.log(step, {**seconds, **lags, "trajectories_trained": 4 * (step + 1), "tokens_sampled": 60})
+        counters = {"tokens": 200 * step, "idle_seconds": step, "segments": 8 * step, "cut_segments": step}
+        pushes = {"weights_updates": step, "weights_transfer_s": 0.2 * step, "weights_switch_s": 0.1 * step}
+        actor.log(step, {**counters, **pushes, "weights_bytes": 3e6 * step, "seconds": 2 * step})
+    return tmp_path
+
+
+def test_figures_leave_out_the_first_steps_and_compare_the_fleet_with_the_bare_rate(run_dir: Path) -> None:
+    row = figures(run_dir, bare_tokens_per_s=125.0)
+    assert (row["steps"], row["seconds"], row["samples_per_s"]) == (3, 6.0, 2.0)
+    assert (row["fleet_tokens_per_s"], row["fleet_to_bare"], row["fleet_idle"]) == (100.0, 0.8, 0.5)
+    assert row["learner_idle"] == 0.3
+    assert row["seconds_of_a_step"]["train"] == 1.0
+    assert (row["lags"], row["token_lags"]) == ({0: 0.75, 1: 0.25}, {0: 0.5, 2: 0.5})
+    assert row["push"] == {"transfer_s": 0.2, "switch_s": 0.1, "megabytes": 3.0}
+    assert row["counts"] == {"updates": 3, "requests": 24, "requests_cut": 3}
+    lines = table([{"max_lag": 0, **row}, {"max_lag": 4, **row, "samples_per_s": 5.0}]).splitlines()
+    assert lines[2].startswith("| 0 | 2.00 | 1.00 | 100 | 80% | 50% | 30% |")
+    assert lines[3].startswith("| 4 | 5.00 | 2.50 |")
+
+
+def test_a_run_that_ended_in_its_first_steps_has_no_figures(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs 3"):
+        figures(tmp_path, 1.0)
