@@ -23,10 +23,11 @@ from asyncrl.observe.sinks import metrics_file, read_lines
 from benchmarks.record import write_result
 
 RUNS = Path("runs/async_vs_sync")
+FIRST = 2
 
 
 def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
-    """Train `steps` steps at one age bound; the first two are left out of every figure."""
+    """Train `steps` steps at one age bound; the first FIRST are left out of every figure."""
     name = f"lag-{max_lag}"
     shutil.rmtree(RUNS / name, ignore_errors=True)
     command = [
@@ -40,10 +41,16 @@ def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
         ),
     ]
     subprocess.run(command, check=True, capture_output=True)
+    return figures(max_lag)
+
+
+def figures(max_lag: int) -> dict[str, Any]:
+    """What the metrics of the run at one age bound say."""
+    name = f"lag-{max_lag}"
     learner = [line for line in read_lines(metrics_file(RUNS / name, "learner")) if "reward/mean" in line]
     actors = read_lines(metrics_file(RUNS / name, "actor-0"))
-    steady = learner[2:]
-    seconds = learner[-1]["time"] - learner[1]["time"]
+    steady = learner[FIRST:]
+    seconds = learner[-1]["time"] - learner[FIRST - 1]["time"]
     histogram: dict[int, float] = {}
     for line in steady:
         for lag in range(int(line["lag/max"]) + 1):
@@ -51,7 +58,7 @@ def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
     total = sum(histogram.values())
     return {
         "max_lag": max_lag,
-        "samples_per_s": (learner[-1]["trajectories_trained"] - learner[1]["trajectories_trained"]) / seconds,
+        "samples_per_s": (learner[-1]["trajectories_trained"] - learner[FIRST - 1]["trajectories_trained"]) / seconds,
         "learner_idle": statistics.mean(line["idle"] for line in steady),
         "rollout_idle": actors[-1]["idle_seconds"] / actors[-1]["seconds"],
         "max_lag_seen": max(line["lag/max"] for line in steady),

@@ -161,8 +161,11 @@ async def server_version(url: str) -> str:
 
 
 @asynccontextmanager
-async def launched(python: str, model: Path, log: Path) -> AsyncIterator[str]:
-    """The url of a server over `model` that `python` runs: on the GPU where there is one, else on the CPU."""
+async def launched(
+    python: str, model: Path, log: Path, gpu: int = 0, memory: float | None = None, arguments: Sequence[str] = ()
+) -> AsyncIterator[str]:
+    """The url of a server over `model` that `python` runs: on GPU number `gpu` where there is one, else on the CPU.
+    `memory` is its share of the GPU; `arguments` are more ones of the server. Raises ConfigError: it does not start."""
     from omegaconf import OmegaConf
 
     from asyncrl.config.files import config_dir
@@ -174,11 +177,12 @@ async def launched(python: str, model: Path, log: Path) -> AsyncIterator[str]:
         OmegaConf.merge(OmegaConf.structured(EngineConfig), OmegaConf.load(config_dir() / "engine" / f"{kind}.yaml"))
     )
     assert isinstance(engine, EngineConfig)
-    engine.python = python
+    engine.python, engine.server.memory = python, memory
+    engine.server.arguments += arguments
     dtype = json.loads((model / "config.json").read_text())["dtype"]
     config = TrainConfig(model=ModelConfig(path=str(model), dtype=dtype), engine=engine)
     port = free_ports(1)
-    command = [*server_command(config, port, 0), "--skip-tokenizer-init"]
+    command = [*server_command(config, port, gpu), "--skip-tokenizer-init"]
     server = LaunchedServer(
         f"http://127.0.0.1:{port}", command, log, engine.server.environment, engine.server.start_s, 0
     )

@@ -24,10 +24,10 @@ def machine() -> str:
     return f"{processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
 
 
-def write_result(name: str, result: Any, device: str | None = None) -> Path:
+def write_result(name: str, result: Any, device: str | None = None, folder: Path = RESULTS) -> Path:
     """Write a result; returns the file."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     record = {"date": datetime.date.today().isoformat(), "machine": device or machine(), "result": result}
     path.write_text(json.dumps(record, indent=2) + "\n")
     return path
