@@ -10,17 +10,19 @@ SHARDS ?= 2
 # Else every process that a test or the demo starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install test test-quick test-long test-wheel test-sglang test-vllm fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-quick test-long test-wheel test-sglang test-vllm test-ray test-slurm fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (3 minutes on 2 cores, once installed)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
-	@echo "make test     the tests, but for the next five (5 minutes on 2 cores)"
+	@echo "make test     the tests, but for the next six (5 minutes on 2 cores)"
 	@echo "make test-quick  those of them that start nothing slow (1 minute)"
 	@echo "make test-long   whole runs of minutes, several of which have processes killed (10 minutes)"
 	@echo "make test-wheel  build the package, install it elsewhere, and run its demo in an empty folder (4 minutes)"
 	@echo "make test-sglang SGLANG_PYTHON=PATH   the tests that need a real SGLang server, on the CPU (10 minutes on 2 cores)"
 	@echo "make test-vllm VLLM_PYTHON=PATH   those that need a real vLLM server, on the CPU (4 minutes on 2 cores)"
+	@echo "make test-ray  runs on a Ray cluster of four nodes, which are killed (10 minutes on 2 cores; installs asyncrl[ray])"
+	@echo "make test-slurm  runs as jobs of a real Slurm with three nodes (8 minutes on 2 cores; needs root, slurm-wlm and munge)"
 	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
 	@echo "make chaos    kill -9 at random moments of a whole run, and what it kept to (KILLS=100 SEED=0 SHARDS=2)"
 	@echo "make check    ruff and mypy"
@@ -36,7 +38,7 @@ $(VENV)/installed: constraints.txt pyproject.toml
 	@touch $@
 
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
-NO_SERVERS := -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm
+NO_SERVERS := -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignore=tests/ray --ignore=tests/slurm
 
 test: install
 	$(PYTEST) $(NO_SERVERS) -m "not long"
@@ -54,11 +56,19 @@ test-wheel: install
 test-sglang: install
 	@test -n "$(SGLANG_PYTHON)" || { echo "name a Python that has sglang: make test-sglang SGLANG_PYTHON=PATH"; exit 2; }
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE ASYNCRL_SGLANG_PYTHON=$(SGLANG_PYTHON) \
-		$(if $(ROUTER_PYTHON),ASYNCRL_SGLANG_ROUTER_PYTHON=$(ROUTER_PYTHON)) $(BIN)/python -m pytest -rs tests/sglang
+		$(if $(ROUTER_PYTHON),ASYNCRL_SGLANG_ROUTER_PYTHON=$(ROUTER_PYTHON)) $(BIN)/python -m pytest -rs tests/sglang $(ARGS)
 
 test-vllm: install
 	@test -n "$(VLLM_PYTHON)" || { echo "name a Python that has vllm: make test-vllm VLLM_PYTHON=PATH"; exit 2; }
 	ASYNCRL_VLLM_PYTHON=$(VLLM_PYTHON) $(PYTEST) tests/vllm
+
+test-ray: install
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
+	$(PYTEST) tests/ray
+
+# One after the other: all are jobs of one cluster.
+test-slurm: install
+	$(PYTEST) -n 0 -rs tests/slurm
 
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.security.fuzz --messages $(MESSAGES) --seed $(SEED)
