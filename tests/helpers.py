@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from asyncrl.types import Finish, Labels, Role, RunIdentity, Step, Task, Ticket, Trajectory, Turn, runs_of
@@ -75,6 +76,14 @@ async def async_until(condition: Callable[[], Any], seconds: float = GENEROUS_S)
             return value
         await asyncio.sleep(0.002)
     raise AssertionError(f"the condition did not come true within {seconds} s")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended. One whose parent has not asked for its status yet is a zombie, and has ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class FakeMetrics:

@@ -7,13 +7,12 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.chaos.monkey import chaos
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
-from tests.helpers import until
+from tests.helpers import has_ended, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -28,7 +27,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 def goes_on_with_other_ranks(run: Run, before: dict[str, int]) -> None:
     run.wait_for_step(run.newest_step() + 3)
-    assert not any(psutil.pid_exists(pid) for pid in before.values())
+    assert all(has_ended(pid) for pid in before.values())
     assert len(run.ranks()) == 2
 
 
@@ -47,7 +46,7 @@ def test_a_rank_that_dies_or_hangs_ends_all_with_the_reason_and_the_run_goes_on(
 def test_killing_the_process_that_started_the_ranks_leaves_none_behind_and_the_run_goes_on(run: Run) -> None:
     before = run.ranks()
     run.kill("learner")
-    until(lambda: not any(psutil.pid_exists(pid) for pid in before.values()))
+    until(lambda: all(has_ended(pid) for pid in before.values()))
     goes_on_with_other_ranks(run, before)
 
 

@@ -18,7 +18,7 @@ from asyncrl.launch.hosts.launcher import NO_CONNECTION, HostsLauncher
 from asyncrl.launch.placement.placement import PlacedRole, Placement, place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.role_process import RoleCommand, RoleProcess
-from tests.helpers import until
+from tests.helpers import has_ended, until
 
 SHELL = """
 case "$1" in
@@ -102,7 +102,7 @@ def test_a_kill_on_a_host_that_is_away_waits_for_nothing(tmp_path: Path, monkeyp
         assert until(process.poll) == NO_CONNECTION
     finally:
         keeper.resume()
-    until(lambda: not psutil.pid_exists(process.pid))
+    until(lambda: has_ended(process.pid))
 
 
 def test_a_role_whose_connection_breaks_ends_before_it_counts_as_ended(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.launch.hosts.remote_role import ALIVE, KILL, STARTED, STOP, UNWANTED
-from tests.helpers import GENEROUS_S, until
+from tests.helpers import GENEROUS_S, has_ended, until
 
 STUBBORN = """
 import signal, time
@@ -51,14 +50,6 @@ def pid_of_role(process: subprocess.Popen[bytes]) -> int:
     return int(next(line for line in process.stdout if line.startswith(STARTED)).removeprefix(STARTED).split()[0])
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 def test_a_role_tells_its_process_id_writes_its_log_and_its_status_is_handed_on(tmp_path: Path) -> None:
     log = tmp_path / "role.log"
     log.write_text("")
@@ -92,13 +83,13 @@ def test_a_role_whose_launcher_is_silent_or_gone_ends_with_its_lease(tmp_path: P
         for _ in range(6):
             time.sleep(0.5)
             tell(process, ALIVE)
-        assert not is_gone(pid), "each sign of life renews the lease"
+        assert not has_ended(pid), "each sign of life renews the lease"
         assert process.stdin is not None
         process.stdin.close()
         until(lambda: "asked" in log.read_text())
         assert process.wait(GENEROUS_S) == 128 + signal.SIGKILL
         assert log.read_text().count("asked") == 1
-        assert is_gone(pid)
+        assert has_ended(pid)
 
 
 def test_a_role_that_is_started_again_before_anybody_heard_of_its_first_start_runs_once(tmp_path: Path) -> None:
@@ -106,7 +97,7 @@ def test_a_role_that_is_started_again_before_anybody_heard_of_its_first_start_ru
     earlier one that comes late starts nothing."""
     first, second, late = (tmp_path / name for name in ("first", "second", "late"))
     with kept(first, OBEDIENT) as lost, kept(second, OBEDIENT, number=3) as process:
-        assert is_gone(pid_of_role(lost)), "the first one has ended when the second one runs"
+        assert has_ended(pid_of_role(lost)), "the first one has ended when the second one runs"
         assert lost.wait(GENEROUS_S) == 128 + signal.SIGTERM
         beats = str(tmp_path / "alive" / "actor-0")
         command = [*REMOTE, "keep", "one", "2", beats, str(late), "60", sys.executable, "-c", OBEDIENT]

@@ -18,7 +18,7 @@ import pytest
 
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.supervisor import WELL_S, RunFailedError, Supervisor, pause_s
-from tests.helpers import until
+from tests.helpers import has_ended, until
 
 pytestmark = pytest.mark.slow
 
@@ -34,19 +34,11 @@ def supervise(tmp_path: Path, *roles: RoleCommand, max_restarts: int = 3, **opti
     return Supervisor(roles, tmp_path, max_restarts, "learner", **options)
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_the_run_is_done_when_the_learner_is_and_nobody_is_left(tmp_path: Path) -> None:
     supervisor = supervise(tmp_path, script("actor-0", FOREVER), script("learner", "pass"))
     pids = supervisor.pids
     assert supervisor.run(lambda: False, lambda: None, 0.01)
-    assert not any(alive(pid) for pid in pids.values())
+    assert all(has_ended(pid) for pid in pids.values())
 
 
 def test_a_role_that_dies_is_started_again_under_its_name(tmp_path: Path) -> None:
@@ -150,7 +142,7 @@ while not (folder / "end").exists(): activity.advance(); time.sleep(0.05)
             (tmp_path / "end").touch()
 
     assert supervisor.run(lambda: False, progress, 0.05)
-    assert not alive(stopped)
+    assert has_ended(stopped)
     for name in ("actor-0", "scoring-0"):
         assert f"{name} hangs: it gave no sign of life for 5 s (cluster.hang_timeout_s)" in caplog.text
     assert "the main thread has not advanced" in (tmp_path / "logs" / "scoring-0.log").read_text()
@@ -209,7 +201,7 @@ def test_a_stop_lets_actors_finish_their_episodes_while_the_others_go_on(hangs: 
     until(lambda: (tmp_path / "ready").exists() and (tmp_path / "learner_runs").exists())
     assert not supervisor.run(lambda: True, lambda: None, 0.01)
     assert (tmp_path / "stopped_after_drain").read_text() == "True"
-    assert not any(alive(pid) for pid in pids.values())
+    assert all(has_ended(pid) for pid in pids.values())
 
 
 def test_a_run_that_is_done_waits_for_no_episodes(tmp_path: Path) -> None:
@@ -274,7 +266,7 @@ def test_a_role_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> No
     until(ready.exists)
     pids = supervisor.pids
     assert not supervisor.run(lambda: True, lambda: None)
-    assert not any(alive(pid) for pid in pids.values())
+    assert all(has_ended(pid) for pid in pids.values())
 
 
 def test_a_stop_ends_the_learner_before_the_replay_that_it_still_talks_to(tmp_path: Path) -> None:
@@ -342,7 +334,7 @@ time.sleep(60)
     pid = int(until(lambda: file.exists() and file.read_text()))
     process.send_signal(signal.SIGKILL)
     process.wait()
-    until(lambda: not alive(pid))
+    until(lambda: has_ended(pid))
 
 
 def test_roles_come_and_go_while_the_run_goes_on(tmp_path: Path) -> None:
@@ -356,7 +348,7 @@ while not pathlib.Path({str(tmp_path)!r}, "done").exists(): time.sleep(0.01)
     steps = iter(
         [
             lambda: supervisor.set_roles([actors[0], actors[2], script("learner", waits)]),
-            lambda: not alive(first["actor-1"]) and supervisor.pids.keys() == {"actor-0", "actor-2", "learner"},
+            lambda: has_ended(first["actor-1"]) and supervisor.pids.keys() == {"actor-0", "actor-2", "learner"},
             lambda: supervisor.set_roles([*actors, script("learner", waits)]),
             lambda: supervisor.pids.keys() == {"actor-0", "actor-1", "actor-2", "learner"},
             lambda: supervisor.restart(["actor-0"]),

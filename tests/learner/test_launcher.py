@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from asyncrl.config.load import EXIT_STOPPED
@@ -20,7 +19,7 @@ from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, StoppedError, TooManyFailuresError
 from asyncrl.learner.launcher import RanksError, Timeouts, run_ranks
 from asyncrl.machine.activity import Activity
-from tests.helpers import make_task, until
+from tests.helpers import has_ended, make_task, until
 
 pytestmark = pytest.mark.slow
 
@@ -55,10 +54,6 @@ def pids(folder: Path, count: int = 2) -> list[int]:
     return [int(file.read_text()) for file in files]
 
 
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 @contextmanager
 def once_running(folder: Path, action: Callable[[list[int]], None]) -> Iterator[None]:
     """Do `action` with the ranks' process ids as soon as they run, from a thread. All ranks have ended at the end."""
@@ -72,7 +67,7 @@ def once_running(folder: Path, action: Callable[[list[int]], None]) -> Iterator[
     thread.start()
     yield
     thread.join()
-    assert all(gone(pid) for pid in found)
+    assert all(has_ended(pid) for pid in found)
 
 
 def test_ranks_that_all_end_well_are_done_also_after_a_long_wait(tmp_path: Path) -> None:
@@ -201,7 +196,7 @@ run_ranks({ranks_of(tmp_path, FOREVER)!r}, 2, threading.Event())
     finally:
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
-    until(lambda: all(gone(pid) for pid in found))
+    until(lambda: all(has_ended(pid) for pid in found))
 
 
 def test_a_rank_ends_itself_once_nobody_reads_its_heartbeats(tmp_path: Path) -> None:

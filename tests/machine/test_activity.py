@@ -8,10 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
 from asyncrl.machine.activity import START_S, VARIABLE, Activity, Heartbeat, Pulse
-from tests.helpers import until
+from tests.helpers import has_ended, until
 
 
 class Clock:
@@ -122,5 +120,5 @@ def test_a_process_that_hangs_does_not_outlive_who_started_it(tmp_path: Path) ->
     with subprocess.Popen([sys.executable, "-c", STARTS, str(tmp_path), HANGS]) as starter:
         pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
         starter.kill()
-    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: has_ended(pid))
     assert "it has not stopped; it is killed" in (tmp_path / "log").read_text()

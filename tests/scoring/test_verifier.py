@@ -16,7 +16,7 @@ from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.types import Role, Turn
 from tests.actor.fakes import ids, make_tokenizer
-from tests.helpers import GENEROUS_S, make_trajectory, until
+from tests.helpers import GENEROUS_S, has_ended, make_trajectory, until
 from tests.scoring.fakes import answered, rule_input
 
 pytestmark = pytest.mark.slow
@@ -138,7 +138,7 @@ def test_what_a_rule_leaves_behind_ends_with_its_process(tmp_path, fate):
             assert verifier.score(rule_input(f"leave {tmp_path / 'pid'} {fate}")).outcome == 1.0
             verifier.close()
         left = int((tmp_path / "pid").read_text())
-        until(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
+        until(lambda: has_ended(left))
     finally:
         verifier.close()
 

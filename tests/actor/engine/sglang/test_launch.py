@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.machine.ports import free_ports
-from tests.helpers import GENEROUS_S, async_until, until
+from tests.helpers import GENEROUS_S, async_until, has_ended, until
 
 pytestmark = pytest.mark.slow
 
@@ -34,14 +33,6 @@ def launched(tmp_path: Path, code: str) -> LaunchedServer:
     return LaunchedServer(f"http://127.0.0.1:{port}", command, tmp_path / "server.log", {}, GENEROUS_S, 1)
 
 
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 async def test_a_server_that_dies_is_started_again_and_none_is_left_in_the_end(tmp_path: Path) -> None:
     server = launched(tmp_path, SERVER)
     keeper = asyncio.create_task(server.keep())
@@ -52,7 +43,7 @@ async def test_a_server_that_dies_is_started_again_and_none_is_left_in_the_end(t
     pid = server.process.pid
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
-    assert gone(pid)
+    assert has_ended(pid)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +97,7 @@ asyncio.run(server.keep())
     pids = until(lambda: log.exists() and len(log.read_text().split()) == 2 and log.read_text().split())
     actor.send_signal(signal.SIGKILL)
     actor.wait()
-    until(lambda: all(gone(int(pid)) for pid in pids))
+    until(lambda: all(has_ended(int(pid)) for pid in pids))
 
 
 def test_the_command_line_has_what_was_configured() -> None:
