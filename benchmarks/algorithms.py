@@ -36,7 +36,7 @@ from asyncrl.algorithms.batch import Episodes, Tokens, Totals
 from asyncrl.algorithms.compose import Algorithm
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.view import View, clamp_log
-from asyncrl.config.schema import AlgorithmConfig, Choice
+from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from benchmarks.record import write_result
 
 GROUP, TURN = 8, 512
@@ -154,8 +154,8 @@ def loss_rows(episodes: Episodes, tokens: Tokens, batch: int, runs: int) -> Iter
     logprobs = (tokens.behaviour + 0.01).requires_grad_()
     for name, part in registry.parts("loss").items():
         level = "sequence" if part.sequence_level else "token"
-        correction = [] if part.corrects else [Choice("truncate", {"level": level})]
-        algorithm = Algorithm.from_config(AlgorithmConfig(loss=Choice(name), correction=correction))
+        correction = [] if part.corrects else [PartConfig("truncate", {"level": level})]
+        algorithm = Algorithm.from_config(AlgorithmConfig(loss=PartConfig(name), correction=correction))
         prepared = algorithm.prepare(episodes, tokens, alone)
         shares = [prepared.select(rows) for rows in torch.arange(len(logprobs)).tensor_split(batch)]
 

@@ -28,6 +28,21 @@ def test_the_view_knows_sequences_turns_and_neighbours():
     assert view.scatter(torch.ones(7)).tolist() == [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 1, 1]
 
 
+@given(st.lists(st.lists(st.booleans(), max_size=6), max_size=5))
+def test_a_view_is_the_same_as_counted_token_by_token_with_gradients_or_without(masks):
+    masks = [mask for mask in masks if mask]
+    tokens = make_tokens(masks) if masks else make_tokens([[1]]).select(torch.empty(0, dtype=torch.int64))
+    view = View.of(tokens)
+    flags = [flag for mask in masks for flag in mask]
+    assert view.index.tolist() == [place for place, flag in enumerate(flags) if flag]
+    assert view.sequences.lengths.tolist() == [sum(mask) for mask in masks]
+    assert view.starts.tolist() == [sum(map(len, masks[:k])) for k in range(len(masks))]
+    values = torch.arange(1.0, len(masks) + 1)
+    expected = [k + 1.0 for k, mask in enumerate(masks) for flag in mask if flag]
+    for given_values in (values, values.clone().requires_grad_(), values.bfloat16()):
+        assert view.by_sequence(given_values).tolist() == expected
+
+
 def test_segments_reduce_each_span_by_itself_and_an_empty_one_to_nothing():
     spans = View.of(make_tokens(MASKS)).sequences
     values = torch.tensor([1.0, 2, 6, torch.inf, 3, 4, 5])
