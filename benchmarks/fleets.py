@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asyncrl.actor.engine.fleet.discovery import listed
-from asyncrl.actor.engine.fleet.endpoint import FleetSettings
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
+from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.actor.engine.sglang.launch import LaunchedServer, server_command
 from asyncrl.actor.engine.sglang.server import SglangServer
@@ -101,18 +101,23 @@ class TimedServer(SglangServer):
 
     async def load(self, update: Update) -> None:
         begun = time.perf_counter()
+        self._own = len(self.switches)
+        self.switches.append(0.0)
         await super().load(update)
         self.loads.append(time.perf_counter() - begun)
-        self._own = len(self.switches)
-        self.switches.append(time.perf_counter() - self._prepared)
+        self._note_switch()
 
     async def flush(self) -> None:
+        """Part of an update, while the server loads."""
         await super().flush()
-        self.switches[self._own] = time.perf_counter() - self._prepared
+        self._note_switch()
 
     async def resume(self) -> None:
         """The end of an update with a pause, and part of every join."""
         await super().resume()
+        self._note_switch()
+
+    def _note_switch(self) -> None:
         if self._own is not None:
             self.switches[self._own] = time.perf_counter() - self._prepared
 

@@ -32,12 +32,12 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, check_ids
 from asyncrl.actor.engine.cache import Layout, SlotCache, use_slot_attention
+from asyncrl.actor.engine.own_weights import OwnWeights
 from asyncrl.actor.engine.sampling import request_key, sample, uniforms
 from asyncrl.actor.engine.scheduler import Request, Scheduler, Slot, SlotChunk
 from asyncrl.config.schema import EngineConfig
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.modelling.devices import described
-from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.types import NO_VERSION, Sampling
 from asyncrl.weights.canary import CanaryCheck, CanaryError, CanaryJudge
@@ -72,7 +72,7 @@ class EmbeddedEngine:
     ) -> None:
         self._model = model.eval().requires_grad_(False)
         self._device: torch.device = model.device
-        self._parameters = _Parameters(model)
+        self._weights = OwnWeights(model)
         self._max_length = config.max_length
         self._seed = seed
         self._version = initial_version
@@ -120,7 +120,7 @@ class EmbeddedEngine:
     @property
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the tensors that a weight update must have."""
-        return self._parameters.shapes
+        return self._weights.shapes
 
     async def generate(
         self, tokens: NDArray[np.int32], sampling: Sampling, stop: Sequence[int], session: str
@@ -147,7 +147,7 @@ class EmbeddedEngine:
         since the model may use them without a copy."""
         if check is not None:
             check.canary.check_ids(self._vocabulary)
-        staged = await in_own_thread(lambda: self._parameters.stage(tensors_of(weights)))
+        staged = await in_own_thread(lambda: self._weights.stage(tensors_of(weights)))
         await self._between_passes(partial(self._switch, version, staged, check))
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
@@ -259,13 +259,13 @@ class EmbeddedEngine:
     def _switch(self, version: int, staged: Mapping[str, torch.Tensor], check: CanaryCheck | None) -> None:
         if version <= self._version:
             raise WeightsError(f"version {version} is not newer than {self._version}, which is served")
-        replaced = self._parameters.load(staged)
+        replaced = self._weights.load(staged)
         self._forget()
         if check is not None:
             try:
                 self._check_canary(check)
             except CanaryError:
-                self._parameters.load(replaced)
+                self._weights.load(replaced)
                 self._forget()
                 raise
         self._version = version
@@ -340,45 +340,3 @@ class EmbeddedEngine:
         noise = uniforms([slot.request.key for slot in slots], [len(slot.tokens) for slot in slots])
         tokens, logprobs = sample(logits, temperature, torch.from_numpy(noise).to(self._device))
         return tokens.tolist(), logprobs.tolist()
-
-
-class _Parameters:
-    """Replaces all weights of a model or none: all steps that may fail or take long come before the first change.
-
-    They are the parameters and persistent buffers of a Hugging Face `model`, given in the format of `WeightFormat`.
-
-    Raises ConfigError: transformers cannot convert them.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._tensors = model_tensors(model)
-        self._format = WeightFormat(model)
-        self._format.check_restores()
-        self.shapes = self._format.shapes
-
-    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Published `tensors` in the model's own format, on its device and in its dtypes.
-
-        Tensors that need no conversion are not copied.
-
-        Raises WeightsError: one is missing, unknown, of another shape, or floating-point where the model's is not.
-        """
-        if wrong := sorted(self.shapes.keys() ^ tensors.keys()):
-            raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send each once")
-        for name, shape in self.shapes.items():
-            if tuple(tensors[name].shape) != shape:
-                raise WeightsError(
-                    f"{name} came as {tensors[name].dtype} {tuple(tensors[name].shape)}; the model has {shape}"
-                )
-        own = self._format.restore(tensors)
-        for name, tensor in self._tensors.items():
-            if own[name].is_floating_point() != tensor.is_floating_point():
-                raise WeightsError(f"{name} came as {own[name].dtype}; the model has {tensor.dtype}")
-        return {name: own[name].to(tensor).contiguous() for name, tensor in self._tensors.items()}
-
-    def load(self, staged: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Replace the model's own tensors by `staged`, without a copy. Returns those that were replaced."""
-        replaced = {name: self._tensors[name].data for name in staged}
-        for name, tensor in staged.items():
-            self._tensors[name].data = tensor
-        return replaced

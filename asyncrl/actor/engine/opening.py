@@ -14,10 +14,10 @@ from asyncrl.actor.engine.base import Engine
 from asyncrl.actor.engine.embedded import EmbeddedEngine
 from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.discovery import Discovery, behind_router, in_file, listed
-from asyncrl.actor.engine.fleet.endpoint import FleetSettings
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.server import InferenceServer
+from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.fleet.update import CPU
 from asyncrl.actor.engine.sglang.families import check_family
 from asyncrl.actor.engine.sglang.launch import STOP_S as SERVER_STOP_S

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.discovery import Discovery, listed
-from asyncrl.actor.engine.fleet.endpoint import FleetSettings
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.actor.engine.fleet.server import InferenceServer
+from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.errors import EngineError
 from asyncrl.machine.child import kill_group, last_lines, start_guarded
 from asyncrl.machine.ports import free_ports

@@ -24,7 +24,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import cast
 
@@ -43,6 +42,7 @@ from asyncrl.actor.engine.fleet.server import (
     ServerFaultError,
     check_segment,
 )
+from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
@@ -62,31 +62,6 @@ class EndpointState(Enum):
     READY = auto()
     FREED = auto()
     SUSPECT = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSettings:
-    """How the fleet deals with its servers.
-
-    `attempts` server faults in a row without a new token fail a turn, as do `wait_s` without a server. The fleet looks
-    for servers, and checks each, every `check_s`. A lost one is joined again after `retry_s`; the pause doubles with
-    every update that fails. Updates are of `mode` (see above); a drain lasts `drain_s` at most. A request asks for
-    `segment_tokens` at most, or for its whole turn where that is 0. `Fleet.close` takes `close_s` at most.
-    """
-
-    attempts: int = 4
-    wait_s: float = 600.0
-    check_s: float = 5.0
-    mode: str = "abort"
-    drain_s: float = 60.0
-    segment_tokens: int = 0
-    retry_s: float = 1.0
-    close_s: float = 8.0
-
-    @property
-    def salted(self) -> bool:
-        """Whether the requests of each version have a prefix cache of their own; otherwise every update flushes it."""
-        return self.mode == "in_place"
 
 
 class Endpoint:

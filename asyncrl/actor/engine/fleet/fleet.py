@@ -16,9 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +25,13 @@ from asyncrl.actor.engine.base import EngineStats, Generation, IdleClock, check_
 from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.condition import Condition
 from asyncrl.actor.engine.fleet.discovery import Discovery
-from asyncrl.actor.engine.fleet.endpoint import Endpoint, FleetSettings, interrupt
+from asyncrl.actor.engine.fleet.endpoint import Endpoint, interrupt
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.fleet.partial_turn import PartialTurn
 from asyncrl.actor.engine.fleet.prefixes import ComputedPrefixes
 from asyncrl.actor.engine.fleet.routing import EvaluationLease, Routes
-from asyncrl.actor.engine.fleet.server import InferenceServer, Segment, ServerFaultError
+from asyncrl.actor.engine.fleet.server import InferenceServer, ServerFaultError
+from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.fleet.update import Update
 from asyncrl.errors import EngineError, WeightsError
 from asyncrl.types import NO_VERSION, Sampling
@@ -41,8 +41,6 @@ from asyncrl.weights.manifest import check_covers
 from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
-
-_NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
 
 
 class Fleet:
@@ -300,62 +298,3 @@ class Fleet:
         self._changed.notify_all()
         for endpoint in endpoints:
             endpoint.notify()
-
-
-class PartialTurn:
-    """A turn that continues `prompt`, as the segments that its requests gave.
-
-    One request asks for `segment_tokens` at most; 0 asks for the whole turn.
-    """
-
-    def __init__(self, prompt: NDArray[np.int32], sampling: Sampling, segment_tokens: int = 0) -> None:
-        self._prompt = prompt
-        self._sampling = sampling
-        self._segment_tokens = segment_tokens
-        self._segments: list[Segment] = []
-        self._left = sampling.max_new_tokens
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """The tokens that the next request continues."""
-        return _joined([self._prompt, *(segment.tokens for segment in self._segments)])
-
-    @property
-    def sampling(self) -> Sampling:
-        """How the next request is sampled: with the tokens that are left, or those of one segment."""
-        whole = self._limit == self._sampling.max_new_tokens
-        return self._sampling if whole else replace(self._sampling, max_new_tokens=self._limit)
-
-    @property
-    def _limit(self) -> int:
-        return min(self._left, self._segment_tokens or self._left)
-
-    def add(self, segment: Segment) -> bool:
-        """Add the answer to the next request. Whether the turn is over."""
-        # Fewer tokens than the request's limit are the server's own limit, behind which nothing goes on.
-        own_limit = len(segment.tokens) < self._limit
-        self._segments.append(segment)
-        self._left -= len(segment.tokens)
-        return segment.finish == "stop" or (segment.finish == "length" and (own_limit or self._left <= 0))
-
-    def generation(self, finish: str = "") -> Generation:
-        """The tokens so far; the last segment says how they end, unless `finish` does."""
-        segments = self._segments or [_NO_TOKENS]
-        return Generation(
-            _joined([segment.tokens for segment in segments]),
-            _joined([segment.logprobs for segment in segments]),
-            _joined([_versions(segment) for segment in segments]),
-            finish or segments[-1].finish,
-        )
-
-
-def _versions(segment: Segment) -> NDArray[np.int32]:
-    """From labels VERSION-OWNER."""
-    versions = np.empty(len(segment.tokens), np.int32)
-    for span in segment.spans:
-        versions[span.start : span.end] = int(span.label.partition("-")[0])
-    return versions
-
-
-def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

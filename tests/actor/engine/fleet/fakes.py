@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.discovery import Discovery, listed
-from asyncrl.actor.engine.fleet.endpoint import FleetSettings
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.fleet.settings import FleetSettings
 from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.actor.engine.sglang.ways import ServerFacts, WaySettings
 from asyncrl.types import Sampling

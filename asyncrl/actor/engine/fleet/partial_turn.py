@@ -1,0 +1,74 @@
+"""A turn that is made of the answers to several requests, which servers cut or lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.actor.engine.base import Generation
+from asyncrl.actor.engine.fleet.server import Segment
+from asyncrl.types import Sampling
+
+_NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
+
+
+class PartialTurn:
+    """A turn that continues `prompt`, as the segments that its requests gave.
+
+    One request asks for `segment_tokens` at most; 0 asks for the whole turn.
+    """
+
+    def __init__(self, prompt: NDArray[np.int32], sampling: Sampling, segment_tokens: int = 0) -> None:
+        self._prompt = prompt
+        self._sampling = sampling
+        self._segment_tokens = segment_tokens
+        self._segments: list[Segment] = []
+        self._left = sampling.max_new_tokens
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """The tokens that the next request continues."""
+        return _joined([self._prompt, *(segment.tokens for segment in self._segments)])
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the next request is sampled: with the tokens that are left, or those of one segment."""
+        whole = self._limit == self._sampling.max_new_tokens
+        return self._sampling if whole else replace(self._sampling, max_new_tokens=self._limit)
+
+    @property
+    def _limit(self) -> int:
+        return min(self._left, self._segment_tokens or self._left)
+
+    def add(self, segment: Segment) -> bool:
+        """Add the answer to the next request. Whether the turn is over."""
+        # Fewer tokens than the request's limit are the server's own limit, behind which nothing goes on.
+        own_limit = len(segment.tokens) < self._limit
+        self._segments.append(segment)
+        self._left -= len(segment.tokens)
+        return segment.finish == "stop" or (segment.finish == "length" and (own_limit or self._left <= 0))
+
+    def generation(self, finish: str = "") -> Generation:
+        """The tokens so far; the last segment says how they end, unless `finish` does."""
+        segments = self._segments or [_NO_TOKENS]
+        return Generation(
+            _joined([segment.tokens for segment in segments]),
+            _joined([segment.logprobs for segment in segments]),
+            _joined([_versions(segment) for segment in segments]),
+            finish or segments[-1].finish,
+        )
+
+
+def _versions(segment: Segment) -> NDArray[np.int32]:
+    """From labels VERSION-OWNER."""
+    versions = np.empty(len(segment.tokens), np.int32)
+    for span in segment.spans:
+        versions[span.start : span.end] = int(span.label.partition("-")[0])
+    return versions
+
+
+def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
