@@ -11,8 +11,8 @@ class FleetSettings:
 
     `attempts` server faults in a row without a new token fail a turn, as do `wait_s` without a server. The fleet looks
     for servers, and checks each, every `check_s`. A lost one is joined again after `retry_s`; the pause doubles with
-    every update that fails. Updates are of `mode` (see `weights.mode`); a drain lasts `drain_s` at most. A request asks for
-    `segment_tokens` at most, or for its whole turn where that is 0. `Fleet.close` takes `close_s` at most.
+    every update that fails. Updates are of `mode` (see `weights.mode`); a drain lasts `drain_s` at most. A request asks
+    for `segment_tokens` at most, or for its whole turn where that is 0. `Fleet.close` takes `close_s` at most.
     """
 
     attempts: int = 4
