@@ -71,11 +71,18 @@ class Canary(msgspec.Struct, frozen=True):
 
 
 def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
-    """The canary's tokens in the run of this seed. They are from the middle half of the ids, since special tokens
-    stand at either end of a vocabulary."""
-    first, count = vocabulary // 4, max(1, vocabulary // 2)
-    digests = (hashlib.blake2b(f"canary {seed} {index}".encode(), digest_size=8).digest() for index in range(length))
-    return tuple(first + int.from_bytes(digest, "big") % count for digest in digests)
+    """The canary's tokens in the run of this seed, or the first `length` of them: one of each of `LENGTH` equal parts
+    of the vocabulary, in an order that is drawn too. So a server that has a share of the rows stale, such as those of
+    one of its GPUs, is found out."""
+    drawn = {
+        part: int.from_bytes(hashlib.blake2b(f"canary {seed} {part}".encode(), digest_size=8).digest(), "big")
+        for part in range(LENGTH)
+    }
+    edges = [part * vocabulary // LENGTH for part in range(LENGTH + 1)]
+    return tuple(
+        edges[part] + drawn[part] % max(1, edges[part + 1] - edges[part])
+        for part in sorted(drawn, key=drawn.__getitem__)[:length]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +123,26 @@ class CanaryJudge:
             "canary_failures": self.failures,
         }
 
-    def judge(self, check: CanaryCheck, answer: Sequence[float] | NDArray[np.float32], precision: str, by: str) -> None:
-        """Return if the engine at `by` repeats the canary in its `answer`, log-probs [G] of the first tokens.
+    def judge(
+        self,
+        check: CanaryCheck,
+        answer: Sequence[float] | NDArray[np.float32],
+        precision: str,
+        by: str,
+        asked: int | None = None,
+    ) -> None:
+        """Return if the engine at `by` repeats the canary in its `answer`: log-probs [asked - 1] of the first `asked`
+        tokens but the first, or of all tokens.
 
         Raises CanaryError.
         """
         given = np.array(answer, np.float32)
-        expected = np.array(check.canary.logprobs[: len(given)], np.float32)
+        expected = np.array(check.canary.logprobs[: None if asked is None else asked - 1], np.float32)
         self.allowed = check.allowed(precision)
+        if given.shape != expected.shape:
+            # One log-prob alone may be right by luck.
+            self.difference = np.inf
+            raise self._failed(check, by, f"the engine gives {given.size} log-probs, {len(expected)} were asked for")
         self.difference = float(np.abs(given - expected).mean()) if len(given) else np.inf
         # A comparison with nan is false.
         if not self.difference <= self.allowed:

@@ -44,14 +44,18 @@ def check_of(version: int, dtype: str = "float32", tolerance: float | None = Non
 
 
 @given(st.integers(0, 1 << 40), st.integers(2, 300_000))
-def test_the_tokens_are_those_of_the_run_and_of_the_middle_of_its_vocabulary(seed, vocabulary):
+def test_the_tokens_are_those_of_the_run_and_one_of_each_equal_part_of_its_vocabulary(seed, vocabulary):
+    """So the rows that one GPU of a server holds are never left out."""
     tokens = canary_tokens(seed, vocabulary)
-    assert len(tokens) == LENGTH
     assert tokens == canary_tokens(seed, vocabulary)
     assert tokens[:5] == canary_tokens(seed, vocabulary, 5)
-    assert vocabulary // 4 <= min(tokens) <= max(tokens) < vocabulary - vocabulary // 4
     if vocabulary > 1000:
+        edges = np.arange(LENGTH + 1) * vocabulary // LENGTH
+        assert (edges[:-1] <= sorted(tokens)).all()
+        assert (sorted(tokens) < edges[1:]).all()
         assert tokens != canary_tokens(seed + 1, vocabulary)
+    assert len(tokens) == LENGTH
+    assert 0 <= min(tokens) <= max(tokens) < vocabulary
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -81,11 +85,21 @@ def test_an_answer_without_numbers_fails(answer):
         CanaryJudge().judge(check_of(0), answer, "float32", "an engine")
 
 
-def test_an_engine_whose_sequences_are_shorter_is_judged_by_what_it_answers():
+def test_an_engine_whose_sequences_are_shorter_is_judged_by_what_it_was_asked():
     check = check_of(0)
-    CanaryJudge().judge(check, check.canary.logprobs[:7], "float32", "an engine")
+    CanaryJudge().judge(check, check.canary.logprobs[:7], "float32", "an engine", asked=8)
     with pytest.raises(CanaryError, match="over 7 tokens"):
-        CanaryJudge().judge(check, check.canary.logprobs[1:8], "float32", "an engine")
+        CanaryJudge().judge(check, check.canary.logprobs[1:8], "float32", "an engine", asked=8)
+
+
+@pytest.mark.parametrize("answered", [0, 1, LENGTH - 2, LENGTH])
+def test_an_answer_with_fewer_or_more_log_probs_than_were_asked_for_fails(answered):
+    """One log-prob may be right by luck."""
+    check, judge = check_of(0), CanaryJudge()
+    answer = [*check.canary.logprobs, -1.0][:answered]
+    with pytest.raises(CanaryError, match=rf"gives {answered} log-probs, {LENGTH - 1} were asked for"):
+        judge.judge(check, answer, "float32", "an engine")
+    assert judge.failures == 1
 
 
 def test_old_weights_are_found_out_by_the_same_bits_long_before_the_limit_is_reached():

@@ -292,7 +292,7 @@ class EmbeddedEngine:
         except Exception as error:
             self._error_logger.exception("the canary could not be computed", error)
             raise self._canary.refuse(check, by, repr(error)) from error
-        self._canary.judge(check, answer, dtype_name(self._model.dtype), by)
+        self._canary.judge(check, answer, dtype_name(self._model.dtype), by, len(tokens))
 
     def _step(self) -> None:
         try:
