@@ -22,12 +22,17 @@ TAGS = (
     ("◁think▷", "◁/think▷"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
 )
-"""The opening and the closing tag of a thought. The last pair is that of gpt-oss, which writes channels."""
+"""The opening and the closing tag of a thought."""
 
-_OPENING = re.compile("|".join(re.escape(opening) for opening, _ in TAGS), re.IGNORECASE)
-_CLOSING = re.compile("|".join(re.escape(closing) for _, closing in TAGS), re.IGNORECASE)
+_CHANNEL = r"<\|channel\|>\s*{}\b[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
+"""The header of a message of gpt-oss, which writes channels: thoughts on one and the answer on another. It may name the
+format of the message, as in `final <|constrain|>json`."""
+
+_OPENING = re.compile(
+    "|".join([*(re.escape(opening) for opening, _ in TAGS), _CHANNEL.format("analysis")]), re.IGNORECASE
+)
+_CLOSING = re.compile("|".join([*(re.escape(closing) for _, closing in TAGS), _CHANNEL.format("final")]), re.IGNORECASE)
 _TAG = re.compile(f"({_OPENING.pattern}|{_CLOSING.pattern})", re.IGNORECASE)
 _GENERATION_PROMPT = 64
 """How many tokens before an assistant turn may hold the template's own opening tag."""

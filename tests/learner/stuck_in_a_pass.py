@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from asyncrl.config.load import log_to_stderr
+from asyncrl.config.load import EXIT_STOPPED, log_to_stderr
 from asyncrl.errors import StoppedError
 from asyncrl.learner.leaving import Leaving
 from asyncrl.learner.ranks import joined
@@ -62,4 +62,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
     except StoppedError:
-        sys.exit(99)
+        sys.exit(EXIT_STOPPED)

@@ -7,7 +7,14 @@ from asyncrl.scoring.answers import TAGS, answer_texts
 from asyncrl.types import Finish
 from tests.scoring.fakes import CharTokenizer, episode, score
 
-TAG_IDS = {0x10F000 + index: tag for index, tag in enumerate(tag for pair in TAGS for tag in pair)}
+HEADERS = (
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+    ("<|channel|>analysis<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
+    ("<|channel|> analysis <|message|>", "<|channel|>final json<|message|>"),
+)
+"""What gpt-oss writes: the header of a message may also name its format."""
+PAIRS = (*TAGS, *HEADERS)
+TAG_IDS = {0x10F000 + index: tag for index, tag in enumerate(tag for pair in PAIRS for tag in pair)}
 
 
 class SpecialTags(CharTokenizer):
@@ -42,7 +49,7 @@ def test_an_episode_that_was_cut_at_a_tool_call_has_no_answer_and_one_that_ended
     assert answer_texts(trajectory, CharTokenizer())[0] == "call 72"
 
 
-@pytest.mark.parametrize(("opening", "closing"), TAGS)
+@pytest.mark.parametrize(("opening", "closing"), PAIRS)
 def test_the_answer_is_what_follows_the_last_closed_thought_of_any_family(opening, closing):
     assert answer(f"{opening}is it 71?{closing}\n\n72") == "72"
     assert answer(f"{opening}71?{closing}{opening}no{closing} 72") == "72"
@@ -54,13 +61,18 @@ def test_the_answer_is_what_follows_the_last_closed_thought_of_any_family(openin
     assert answer(f"71{closing}72") == "72"
 
 
-@pytest.mark.parametrize(("opening", "closing"), TAGS)
+@pytest.mark.parametrize(("opening", "closing"), PAIRS)
 def test_thoughts_between_special_tokens_are_known_too(opening, closing):
     ids = {tag: chr(token) for token, tag in TAG_IDS.items()}
     text = f"{ids[opening]}is it 71?{ids[closing]}72"
     _, trajectory = episode(("prompt", "8*9?"), ("assistant", text))
     assert answer_texts(trajectory, SpecialTags()) == ("72", f"{opening}is it 71?{closing}72")
     assert answer("71", prompt=f"8*9?{ids[opening]}\n", tokenizer=SpecialTags()) == ""
+
+
+def test_a_message_to_another_channel_ends_no_thought():
+    text = "<|channel|>analysis<|message|>71?<|end|><|start|>assistant<|channel|>finally<|message|>71"
+    assert answer(text) == ""
 
 
 def test_an_answer_without_thoughts_is_left_as_it_is():
