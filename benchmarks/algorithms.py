@@ -138,8 +138,9 @@ def correction_rows(episodes: Episodes, tokens: Tokens, runs: int) -> Iterator[R
             rules.insert(0, registry.build("correction", "truncate", {}))
 
         def work(rules: Any = rules) -> None:
-            log_w = clamp_log(view.take(tokens.proximal) - view.take(tokens.behaviour))
-            ages = Ages(view, log_w, log_w, reduce=alone, episodes=episodes)
+            behaviour = view.take(tokens.behaviour)
+            log_w = clamp_log(view.take(tokens.proximal) - behaviour)
+            ages = Ages(view, log_w, log_w, behaviour=behaviour, reduce=alone, episodes=episodes)
             for bit, rule in enumerate(rules):
                 ages = ages.after(bit, rule)
             for result in (ages.weights, ages.rejected):

@@ -104,6 +104,7 @@ def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
         updates.advantages,
         weights=None if tokens.weights is None else view.take(tokens.weights),
         rejected=None if tokens.rejected is None else view.take(tokens.rejected),
+        behaviour=updates.behaviour,
         log_update=updates.log_ratio.detach(),
     )
     for bit, rule in enumerate(parts.corrections):

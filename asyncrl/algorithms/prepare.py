@@ -108,8 +108,9 @@ def _with_corrections(parts: Composition, episodes: Episodes, tokens: Tokens, vi
         return tokens
     assert tokens.advantages is not None
     proximal = tokens.behaviour if tokens.proximal is None else tokens.proximal
-    log_w = clamp_log(view.take(proximal) - view.take(tokens.behaviour))
-    ages = Ages(view, log_w, view.take(tokens.advantages), reduce=reduce, episodes=episodes)
+    behaviour = view.take(tokens.behaviour)
+    log_w = clamp_log(view.take(proximal) - behaviour)
+    ages = Ages(view, log_w, view.take(tokens.advantages), behaviour=behaviour, reduce=reduce, episodes=episodes)
     for bit, rule in enumerate(parts.corrections):
         if not parts.is_live(rule):
             ages = ages.after(bit, rule)

@@ -110,7 +110,14 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
                 yield f"mark {name!r} of its TokenLosses", mark, size, torch.bool
         case Correction():
             ages = Ages(
-                view, old / 10, advantages, torch.ones(size), log_update=old / 10, reduce=torch.clone, episodes=episodes
+                view,
+                old / 10,
+                advantages,
+                torch.ones(size),
+                behaviour=old,
+                log_update=old / 10,
+                reduce=torch.clone,
+                episodes=episodes,
             )
             if (weights := part.weigh(ages)) is not None:
                 yield "`weigh`", weights, size, None

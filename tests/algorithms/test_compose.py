@@ -64,6 +64,11 @@ COMPOSITIONS = {
         "aggregation": "seq-mean-token-sum",
     },
     "dppo": {"advantage": "process_grpo", "loss": "dppo_tv", "correction": [TRUNCATE], "proximal": "interpolate"},
+    "ipo": {
+        "advantage": "gae",
+        "loss": ("ipo", {"delta": 0.2, "pull": 0.1}),
+        "correction": [("reject", {"by": "difference", "over": "turn_mean", "low": -0.2, "high": 0.2})],
+    },
     "sapo": {
         "advantage": "grpo_turns",
         "loss": "sapo",

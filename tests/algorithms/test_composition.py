@@ -59,6 +59,11 @@ def test_a_part_of_the_users_own_is_named_by_its_path():
         ({"correction": [("mask", {"low": 2.0, "high": 1.0})]}, r"mask: low=2.0: it must be below high=1.0"),
         ({"correction": [("reject", {})]}, r"algorithm.correction reject needs high: largest divergence"),
         ({"correction": [("reject", {"low": 2.0, "high": 1.0})]}, r"reject: low=2.0: it must be below high=1.0"),
+        (
+            {"correction": [("reject", {"by": "difference", "low": -1.0, "high": 1.0})]},
+            r"high=1.0: with low=-1.0 nothing is ever dropped, .* set bounds between -1 and 1",
+        ),
+        ({"loss": ("ipo", {"delta": 1.0})}, r"ipo: delta=1.0: it must be a number in \(0, 1\)"),
         ({"loss": ("clip_cov", {"cov_low": 9.0})}, r"clip_cov: cov_low=9.0: it must be below cov_high=5.0"),
         ({"aggregation": "seq-mean-token-sum-norm"}, r"needs norm: the constant"),
         ({"reward": [("overlong", {"max_length": 10, "buffer": 20})]}, r"buffer=20: it must be at most max_length=10"),
@@ -88,6 +93,11 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
             r"truncate, mask, which weigh tokens .*: only one may; use reject or veto",
         ),
         ({"loss": "reinforce"}, r"algorithm.loss=reinforce does so itself: set algorithm.correction=\[\]"),
+        ({"loss": "ipo"}, r"algorithm.loss=ipo does so itself: set algorithm.correction=\[\]"),
+        (
+            {"loss": "gspo", "correction": [("reject", {"over": "turn_mean", "high": 1.0})]},
+            r"gspo has one ratio a sequence.*reject",
+        ),
         ({"advantage": "vtrace"}, r"algorithm.advantage=vtrace does so itself: set algorithm.correction=\[\]"),
         ({"correction": ["normalise"]}, r"no weights to normalise: put truncate or mask before it"),
         ({"correction": ["normalise", "truncate"]}, r"no weights to normalise"),

@@ -95,6 +95,26 @@ def test_reject_bounds_a_divergence(by, over, low, high, expected):
 
 
 @pytest.mark.parametrize(
+    ("over", "low", "high", "expected"),
+    [
+        ("token", -0.2, 0.2, [0, 0, 1, 1, 1]),
+        ("token", -0.125, 0.3, [1, 1, 1, 1, 0]),
+        ("turn_mean", -0.2, 0.2, [0, 0, 1, 1, 1]),
+        ("turn_mean", -0.09, 0.3, [1, 1, 0, 1, 1]),
+        ("sequence_mean", -0.08, 0.1, [0, 0, 0, 1, 1]),
+        ("sequence_sum", -0.2, 0.5, [1, 1, 1, 1, 1]),
+        ("sequence_max", -1.0, 0.2, [0, 0, 0, 1, 1]),
+    ],
+)
+def test_reject_bounds_the_difference_of_the_probabilities(over, low, high, expected):
+    """mu = 1/4, 1/4, 1/5 | 1/2, 1/5 and w = 2, 2, 1/2 | 1, 1/4: differences 1/4, 1/4, -1/10 | 0, -3/20. Turns have
+    2, 1 and 2 tokens: means 1/4, -1/10 and -3/40. Sequences: sums 2/5 and -3/20, means 2/15 and -3/40."""
+    mu = torch.tensor([0.25, 0.25, 0.2, 0.5, 0.2], dtype=torch.float64)
+    ages = replace(AGES, behaviour=mu.log())
+    assert Reject(by="difference", over=over, low=low, high=high).keep(ages).int().tolist() == expected
+
+
+@pytest.mark.parametrize(
     ("rule", "weights", "mean"),
     [
         # Without the last: 5.5 over 5 tokens.

@@ -22,6 +22,7 @@ from asyncrl.algorithms.losses.gmpo import Gmpo
 from asyncrl.algorithms.losses.gpg import Gpg
 from asyncrl.algorithms.losses.gspo import Gspo
 from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
+from asyncrl.algorithms.losses.ipo import Ipo
 from asyncrl.algorithms.losses.kl_cov import KlCov
 from asyncrl.algorithms.losses.ppo import Ppo
 from asyncrl.algorithms.losses.reinforce import Reinforce
@@ -144,6 +145,22 @@ EXAMPLES = {
         make_updates([5.0], [-1.0]),
         [20 * 4.0],
         [20],
+        {"high": [], "low": []},
+    ),
+    # mu = .368; pi = .735, .735, .184, .368: differences .368, .368, -.184, 0. s = 2, 2, 1/2, 1.
+    # The pull adds 1/10 log^2 s, and 2/10 log s to the gradient, on every token.
+    "ipo drops what is far on either side, whatever the advantage, and pulls back all": (
+        Ipo(delta=0.2, pull=0.1),
+        make_updates([LOG2, LOG2, -LOG2, 0.0], [1, -1, 3, -4]),
+        [0.1 * LOG2**2, 0.1 * LOG2**2, -1.5 + 0.1 * LOG2**2, 4],
+        [0.2 * LOG2, 0.2 * LOG2, -1.5 - 0.2 * LOG2, 4],
+        {"high": [0, 1], "low": []},
+    ),
+    "ipo keeps the gradient of a weight at its cap": (
+        Ipo(delta=0.9, cap=1.5),
+        make_updates([LOG2, -LOG2], [1, -1]),
+        [-1.5, 0.5],
+        [-1.5, 0.5],
         {"high": [], "low": []},
     ),
     "gpg is the plain policy gradient": (Gpg(), make_updates([0.3, -0.2], [2, -1]), [1.4, -1.2], [-2, 1], {}),

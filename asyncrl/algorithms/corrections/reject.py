@@ -10,23 +10,26 @@ from asyncrl.errors import ConfigError
 
 
 class Reject(Correction):
-    """Drops tokens, or whole sequences, whose divergence between behaviour and proximal policy lies outside two bounds.
-    It sets no weights.
+    """Drops tokens, turns or whole sequences whose divergence between behaviour and proximal policy lies outside two
+    bounds. It sets no weights.
 
-    Formula: k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 - log w, ratio = w, with w = pi_prox / mu; keep if low <= k <=
-    high
-    Use: trust regions on the data; for long episodes over the mean of a sequence
-    Source: Trust Region Masking for Long-Horizon LLM Reinforcement Learning, 2025
-    Caveat: k1 has a sign, so set both bounds; k2 and k3 are never negative.
+    Formula: k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 - log w, ratio = w, difference = pi_prox - mu, with w = pi_prox /
+    mu; keep if low <= k <= high
+    Use: trust regions on the data; for long episodes over the mean of a sequence. A difference of probabilities hardly
+    drops rare tokens, whose ratios are noise
+    Source: Trust Region Masking for Long-Horizon LLM Reinforcement Learning, 2025; difference and turn_mean:
+    Reinforcement Learning Optimization for Large-Scale Learning: An Efficient and User-Friendly Scaling Library, 2025
+    (ROLL, whose bounds are -0.2 and 0.2, and whose segments are turns)
+    Caveat: k1 and difference have a sign, so set both bounds; k2 and k3 are never negative.
     """
 
     name = "reject"
 
-    by: str = param("k3", "the divergence of a token", choices=("k1", "k2", "k3", "ratio"))
+    by: str = param("k3", "the divergence of a token", choices=("k1", "k2", "k3", "ratio", "difference"))
     over: str = param(
         "sequence_mean",
-        "what is judged: the token, or the sequence by its tokens' sum, mean or maximum",
-        choices=("token", "sequence_sum", "sequence_mean", "sequence_max"),
+        "what is judged: the token, the turn by its tokens' mean, or the sequence by its tokens' sum, mean or maximum",
+        choices=("token", "turn_mean", "sequence_sum", "sequence_mean", "sequence_max"),
     )
     low: float = param(-math.inf, "smallest divergence that is kept", "[-inf, inf)")
     high: float = param(..., "largest divergence that is kept", "(-inf, inf]")
@@ -35,19 +38,29 @@ class Reject(Correction):
         super().__post_init__()
         if self.low >= self.high:
             raise ConfigError(f"{self.setting('low')}: it must be below high={self.high}")
+        if self.by == "difference" and self.over != "sequence_sum" and self.low <= -1 and self.high >= 1:
+            raise ConfigError(
+                f"{self.setting('high')}: with low={self.low} nothing is ever dropped, since probabilities differ "
+                "by at most 1: set bounds between -1 and 1"
+            )
 
     @property
     def by_token(self) -> bool:
-        return self.over == "token"
+        return self.over in ("token", "turn_mean")
 
     def keep(self, ages: Ages) -> Tensor:
-        divergence, spans = self._divergence(ages.log_w), ages.view.sequences
+        divergence = self._divergence(ages)
         if self.over == "token":
             return self._inside(divergence)
-        gather = {"sequence_sum": spans.sum, "sequence_mean": spans.mean, "sequence_max": spans.max}[self.over]
+        spans = ages.view.turns() if self.over == "turn_mean" else ages.view.sequences
+        gather = {"sum": spans.sum, "mean": spans.mean, "max": spans.max}[self.over.partition("_")[2]]
         return spans.spread(self._inside(gather(divergence)))
 
-    def _divergence(self, log_w: Tensor) -> Tensor:
+    def _divergence(self, ages: Ages) -> Tensor:
+        log_w = ages.log_w
+        if self.by == "difference":
+            assert ages.behaviour is not None
+            return ages.behaviour.exp() * log_w.expm1()
         if self.by == "k1":
             return -log_w
         if self.by == "ratio":

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import torch
+
+from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.view import clamp_log
+
+
+class Ipo(Loss):
+    """The policy gradient within a symmetric trust region: a token whose probability is far from the behaviour
+    policy's is dropped, whichever way its advantage pushes. It has nothing to do with the preference loss of that name.
+
+    Formula: -A min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta also at the cap; dropped where
+    |pi_theta - mu| > delta; plus pull log^2 s on every token
+    Use: as dppo_tv, for data so old that tokens should not count either where they would move back
+    Source: the loss `ipo` of the library prime-rl, 2026; its first releases had delta=0.1 (eps there) and pull=0.001
+    (kl_tau there), later ones have 0.3 and no pull
+    Caveat: s is the whole ratio, so no correction may weigh. It reads no other proximal policy: set
+    algorithm.proximal=behaviour.
+    """
+
+    name = "ipo"
+    corrects = True
+
+    delta: float = param(0.3, "largest difference of probabilities", "(0, 1)")
+    cap: float = param(1e4, "largest ratio as a weight", "[1, inf]")
+    pull: float = param(0.0, "strength of the pull back to the behaviour policy", "[0, inf)")
+
+    def __call__(self, updates: Updates) -> TokenLosses:
+        policy, behaviour = updates.logprobs, updates.behaviour
+        log_ratio = clamp_log(policy - behaviour)
+        move = policy.detach().exp() - behaviour.exp()
+        far = move.abs() > self.delta
+        ratio = log_ratio.detach().exp().clamp(max=self.cap) * (policy - policy.detach()).exp()
+        losses = torch.where(far, 0.0, -updates.advantages * ratio)
+        if self.pull:
+            losses = losses + self.pull * log_ratio.square()
+        return TokenLosses(losses, {"high": far & (move > 0), "low": far & (move < 0)})
