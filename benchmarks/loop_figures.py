@@ -27,6 +27,9 @@ COUNTERS = {
 }
 """Counters of the actor by their names in a result; those that the actor does not have are left out."""
 
+FLEET = (*COUNTERS.values(), "tokens", "idle_seconds", "weights_transfer_s", "weights_switch_s", "weights_bytes")
+DROPPED = ("tokens_thrown_away", "evicted")
+
 Row = Mapping[str, Any]
 
 
@@ -40,9 +43,11 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
     if len(learner) <= FIRST:
         raise ValueError(f"{run_dir} has done {len(learner)} steps, and needs {FIRST + 1}: see its logs")
     actor = [row for row in read_lines(metrics_file(run_dir, "actor-0")) if "seconds" in row]
-    replay = (read_lines(metrics_file(run_dir, "replay")) or [{}])[-1]
+    replay = read_lines(metrics_file(run_dir, "replay"))
     steady, begin, end = learner[FIRST:], learner[FIRST - 1]["time"], learner[-1]["time"]
-    fleet = _over(actor, begin, end)
+    if not actor:
+        raise ValueError("the actor has written no metrics: see its log")
+    fleet, dropped = _over(actor, FLEET, begin, end), _over(replay, DROPPED, begin, end)
     trained = learner[-1]["trajectories_trained"] - learner[FIRST - 1]["trajectories_trained"]
     return {
         "steps": len(steady),
@@ -58,8 +63,8 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
         "token_lags": _histogram(steady, "token_lag/", weight="tokens_sampled"),
         "push": _push(fleet),
         "counts": {name: round(fleet[own]) for name, own in COUNTERS.items() if own in fleet},
-        "thrown_away_tokens": replay.get("tokens_thrown_away"),
-        "evicted": replay.get("evicted"),
+        "thrown_away_tokens": dropped.get("tokens_thrown_away"),
+        "evicted": dropped.get("evicted"),
         "missing_tokens_of_an_episode": _mean(actor, "agent/missing_tokens"),
         "mfu": {part: mfu for part in ("train", "step") if (mfu := _mean(steady, f"mfu/{part}")) is not None},
         "mismatch_k3": _mean(steady, "mismatch/k3"),
@@ -67,17 +72,18 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
     }
 
 
-def _over(rows: Sequence[Row], begin: float, end: float) -> dict[str, float]:
-    """How much each counter of `rows` grew from `begin` to `end`, between rows in proportion to the time.
-
-    Raises ValueError: there are no rows.
-    """
-    if not rows:
-        raise ValueError("the actor has written no metrics: see its log")
+def _over(rows: Sequence[Row], names: Sequence[str], begin: float, end: float) -> dict[str, float]:
+    """How much each counter of `rows` grew from `begin` to `end`, between rows in proportion to the time. A process
+    that was started again counts from 0."""
     times = [row["time"] for row in rows]
-    names = [*COUNTERS.values(), "tokens", "idle_seconds", "weights_transfer_s", "weights_switch_s", "weights_bytes"]
-    series = {name: [row.get(name, 0.0) for row in rows] for name in names if name in rows[-1]}
-    return {name: float(np.diff(np.interp([begin, end], times, each))[0]) for name, each in series.items()}
+    series = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names if rows and name in rows[-1]}
+
+    def grown(counter: np.ndarray[Any, Any]) -> float:
+        steps = np.diff(counter, prepend=0.0)
+        total = np.cumsum(np.where(steps < 0, counter, steps))
+        return float(np.diff(np.interp([begin, end], times, total))[0])
+
+    return {name: grown(counter) for name, counter in series.items()}
 
 
 def _push(fleet: Mapping[str, float]) -> dict[str, float]:

@@ -64,8 +64,12 @@ def draw(results: Mapping[str, Sequence[Row]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (rate, idle, lags) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    # Results may have been measured at different bounds, and those of all stand in one order, evenly apart.
+    every = sorted({row["max_lag"] for rows in results.values() for row in rows})
+    for axes in (rate, idle):
+        axes.set_xticks(range(len(every)), map(str, every))
     for number, (name, rows) in enumerate(results.items()):
-        bounds, color = [str(row["max_lag"]) for row in rows], f"C{number}"
+        bounds, color = [every.index(row["max_lag"]) for row in rows], f"C{number}"
         rate.plot(bounds, [row["samples_per_s"] for row in rows], "o-", color=color, label=name)
         idle.plot(bounds, [row["learner_idle"] for row in rows], "o-", color=color, label=f"learner, {name}")
         idle.plot(bounds, [row["fleet_idle"] for row in rows], "s--", color=color, label=f"fleet, {name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from benchmarks.loop_bare import Answers
 from benchmarks.loop_figures import FIRST, figures
-from benchmarks.loop_report import table
+from benchmarks.loop_report import draw, table
 from benchmarks.loop_workload import Workload
 
 
@@ -39,7 +40,7 @@ def run_dir(tmp_path: Path) -> Path:
         times = iter(range(0, 1000, 2))
         return JsonLines(metrics_file(tmp_path, role), clock=lambda: float(next(times)))
 
-    learner, actor = sink("learner"), sink("actor-0")
+    learner, actor, replay = sink("learner"), sink("actor-0"), sink("replay")
     for step in range(FIRST + 3):
         seconds = {"seconds/step": 2.0, "seconds/wait": 0.5, "seconds/fetch": 0.1, "seconds/train": 1.0}
         lags = {"lag/0": 3, "lag/1": 1, "token_lag/0": 0.5, "token_lag/2": 0.5}
@@ -47,6 +48,7 @@ def run_dir(tmp_path: Path) -> Path:
         counters = {"tokens": 200 * step, "idle_seconds": step, "segments": 8 * step, "cut_segments": step}
         pushes = {"weights_updates": step, "weights_transfer_s": 0.2 * step, "weights_switch_s": 0.1 * step}
         actor.log(step, {**counters, **pushes, "weights_bytes": 3e6 * step, "seconds": 2 * step})
+        replay.log(step, {"tokens_thrown_away": 70 if step < FIRST else 100, "evicted": step})
     return tmp_path
 
 
@@ -59,9 +61,38 @@ def test_figures_leave_out_the_first_steps_and_compare_the_fleet_with_the_bare_r
     assert (row["lags"], row["token_lags"]) == ({0: 0.75, 1: 0.25}, {0: 0.5, 2: 0.5})
     assert row["push"] == {"transfer_s": 0.2, "switch_s": 0.1, "megabytes": 3.0}
     assert row["counts"] == {"updates": 3, "requests": 24, "requests_cut": 3}
+    assert (row["thrown_away_tokens"], row["evicted"]) == (30, 3)
     lines = table([{"max_lag": 0, **row}, {"max_lag": 4, **row, "samples_per_s": 5.0}]).splitlines()
     assert lines[2].startswith("| 0 | 2.00 | 1.00 | 100 | 80% | 50% | 30% |")
     assert lines[3].startswith("| 4 | 5.00 | 2.50 |")
+
+
+def test_a_counter_of_a_process_that_was_started_again_goes_on(tmp_path: Path) -> None:
+    learner = JsonLines(
+        metrics_file(tmp_path, "learner"), clock=lambda times=iter(range(0, 90, 10)): float(next(times))
+    )
+    for step in range(FIRST + 3):
+        learner.log(step, {"seconds/step": 10.0, "trajectories_trained": step, "tokens_sampled": 1})
+    actor = JsonLines(metrics_file(tmp_path, "actor-0"), clock=count(0.0, 10.0).__next__)
+    for tokens in (100, 200, 300, 50, 150):
+        actor.log(0, {"tokens": tokens, "idle_seconds": 0.0, "seconds": 1.0})
+    assert figures(tmp_path, 1.0)["fleet_tokens_per_s"] == pytest.approx((100 + 50 + 100) / 30, abs=0.1)
+
+
+def test_the_picture_has_the_age_bounds_of_all_results_in_one_order(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results of different sizes are often measured at different bounds."""
+    from matplotlib.axes import Axes
+
+    drawn: list[list[float]] = []
+    plot = Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda axes, x, *rest, **named: (drawn.append(x), plot(axes, x, *rest, **named)))
+    row = figures(run_dir, 125.0)
+    results = {name: [{"max_lag": lag, **row} for lag in lags] for name, lags in (("a", (0, 4)), ("b", (0, 1, 4)))}
+    draw(results, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    assert [drawn[0], drawn[4]] == [[0, 2], [0, 1, 2]]
 
 
 def test_a_run_that_ended_in_its_first_steps_has_no_figures(tmp_path: Path) -> None:
