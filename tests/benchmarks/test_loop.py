@@ -68,9 +68,7 @@ def test_figures_leave_out_the_first_steps_and_compare_the_fleet_with_the_bare_r
 
 
 def test_a_counter_of_a_process_that_was_started_again_goes_on(tmp_path: Path) -> None:
-    learner = JsonLines(
-        metrics_file(tmp_path, "learner"), clock=lambda times=iter(range(0, 90, 10)): float(next(times))
-    )
+    learner = JsonLines(metrics_file(tmp_path, "learner"), clock=count(0.0, 10.0).__next__)
     for step in range(FIRST + 3):
         learner.log(step, {"seconds/step": 10.0, "trajectories_trained": step, "tokens_sampled": 1})
     actor = JsonLines(metrics_file(tmp_path, "actor-0"), clock=count(0.0, 10.0).__next__)

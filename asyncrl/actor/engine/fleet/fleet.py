@@ -218,8 +218,9 @@ class Fleet:
                 self._routes.release(session)
                 failures, reason = failures + 1, str(fault)
             else:
+                server, settings = endpoint.server, self._settings
                 self._counts["recomputed_tokens"] += self._prefixes.again(
-                    session, endpoint.server.url, len(turn.tokens), segment, self._settings.mode == "retract"
+                    session, server.url, len(turn.tokens), segment, server.retracts(settings.mode), not settings.salted
                 )
                 if turn.add(segment):
                     return

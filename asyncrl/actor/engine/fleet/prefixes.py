@@ -26,13 +26,15 @@ class ComputedPrefixes:
     def __init__(self) -> None:
         self._sessions: dict[str, _Computed] = {}
 
-    def again(self, session: str, url: str, prompt: int, segment: Segment, retracts: bool) -> int:
+    def again(self, session: str, url: str, prompt: int, segment: Segment, retracts: bool, flushes: bool) -> int:
         """How many tokens the server at `url` computed again for a request with `prompt` tokens, which had this answer.
-        `retracts`: if the server is updated under a request, it computes again what the request has."""
+        `retracts`: if the server is updated under a request, it computes again what the request has sampled.
+        `flushes`: and the prompt too."""
         spans, last = segment.spans, self._sessions.get(session)
         if not spans:
             return 0
-        recomputed = sum(prompt + span.start for span in spans[1:]) if retracts else 0
+        again = prompt if flushes else 0
+        recomputed = sum(again + span.start for span in spans[1:]) if retracts else 0
         if last is not None and (last.url, last.label) != (url, spans[0].label):
             recomputed += min(last.tokens, prompt)
         self._sessions[session] = _Computed(url, spans[-1].label, prompt + len(segment.tokens))

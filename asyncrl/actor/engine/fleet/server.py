@@ -129,6 +129,9 @@ class InferenceServer(Protocol):
         """Stop between two decoding steps, in `mode` in_place or retract; retract where the server could not tell after
         an in_place pause which version sampled which token. Called only where `spans` is true."""
 
+    def retracts(self, mode: str) -> bool:
+        """Whether a pause in `mode` takes from requests the keys and values of the tokens that they have sampled."""
+
     async def resume(self) -> None: ...
 
     async def prepare(self, update: Update) -> None:

@@ -147,7 +147,10 @@ class SglangServer:
         await self._post("/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
 
     async def pause(self, mode: str) -> None:
-        await self._post("/pause_generation", {"mode": "retract" if self._overlaps else mode})
+        await self._post("/pause_generation", {"mode": "retract" if self.retracts(mode) else mode})
+
+    def retracts(self, mode: str) -> bool:
+        return mode == "retract" or self._overlaps
 
     async def resume(self) -> None:
         await self._post("/continue_generation")

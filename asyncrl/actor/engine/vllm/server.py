@@ -142,6 +142,10 @@ class VllmServer:
         """As in the protocol. vLLM has one mode: it is the flush that removes keys and values."""
         await self._post("/pause?mode=keep&clear_cache=false")
 
+    def retracts(self, mode: str) -> bool:
+        """As in the protocol: the flush does it, which `in_place` goes without."""
+        return mode == "retract"
+
     async def resume(self) -> None:
         await self._post("/resume")
 

@@ -122,6 +122,19 @@ async def test_tokens_that_are_computed_again_after_an_update_are_counted(mode: 
         fleet.release("s")
 
 
+async def test_what_a_pause_in_place_takes_from_requests_under_the_overlap_schedule_is_counted_too() -> None:
+    """It retracts there: the prompt stays in the cache, which is not flushed, and what was sampled does not."""
+    server = FakeSglang()
+    server.overlap = True
+    async with fleet_with(0, server, mode="in_place") as fleet:
+        call = asyncio.create_task(sample(fleet, LONG))
+        await async_until(lambda: server.running and len(server.running[0].pairs) > 3)
+        await fleet.update_weights(1, tensors(1))
+        got = await call
+        assert_true(got)
+        assert counter(fleet, "recomputed_tokens") == int((got.versions == 0).sum()) > 0
+
+
 async def test_a_server_without_spans_is_updated_as_by_abort_and_never_flushed_under_requests() -> None:
     server = FakeSglang("0.5.17")
     async with fleet_with(0, server, mode="retract") as fleet:

@@ -53,10 +53,8 @@ class IpcTransport(BucketTransport):
         self._source = device
 
     async def prepare(self, update: Update) -> None:
-        try:
+        with _refused_without_room(self.device):
             await super().prepare(update)
-        except torch.OutOfMemoryError as error:
-            raise ServerRefusedError(f"{self.device} has no room for a bucket: {error}") from error
 
     async def source(self, update: Update) -> torch.device:
         # The bucket in use, the one ahead, and what the server needs.
@@ -74,13 +72,24 @@ class IpcTransport(BucketTransport):
         return source
 
     async def send(self, update: Update) -> None:
-        async with self.end.updating(), aclosing(self.buckets(update)) as made:
-            async for bucket, flat, body in made:
-                with shared(flat, self.end.ranks) as buffers:
-                    # The traceback of an error would keep it otherwise.
-                    del flat
-                    handles = handles_of(bucket, buffers)
-                    await self.end.post("/update_weights_from_tensor", {**body, "serialized_named_tensors": handles})
+        # A later bucket may find no room where the first one did.
+        with _refused_without_room(self.device):
+            async with self.end.updating(), aclosing(self.buckets(update)) as made:
+                async for bucket, flat, body in made:
+                    with shared(flat, self.end.ranks) as buffers:
+                        # The traceback of an error would keep it otherwise.
+                        del flat
+                        request = {**body, "serialized_named_tensors": handles_of(bucket, buffers)}
+                        await self.end.post("/update_weights_from_tensor", request)
+
+
+@contextmanager
+def _refused_without_room(device: torch.device) -> Iterator[None]:
+    """Weights go another way if `device` has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ServerRefusedError(f"{device} has no room for a bucket: {error}") from error
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch.multiprocessing import reductions
 from asyncrl.actor.engine.fleet.http import Http, ServerRefusedError
 from asyncrl.actor.engine.fleet.server import ServerFaultError
 from asyncrl.actor.engine.fleet.update import CPU, Update
-from asyncrl.actor.engine.sglang.transports import ipc
+from asyncrl.actor.engine.sglang.transports import base, ipc
 from asyncrl.actor.engine.sglang.transports.base import ServerEnd
 from asyncrl.weights.buckets import Bucket, flatten, tight_buckets
 from tests.helpers import GENEROUS_S, until
@@ -150,6 +150,21 @@ def send_three(events: list[str], answers: list[BaseException | None]) -> None:
 def test_a_bucket_is_shared_with_each_rank_just_before_its_post(counted):
     send_three(counted, [None, None, None])
     assert counted == ["shared", "shared", "posted"] * 3
+
+
+def test_a_later_bucket_without_room_has_the_weights_go_another_way(counted, monkeypatch: pytest.MonkeyPatch):
+    """The first bucket was full before the server stopped."""
+    made = iter("ab")
+
+    def full(*arguments: Any) -> torch.Tensor:
+        if next(made, None) is None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return flatten(*arguments)
+
+    monkeypatch.setattr(base, "flatten", full)
+    with pytest.raises(ServerRefusedError, match="has no room for a bucket: CUDA out of memory"):
+        send_three(counted, [None, None, None])
+    assert counted == ["shared", "shared", "posted"] * 2
 
 
 GPU = torch.device("cuda", 1)
