@@ -7,6 +7,7 @@ that when all roles have ended.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -15,9 +16,10 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.machine.owner import OWNER_FILE, Owner, owner_of
@@ -28,6 +30,8 @@ LOOK_S = 1.0
 POLL_S = 0.2
 LEFT_S = 10.0
 """Longer than an owner takes to write its name, and to end when the run is done."""
+TRIES = 10
+"""To lock the file of an owner that removes it just then."""
 SILENT_S = 90.0
 """A network disk may show a new file as late as this."""
 
@@ -38,20 +42,20 @@ class NotRunningError(AsyncrlError):
 
 @contextmanager
 def exclusively(run_dir: Path) -> Iterator[None]:
-    """Own the run folder. Raises ConfigError: another process does."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / OWNER_FILE).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"{run_dir} is being run by another process; stop it with `asyncrl stop {run_dir}`, or choose another "
-                "run.name"
-            ) from error
-        lock.truncate(0)
-        lock.write(json.dumps(asdict(Owner(socket.gethostname(), os.getpid()))))
-        lock.flush()
-        (run_dir / STOP_FILE).unlink(missing_ok=True)
+    """Own the run folder. Raises ConfigError: another process does, or the folder cannot be written or locked."""
+    try:
+        opened = _locked(run_dir)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"{run_dir} is being run by another process; stop it with `asyncrl stop {run_dir}`, or choose another "
+            "run.name"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{run_dir} cannot be run: {error}; set run.dir to a folder on a disk that can be written, has room and "
+            "has locks (flock)"
+        ) from error
+    with opened as lock:
         try:
             yield
         finally:
@@ -60,6 +64,28 @@ def exclusively(run_dir: Path) -> Iterator[None]:
             lock.truncate(0)
             if list(run_dir.iterdir()) == [run_dir / OWNER_FILE]:  # Nothing started.
                 shutil.rmtree(run_dir)
+
+
+def _locked(run_dir: Path) -> TextIO:
+    """The owner's file, locked, with the name of this process. Raises BlockingIOError: another process has it; OSError.
+
+    An owner that started nothing removes the folder. Whoever opened the file before has then the lock of a file that
+    nobody else finds, and tries again.
+    """
+    path = run_dir / OWNER_FILE
+    for _ in range(TRIES):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError), ExitStack() as stack:
+            lock = stack.enter_context(path.open("a+"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                lock.truncate(0)
+                # Unbuffered: where there is no room, closing the file must not fail as well.
+                os.write(lock.fileno(), json.dumps(asdict(Owner(socket.gethostname(), os.getpid()))).encode())
+                (run_dir / STOP_FILE).unlink(missing_ok=True)
+                stack.pop_all()
+                return lock
+    raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(path))
 
 
 class StopRequests:

@@ -59,6 +59,23 @@ Start = Callable[[RoleCommand, Path, Mapping[str, str]], RoleProcess]
 """Starts a role whose output is appended to a log, with variables that are added to its environment."""
 
 
+class NotStarted:
+    """A role that could not be started, which is as one that failed at once."""
+
+    pid, identity, lease_s = 0, None, 0.0
+
+    def __init__(self) -> None:
+        self.host = socket.gethostname()
+
+    def poll(self) -> int:
+        return 1
+
+    def terminate(self) -> None:
+        pass
+
+    drain = kill = terminate
+
+
 class LocalProcess:
     """A role that is a child of this process. A role without its parent ends by itself: see `machine.activity`."""
 

@@ -5,10 +5,11 @@ The run is done when the role named `until` ends with status 0; roles whose name
 as the learner on other hosts. Status 2 says that a role cannot be configured, status 3 that too much fails in the run:
 the run ends with the last lines of the role's log. Any other end is a failure: also status 0 of another role, and the
 end of a role to which somebody else sent a signal. A role that failed is started again, after a pause that doubles with
-each failure up to a bound. A role without heartbeats hangs: it is killed, which is a failure. A role that fails more
-than `max_restarts` times ends the run; failures are forgotten once the role has run for `WELL_S`. If this process ends
-in any way, its children are asked to stop. `alive/` in the run folder has their heartbeats, and `processes.json` says
-where they are. Roles may come and go while the run goes on: see `set_roles`.
+each failure up to a bound. A role without heartbeats hangs: it is killed, which is a failure. So is a role that the
+system cannot start now, as without memory. A role that fails more than `max_restarts` times ends the run; failures are
+forgotten once the role has run for `WELL_S`. If this process ends in any way, its children are asked to stop. `alive/`
+in the run folder has their heartbeats, and `processes.json` says where they are. Roles may come and go while the run
+goes on: see `set_roles`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.errors import AsyncrlError
 from asyncrl.launch.ownership import StopRequests
 from asyncrl.launch.process_records import ProcessRecord, ProcessRecords
-from asyncrl.launch.role_process import LocalProcess, RoleCommand, RoleProcess, Start
+from asyncrl.launch.role_process import LocalProcess, NotStarted, RoleCommand, RoleProcess, Start
 from asyncrl.machine.activity import FINISH_S, Pulse
 from asyncrl.machine.activity import VARIABLE as HEARTBEAT_VARIABLE
 from asyncrl.machine.child import last_lines
@@ -169,7 +170,14 @@ class Supervisor:
         log_file, beats = self._log_of(role), (self._run_dir / ALIVE_FOLDER / role.name).absolute()
         before, pulse = log_file.stat().st_size if log_file.exists() else 0, Pulse(beats, self._clock)
         environment = {**role.environment, WORKER_VARIABLE: role.name, HEARTBEAT_VARIABLE: str(beats)}
-        return self._start_role(role, log_file, environment), before, pulse
+        try:
+            process = self._start_role(role, log_file, environment)
+        except (FileNotFoundError, PermissionError):
+            raise  # It would fail again.
+        except OSError as error:
+            log.warning("%s cannot be started: %s", role.name, error)
+            process = NotStarted()
+        return process, before, pulse
 
     def _log_of(self, role: RoleCommand) -> Path:
         return self._logs / f"{role.name}.log"

@@ -7,19 +7,24 @@ while. Those of another machine are ended there by a launcher that can reach it,
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from asyncrl.config.locations import ALIVE_FOLDER, PROCESSES_FILE
-from asyncrl.errors import StoppedError, UnavailableError
+from asyncrl.errors import ConfigError, StoppedError, UnavailableError
 from asyncrl.launch.process_records import ProcessRecord, read_records
 from asyncrl.machine.activity import FINISH_S
-from asyncrl.machine.identity import ProcessIdentity, this_kernel
+from asyncrl.machine.activity import VARIABLE as HEARTBEAT_VARIABLE
+from asyncrl.machine.identity import ProcessIdentity, boot_of, this_kernel
 from asyncrl.machine.owner import OWNER_FILE
 from asyncrl.machine.process import STOP_S
 
@@ -66,13 +71,22 @@ def end_here(
     run_dir: Path, stop: threading.Event | None = None, stop_s: float = STOP_S, finish_s: float = FINISH_S
 ) -> None:
     """End the roles of the folder that still run on this machine, as `end_all`. Call it only as the folder's owner."""
-    records = read_records(run_dir)
-    left = [
-        Survivor(name, record.identity, run_dir / ALIVE_FOLDER / name)
-        for name, record in records.items()
-        if record.identity.is_alive
-    ]
+    alive = {record.identity: name for name, record in read_records(run_dir).items() if record.identity.is_alive}
+    left = [Survivor(name, each, run_dir / ALIVE_FOLDER / name) for each, name in (_found(run_dir) | alive).items()]
     end_all(left, stop or threading.Event(), stop_s, finish_s)
+
+
+def _found(run_dir: Path) -> dict[ProcessIdentity, str]:
+    """The processes of this machine that were started as a role of the folder, with its name. `processes.json` does not
+    know those that were started on a full disk, or just before the supervisor was killed."""
+    found = {}
+    for each in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            beats = each.environ().get(HEARTBEAT_VARIABLE)
+            is_role = beats and each.pid != os.getpid() and Path(beats).parent.samefile(run_dir / ALIVE_FOLDER)
+            if is_role and (identity := ProcessIdentity.of(each.pid)):
+                found[identity] = Path(beats).name
+    return found
 
 
 def end_all(
@@ -114,9 +128,11 @@ def end_elsewhere(
     """Return when no role of the folder runs on another machine. `end_there` ends those that it can reach, and tells of
     which kernels (`ProcessIdentity.kernel`); the others end with their leases.
 
-    Raises StoppedError: `stop` was set meanwhile.
+    Raises StoppedError: `stop` was set meanwhile; ConfigError: the supervisor of the folder lives, although its lock
+    was free here.
     """
     left = {name: record for name, record in read_records(run_dir).items() if _may_run_elsewhere(record)}
+    left = {name: record for name, record in left.items() if not _has_ended(run_dir, name, record)}
     if not left:
         return
     log.warning(
@@ -131,14 +147,45 @@ def end_elsewhere(
             "have, stop this, delete %s and start again",
             *(_names(left), until - time.monotonic(), run_dir / PROCESSES_FILE),
         )
-    while time.monotonic() < until:
+    renewed = _renewed(run_dir)
+    while time.monotonic() < until and not all(_has_ended(run_dir, name, record) for name, record in left.items()):
         if stop.wait(POLL_S):
             raise StoppedError("stopped while it waited for processes of an earlier start")
+        if _renewed(run_dir) > renewed:
+            raise ConfigError(
+                f"{run_dir} is being run by a process on another machine: the disk of this folder has no locks that "
+                "hold for all machines; stop that process first"
+            )
 
 
 def _may_run_elsewhere(record: ProcessRecord) -> bool:
-    # A process of an earlier boot of this machine has ended with that.
-    return record.lease_s > 0 and record.kernel != this_kernel() and record.host != socket.gethostname()
+    if record.lease_s <= 0 or record.kernel == this_kernel():
+        return False
+    # A process of an earlier boot of this machine has ended with that. A container may have the name of its machine.
+    return record.host != socket.gethostname() or _is_near(record)
+
+
+def _is_near(record: ProcessRecord) -> bool:
+    """Whether it is on this machine, among processes that this one does not see: those of another container."""
+    return record.kernel != this_kernel() and boot_of(record.kernel) == boot_of(this_kernel())
+
+
+def _has_ended(run_dir: Path, name: str, record: ProcessRecord) -> bool:
+    """Whether it is in another container of this machine, and no process has the lock of its heartbeat any more."""
+    if not _is_near(record):
+        return False
+    try:
+        with (run_dir / ALIVE_FOLDER / name).open("r+") as beats:
+            fcntl.flock(beats, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _renewed(run_dir: Path) -> float:
+    return (run_dir / PROCESSES_FILE).stat().st_mtime
 
 
 def _names(records: Mapping[str, ProcessRecord]) -> str:
@@ -149,4 +196,4 @@ def _silence_s(run_dir: Path) -> float:
     """For how long the last supervisor has not renewed its file, by the clock of the folder's disk."""
     now = run_dir / OWNER_FILE
     os.utime(now)
-    return max(0.0, now.stat().st_mtime - (run_dir / PROCESSES_FILE).stat().st_mtime)
+    return max(0.0, now.stat().st_mtime - _renewed(run_dir))

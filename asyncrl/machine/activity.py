@@ -7,13 +7,14 @@ content of the file says what the process must finish before it may be killed, o
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import logging
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from asyncrl.machine.process import STOP_S
@@ -136,7 +137,7 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
         yield
         return
     over, shown = threading.Event(), Heartbeat(Path(path), activity, hang_s, still_s)
-
+    _lock_until_the_end(Path(path))
     parent = os.getppid()
 
     def renew() -> None:
@@ -154,6 +155,13 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
         yield
     finally:
         over.set()
+
+
+def _lock_until_the_end(path: Path) -> None:
+    """Have a shared lock on the file as long as this process lives: a process that does not see this one, since it is
+    in another container, knows by it whether this one has ended."""
+    with suppress(OSError):  # On a disk without locks nobody asks.
+        fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 class Pulse:

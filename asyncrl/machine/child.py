@@ -33,7 +33,7 @@ def start_child(
     """
     near = cpus_near_gpus({**os.environ, **environment}) if near_gpus else frozenset[int]()
     if near:
-        with suppress(OSError), _opened(log) as output:  # On a full disk it starts without the line.
+        with suppress(OSError), opened_log(log) as output:  # On a full disk it starts without the line.
             output.write(f"asyncrl: bound to the CPUs {format_cpus(near)}, which are near to its GPUs\n".encode())
     prepare = ending_with_parent(signal.SIGTERM, near)
     return _start(command, log, environment, stdin=subprocess.DEVNULL, preexec_fn=prepare)
@@ -50,7 +50,7 @@ def start_guarded(
 def _start(
     command: Sequence[str], log: Path, environment: Mapping[str, str], **options: Any
 ) -> subprocess.Popen[bytes]:
-    with _opened(log) as output:
+    with opened_log(log) as output:
         return subprocess.Popen(
             list(command),
             stdout=output,
@@ -61,7 +61,7 @@ def _start(
         )
 
 
-def _opened(log: Path) -> BinaryIO:
+def opened_log(log: Path) -> BinaryIO:
     """The log, to append to. Where it cannot be opened, as on a full disk, the output is discarded: the process starts
     without its log."""
     try:

@@ -75,6 +75,11 @@ def this_kernel() -> str:
         return socket.gethostname()
 
 
+def boot_of(kernel: str) -> str:
+    """What the kernels of all namespaces of a machine have in common, from its start to its end."""
+    return kernel.partition("/")[0]
+
+
 def _began(pid: int) -> str | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")

@@ -23,6 +23,7 @@ from tests.helpers import has_ended, until
 SHELL = """
 case "$1" in
 dead) echo "no route to host" >&2; exit 255 ;;
+polite) sh -c "$2"; echo "Goodbye" ;;
 away) exec sh -c "$(printf %s "$2" | sed s,/.canary-,/.other-,)" ;;
 old) echo '{"version": "0.0", "sees": true, "gpus": 0, "cpus": 1}' ;;
 *) echo "Welcome, 7 users are here"; sh -c "$2" ;;
@@ -49,7 +50,7 @@ def test_hosts_that_cannot_be_used_are_all_named_with_the_reason(tmp_path: Path)
     )
     assert old.startswith("cluster.hosts: old has asyncrl 0.0, and this host ")
     assert not (tmp_path / "run").exists()
-    assert HostsLauncher(make_config(tmp_path, ["a", "b"])).hosts() == [Host(0, 3), Host(0, 3)]
+    assert HostsLauncher(make_config(tmp_path, ["a", "polite"])).hosts() == [Host(0, 3), Host(0, 3)]
 
 
 def test_a_run_that_other_machines_can_reach_gets_keys_and_each_role_knows_the_addresses(tmp_path: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -161,3 +166,35 @@ def test_a_run_whose_replay_has_no_store_yet_starts(tmp_path: Path) -> None:
     tmp_path.mkdir(exist_ok=True)
     with pytest.raises(StoreError, match="there is no store"):
         find(str(tmp_path), None)
+
+
+def test_a_start_while_an_owner_removes_the_folder_is_the_only_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, lock = ExitStack(), fcntl.flock
+    first.enter_context(exclusively(tmp_path / "run"))
+
+    def late(file: TextIO, how: int) -> None:
+        first.close()  # It has started nothing, and removes the folder.
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with exclusively(tmp_path / "run"):
+        assert (tmp_path / "run").exists()
+        with pytest.raises(ConfigError, match="is being run"), exclusively(tmp_path / "run"):
+            pass
+
+
+def test_a_folder_that_cannot_be_written_or_locked_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/run cannot be run: .*Not a directory.* set run\.dir"):
+        exclusively(tmp_path / "file" / "run").__enter__()
+
+    def refuses(file: TextIO, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.raises(ConfigError, match="No locks available"):
+        exclusively(tmp_path / "run").__enter__()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asyncrl.launch.hosts.remote_role import ALIVE, KILL, STARTED, STOP, UNWANTED
+import pytest
+
+from asyncrl.launch.hosts.remote_role import ALIVE, KILL, STARTED, STOP, UNWANTED, KeptRole, start_alone
 from tests.helpers import GENEROUS_S, has_ended, until
 
 STUBBORN = """
@@ -111,3 +115,27 @@ def test_a_start_that_arrives_after_its_launcher_has_gone_starts_nothing(tmp_pat
     command = [*REMOTE, "keep", "one", "1", beats, str(log), "60", sys.executable, "-c", OBEDIENT]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=GENEROUS_S).returncode == UNWANTED
     assert not log.exists()
+
+
+def test_a_role_whose_start_cannot_be_noted_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats, log = tmp_path / "alive" / "actor-0", tmp_path / "log"
+    beats.parent.mkdir()
+    started = []
+
+    def full(file: int, text: bytes, start: int) -> int:
+        started.append(until(lambda: log.exists() and log.read_text().strip()))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        start_alone(
+            KeptRole("one", 1), beats, log, [sys.executable, "-c", f"import os; print(os.getpid()); {OBEDIENT}"]
+        )
+    assert has_ended(int(started[0].split()[0]))
+
+
+def test_a_note_of_an_earlier_start_that_a_power_loss_has_damaged_stops_no_role(tmp_path: Path) -> None:
+    (tmp_path / "alive").mkdir()
+    (tmp_path / "alive" / "actor-0.start").write_text('{"launcher": "on')
+    with kept(tmp_path / "role.log", OBEDIENT) as process:
+        assert pid_of_role(process) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,13 +11,15 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncrl.launch.role_process import RoleCommand
+from asyncrl.launch.role_process import LocalProcess, RoleCommand, RoleProcess
 from asyncrl.launch.supervisor import WELL_S, RunFailedError, Supervisor, pause_s
 from tests.helpers import has_ended, until
 
@@ -368,3 +371,17 @@ while not pathlib.Path({str(tmp_path)!r}, "done").exists(): time.sleep(0.01)
     told = json.loads((tmp_path / "processes.json").read_text())
     assert told["actor-0"]["restarts"] == 1
     assert (told["learner"]["pid"], told["learner"]["host"]) == (0, socket.gethostname())
+
+
+def test_a_role_that_the_system_cannot_start_now_is_started_later(tmp_path: Path) -> None:
+    code = "import pathlib, sys; done = pathlib.Path(sys.argv[1]); was = done.exists(); done.touch(); sys.exit(not was)"
+    role, starts = RoleCommand("learner", [sys.executable, "-c", code, str(tmp_path / "done")]), count(1)
+
+    def start(role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
+        if next(starts) == 2:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return LocalProcess(role, log_file, environment)
+
+    supervisor = Supervisor([role], tmp_path, 2, "learner", start=start)
+    assert supervisor.run(lambda: False, lambda: None)
+    assert supervisor.restarts == {"learner": 2}

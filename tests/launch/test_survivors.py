@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 
 import msgspec
 import pytest
 
-from asyncrl.errors import StoppedError
+from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.process_records import ProcessRecord, read_records
 from asyncrl.launch.survivors import end_elsewhere, end_here
-from asyncrl.machine.identity import ProcessIdentity
+from asyncrl.machine.activity import VARIABLE
+from asyncrl.machine.identity import ProcessIdentity, boot_of, this_kernel
 from tests.helpers import until
 
 pytestmark = pytest.mark.slow
@@ -78,6 +82,14 @@ def test_a_role_that_does_not_end_in_time_is_killed_with_what_it_has_started(
     assert "did not end in time; killing it" in caplog.text
 
 
+def test_a_role_that_no_file_knows_ends_too(tmp_path: Path) -> None:
+    learner = left_by_a_killed_supervisor(tmp_path, saves=True)
+    (tmp_path / "processes.json").write_text('{"learner": {"ho')
+    end_here(tmp_path, stop_s=0.1)
+    assert not learner.is_alive
+    assert (tmp_path / "saved").exists(), "it was not killed while it saved"
+
+
 def record(folder: Path, **records: ProcessRecord) -> None:
     (folder / "processes.json").write_bytes(msgspec.json.encode(records))
 
@@ -125,3 +137,43 @@ def test_what_runs_on_a_machine_that_nobody_reaches_ends_with_its_lease(
         long_ago = time.time() - 121.0
         os.utime(tmp_path / "processes.json", (long_ago, long_ago))
         end_elsewhere(tmp_path, lambda stop: set(), stop)
+
+
+def test_a_role_in_another_container_of_this_machine_is_waited_for_until_it_has_ended(tmp_path: Path) -> None:
+    container, stop = f"{boot_of(this_kernel())}/pid:[1]", Event()
+    stop.set()
+    with exclusively(tmp_path):
+        record(tmp_path, learner=ProcessRecord(socket.gethostname(), 7, 0, container, "1", 600.0))
+        beats = tmp_path / "alive" / "learner"
+        beats.parent.mkdir()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            heartbeat_of_another_process(beats, patch),
+            pytest.raises(StoppedError),
+        ):
+            end_elsewhere(tmp_path, lambda stop: (), stop)
+        end_elsewhere(tmp_path, lambda stop: (), stop)
+
+
+@contextmanager
+def heartbeat_of_another_process(beats: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    code = "from asyncrl.machine.activity import *\nwith heartbeat(Activity(), 60.0): print(input(0))"
+    patch.setenv(VARIABLE, str(beats))
+    role = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert role.stdout is not None
+    role.stdout.read(1)
+    try:
+        yield
+    finally:
+        role.communicate(b"\n")
+
+
+def test_a_supervisor_on_a_machine_whose_locks_do_not_hold_here_is_noticed(tmp_path: Path) -> None:
+    with exclusively(tmp_path):
+        record(tmp_path, learner=ProcessRecord("far", 7, 0, "far", "1", 600.0))
+        file, looks = tmp_path / "processes.json", Event()
+        renew = Timer(0.3, lambda: os.utime(file, (time.time() + 5, time.time() + 5)))
+        renew.start()
+        with pytest.raises(ConfigError, match="is being run by a process on another machine"):
+            end_elsewhere(tmp_path, lambda stop: (), looks)
+        renew.join()

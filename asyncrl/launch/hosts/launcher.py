@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import asyncrl
@@ -31,13 +32,23 @@ from asyncrl.config.bind import is_loopback
 from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
-from asyncrl.launch.hosts.remote_role import ALIVE, COUNT, DRAIN, ENDED, KILL, READ_BYTES, SIGNALLED, STARTED, STOP
+from asyncrl.launch.hosts.remote_role import (
+    ALIVE,
+    COUNT,
+    DRAIN,
+    ENDED,
+    KILL,
+    READ_BYTES,
+    SIGNALLED,
+    STARTED,
+    STOP,
+)
 from asyncrl.launch.placement.placement import PlacedRole, Placement, check_unmoved
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.processes import choose_ports, close_to_others, role_environment
 from asyncrl.launch.role_process import RoleCommand, RoleProcess
 from asyncrl.launch.supervisor import Supervisor
-from asyncrl.machine.child import ending_with_parent
+from asyncrl.machine.child import ending_with_parent, opened_log
 from asyncrl.machine.identity import ProcessIdentity
 from asyncrl.machine.shared_folder import answer_to, canary
 
@@ -86,11 +97,10 @@ class HostsLauncher:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHECK_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"{where} does not answer: {error}; check cluster.shell={shlex.join(cluster.shell)}"
-        lines = done.stdout.strip().splitlines()
-        if done.returncode or not lines:
+        told = _answer(done.stdout)
+        if done.returncode or told is None:
             said = " ".join(done.stderr.strip().splitlines()[-2:])
             return f"{where} cannot run asyncrl ({said or f'status {done.returncode}'}): {shlex.join(command)}"
-        told = json.loads(lines[-1])
         if told["version"] != asyncrl.__version__:
             return f"{where} has asyncrl {told['version']}, and this host {asyncrl.__version__}; install one version"
         if not told["sees"] or not answer_to(file, index).exists():
@@ -173,6 +183,15 @@ class HostsLauncher:
         pass
 
 
+def _answer(output: str) -> dict[str, Any] | None:
+    """What `check` said, among what else the host says to who connects and who leaves."""
+    for line in reversed(output.splitlines()):
+        with suppress(ValueError):
+            if isinstance(told := json.loads(line), dict) and "version" in told:
+                return told
+    return None
+
+
 class _RemoteProcess:
     """A role on `host`, as seen from the connection that `command` holds to it."""
 
@@ -182,7 +201,7 @@ class _RemoteProcess:
         self.lease_s = lease_s
         self._next, self._lost = 0.0, 0.0
         self._killed: float | None = None
-        with log_file.open("ab") as output:
+        with opened_log(log_file) as output:
             self._connection = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,

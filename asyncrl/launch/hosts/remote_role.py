@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,7 @@ STARTED = b"asyncrl role "
 COUNT = "count"
 POLL_S = 0.1
 READ_BYTES = 4096
+KEPT_BYTES = 512
 SIGNALLED = 128
 UNWANTED = SIGNALLED + signal.SIGTERM
 """The status of a start that came so late that nobody wants the role any more, or that there was a later one."""
@@ -66,11 +68,11 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
     """Start a role whose heartbeat is the file `beats`, once no earlier start of it runs on this host; None if there
     was a later one."""
     beats.parent.mkdir(parents=True, exist_ok=True)
-    with beats.with_name(f"{beats.name}.start").open("a+b") as file:
+    with os.fdopen(os.open(beats.with_name(f"{beats.name}.start"), os.O_RDWR | os.O_CREAT, 0o600), "r+b", 0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        if written := file.read():
-            earlier = msgspec.json.decode(written, type=KeptRole)
+        # After a power loss it may have anything; but then no process of it is alive.
+        with suppress(msgspec.DecodeError):
+            earlier = msgspec.json.decode(file.read(), type=KeptRole)
             if earlier.launcher == start.launcher and earlier.number > start.number:
                 return None
             if earlier.process.is_alive:
@@ -78,9 +80,12 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
         child = start_child(command, log, {})
         identity = ProcessIdentity.of(child.pid) or ProcessIdentity("", child.pid, "")
         kept = KeptRole(start.launcher, start.number, identity.kernel, identity.pid, identity.began)
-        file.truncate(0)
-        file.write(msgspec.json.encode(kept))
-        file.flush()
+        try:
+            # Always the same bytes of the disk: a full one has room for them.
+            os.pwrite(file.fileno(), msgspec.json.encode(kept).ljust(KEPT_BYTES), 0)
+        except OSError:
+            kill_group(child)  # A later start would not know of it, and run beside it.
+            raise
         sys.stdout.write(f"\n{STARTED.decode()}{kept.pid} {kept.kernel or '-'} {kept.began or '-'}\n")
         sys.stdout.flush()
         return child
