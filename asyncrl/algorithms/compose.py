@@ -101,7 +101,8 @@ class Algorithm:
             raise ConfigError("an implicit process model is trained for algorithm.advantage=prime only")
         return implicit_loss(log_ratio, outcome, tokens, totals, self.parts.advantage.beta)
 
-    def summary(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """The step's metrics from sums added over micro-batches and ranks."""
+    def summary(self, sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
+        """The step's metrics from sums added over micro-batches and ranks. Metrics that compare the members of a group
+        need the `episodes` of the batch."""
         weight = {"kl_reference/weight": self.kl_weight} if self.needs_reference else {}
-        return summarise(sums, self.parts.rule_names) | implicit_summary(sums) | weight
+        return summarise(sums, self.parts.rule_names) | implicit_summary(sums, episodes) | weight

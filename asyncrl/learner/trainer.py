@@ -148,7 +148,7 @@ class Trainer:
             result.summary |= {names[name]: each.norm for name, each in updates.items() if name in names}
         total = self.ranks.merge(sums)
         result.loss = float(total.pop(LOSS)) / len(minibatches)
-        result.summary |= self.algorithm.summary(total) | critic_summary(total)
+        result.summary |= self.algorithm.summary(total, episodes) | critic_summary(total)
         return result
 
     def _backward(self, batch: LocalBatch, episodes: Episodes, this: ForwardPass, totals: Totals) -> Sums:

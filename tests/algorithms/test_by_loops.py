@@ -18,9 +18,10 @@ from asyncrl.algorithms.corrections.reject import Reject
 from asyncrl.algorithms.corrections.truncate import Truncate
 from asyncrl.algorithms.losses.base import Updates
 from asyncrl.algorithms.losses.dppo import DppoTv
+from asyncrl.algorithms.losses.implicit import implicit_summary
 from asyncrl.algorithms.losses.ipo import Ipo
 from asyncrl.algorithms.view import View, at_level
-from tests.algorithms.support import alone, make_algorithm, random_batch, totals_of
+from tests.algorithms.support import alone, make_algorithm, random_batch, rows, totals_of
 
 SEEDS = st.integers(0, 10_000)
 several = settings(max_examples=15, deadline=None)
@@ -61,12 +62,12 @@ def test_gpg_again(seed):
     reward = [float(round(each)) if seed % 2 else each for each in episodes.reward.tolist()]
     episodes.reward.copy_(torch.tensor(reward, dtype=torch.float64))
     groups = members_of(episodes)
-    useful = sum(len(rows) for rows in groups if len({reward[row] for row in rows}) > 1)
+    useful = sum(len(mine) for mine in groups if len({reward[row] for row in mine}) > 1)
     expected = [0.0] * len(reward)
-    for rows in groups:
-        mean = math.fsum(reward[row] for row in rows) / len(rows)
-        for row in rows:
-            if useful and len({reward[each] for each in rows}) > 1:
+    for mine in groups:
+        mean = math.fsum(reward[row] for row in mine) / len(mine)
+        for row in mine:
+            if useful and len({reward[each] for each in mine}) > 1:
                 expected[row] = (reward[row] - mean) * len(reward) / useful
     assert GpgAdvantage().scores(episodes).tolist() == pytest.approx(expected, abs=1e-12)
 
@@ -166,6 +167,27 @@ def test_ipo_and_its_gradient_again(seed):
         slopes.append(first + 0.6 * (log_pi - log_mu))
     assert losses.tolist() == pytest.approx(values)
     assert updates.logprobs.grad.tolist() == pytest.approx(slopes)
+
+
+@given(SEEDS)
+@several
+def test_the_pairwise_accuracy_of_implicit_rewards_again_over_micro_batches(seed):
+    episodes, tokens = random_batch(seed)
+    algorithm = make_algorithm(advantage=("prime", {"beta": 0.3}), correction=[])
+    sums = {}
+    for members in ([0], range(1, episodes.count)):
+        part = tokens.select(rows(tokens, members))
+        _, found = algorithm.implicit_loss(part.implicit, episodes.outcome, part, totals_of(tokens))
+        sums = {name: sums.get(name, 0) + value for name, value in found.items()}
+    scores = [0.3 * math.fsum(float(tokens.implicit[p]) for turn in turns for p in turn) for turns in turns_of(tokens)]
+    outcome, shares = episodes.outcome.tolist(), []
+    for members in members_of(episodes):
+        pairs = [(i, j) for i in members for j in members if outcome[i] > outcome[j]]
+        right = sum((scores[i] > scores[j]) * (outcome[i] - outcome[j]) for i, j in pairs)
+        shares.append(right / sum(outcome[i] - outcome[j] for i, j in pairs) if pairs else 0.5)
+    found = algorithm.summary(sums, episodes)["implicit/pairwise_accuracy"]
+    assert found == pytest.approx(sum(shares) / len(shares))
+    assert "implicit/pairwise_accuracy" not in implicit_summary(sums)
 
 
 @given(SEEDS)

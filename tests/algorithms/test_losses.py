@@ -21,7 +21,7 @@ from asyncrl.algorithms.losses.dro import Dro
 from asyncrl.algorithms.losses.gmpo import Gmpo
 from asyncrl.algorithms.losses.gpg import Gpg
 from asyncrl.algorithms.losses.gspo import Gspo
-from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary
+from asyncrl.algorithms.losses.implicit import implicit_loss, implicit_summary, pairwise_accuracy
 from asyncrl.algorithms.losses.ipo import Ipo
 from asyncrl.algorithms.losses.kl_cov import KlCov
 from asyncrl.algorithms.losses.ppo import Ppo
@@ -318,6 +318,16 @@ def test_the_implicit_model_learns_the_outcome_from_the_sum_of_its_log_ratios():
     assert loss.item() == pytest.approx(-(math.log(sigmoid[0]) + math.log(1 - sigmoid[1])) / 2)
     first, second = (sigmoid[0] - 1) * 0.5 / 2, sigmoid[1] * 0.5 / 2
     assert log_ratio.grad.tolist() == pytest.approx([0, first, first, second, second])
+
+
+def test_pairs_are_right_if_the_scores_are_in_the_order_of_the_outcomes():
+    """Group 0 has outcomes 1, 1, 0 and scores 3, -1, 1: of its pairs apart, 3 > 1 is right and -1 < 1 is not: 1/2.
+    Group 1 has outcomes 0, 1/2, 1 and scores 0, 0, 2, so weights 1/2, 1, 1/2 (first and second, first and third,
+    second and third): a tie is half right, the others are: (1/4 + 1 + 1/2) / 2 = 7/8. Group 2 has one outcome: 1/2.
+    The mean over the groups is 15/24."""
+    scores = torch.tensor([3.0, -1, 1, 0, 0, 2, 5, 7], dtype=torch.float64)
+    outcome, group = torch.tensor([1, 1, 0, 0, 0.5, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+    assert pairwise_accuracy(scores, outcome, group) == pytest.approx(15 / 24)
 
 
 def test_a_dual_clip_that_would_leave_sapo_no_negative_token_is_refused():

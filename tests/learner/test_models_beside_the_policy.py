@@ -54,6 +54,7 @@ def test_it_learns_to_predict_the_outcome_and_resumes_with_the_same_bits(
     assert losses[0] == pytest.approx(0.693, abs=1e-3)
     assert losses[-1] < 0.3
     assert whole.metrics.of("implicit/accuracy")[9] == 1.0
+    assert whole.metrics.of("implicit/pairwise_accuracy")[9] == 1.0
     assert all(norm > 0 for norm in whole.metrics.of("implicit/grad_norm").values())
 
     config = prime(model, tmp_path / "broken", steps=10, micro_tokens=512)

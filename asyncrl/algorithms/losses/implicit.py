@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from asyncrl.algorithms.batch import Tokens, Totals
+from asyncrl.algorithms.batch import Episodes, Tokens, Totals
 from asyncrl.algorithms.view import View
 
 
@@ -16,7 +16,8 @@ def implicit_loss(
     log_ratio: Tensor, outcome: Tensor, tokens: Tokens, totals: Totals, beta: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of sigmoid(beta sum_t log(pi_phi / pi_ref)) against the outcome, a mean over the global sequences;
-    and additive sums for `implicit_summary`.
+    and additive sums for `implicit_summary`, among them float64[S], the score beta sum_t log(pi_phi / pi_ref) of each
+    sequence of the pass.
 
     log_ratio float[N] with gradient; outcome float[S] of the global batch, of which what lies outside of [0, 1] counts
     as the nearer end. Added over micro-batches and ranks it is the global loss; its gradient trains pi_phi. Source:
@@ -32,16 +33,41 @@ def implicit_loss(
         "implicit/loss": losses.detach().sum(),
         "implicit/right": (present & ((logits > 0) == (target > 0.5))).sum(),
         "implicit/sequences": present.sum(),
+        "implicit/scores": outcome.new_zeros(outcome.shape, dtype=torch.float64).index_copy_(
+            0, view.owner, logits.detach().double()
+        ),
     }
     return total.to(torch.promote_types(log_ratio.dtype, torch.float32)), sums
 
 
-def implicit_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The step's loss of pi_phi, and the share of outcomes that it predicted; empty without one."""
+def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
+    """The step's loss of pi_phi, and the share of outcomes that it predicted; empty without one. With the
+    `episodes` of the batch also the share of pairs that it put in order."""
     count = float(sums.get("implicit/sequences", torch.zeros(())))
     if not count:
         return {}
-    return {
+    values = {
         "implicit/loss": float(sums["implicit/loss"]) / count,
         "implicit/accuracy": float(sums["implicit/right"]) / count,
     }
+    if episodes is not None:
+        outcome, group = episodes.outcome.cpu(), episodes.group.cpu()
+        values["implicit/pairwise_accuracy"] = pairwise_accuracy(sums["implicit/scores"].cpu(), outcome, group)
+    return values
+
+
+def pairwise_accuracy(scores: Tensor, outcome: Tensor, group: Tensor) -> float:
+    """The share of pairs in a group whose scores float[S] are in the order of their outcomes float[S], as a mean over
+    the groups; group int64[S], from 0 up.
+
+    A pair weighs the difference of its outcomes, and equal scores are half right; a group of equal outcomes counts as
+    0.5. Source: Process Reinforcement through Implicit Rewards, 2025 (compute_dpo_accuracy of its code, where equal
+    scores are right or wrong by the order of the batch).
+    """
+    shares = []
+    for members in group.argsort(stable=True).split(group.bincount().tolist()):
+        apart = outcome[members, None].double() - outcome[members]
+        order = (scores[members, None] - scores[members]).sign()
+        total = apart.abs().sum()
+        shares.append(0.5 + 0.5 * float((order * apart).sum() / total) if total else 0.5)
+    return sum(shares) / len(shares)
