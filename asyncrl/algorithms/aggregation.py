@@ -14,6 +14,7 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Totals
 from asyncrl.algorithms.parts import Part, param
 from asyncrl.algorithms.view import Segments
+from asyncrl.errors import InvariantError
 
 
 class Aggregation(Part):
@@ -26,7 +27,8 @@ class Aggregation(Part):
         """This micro-batch's part of the aggregate, a float64 scalar.
 
         losses float[M] of the kept tokens, in segments by sequence; lengths int64[R], the sequences' policy tokens
-        before any rejection; totals of the global minibatch.
+        before any rejection; totals of the global minibatch, whose
+        group_tokens int64[R] are those of the pass's sequences.
         """
 
 
@@ -87,6 +89,26 @@ class SeqMeanTokenMean(Aggregation):
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
         return (sequences.sum(losses) / lengths.clamp(min=1)).sum() / max(1, totals.sequences)
+
+
+class PromptMean(Aggregation):
+    """Every group, that is every prompt, weighs the same, and so does every token within a group.
+
+    Formula: mean over groups of (sum of the group's tokens / their number)
+    Use: between token-mean and seq-mean-token-mean: a prompt with long answers does not outweigh the others, and a
+    token of a long answer counts as one of a short answer to the same prompt
+    Source: The Art of Scaling Reinforcement Learning Compute for LLMs, 2025 (prompt-level averaging); loss_aggregation
+    of the library prime-rl
+    Caveat: a group that is split over minibatches counts as one group in each of them.
+    """
+
+    name = "prompt-mean"
+
+    def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
+        """Raises InvariantError: the groups are not known."""
+        if totals.group_tokens is None:
+            raise InvariantError("prompt-mean needs the tokens of each group: give the totals of Totals.of")
+        return (sequences.sum(losses) / totals.group_tokens.clamp(min=1)).sum() / max(1, totals.groups)
 
 
 class SeqMeanTokenSumNorm(Aggregation):

@@ -5,7 +5,8 @@ Shapes and dtypes are checked on construction (InvariantError names the field), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -111,13 +112,33 @@ class Tokens:
         return replace(self, view=None, **{name: value[index] for name, value in self.tensors()})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Totals:
     """Counts over the global minibatch before any rejection, by which losses are normalised: policy tokens, and
-    sequences that have any."""
+    sequences and groups that have any.
+
+    group_tokens int64[S]: for each sequence of the batch, the policy tokens that its group has in the minibatch; None
+    where the groups are not known.
+    """
 
     tokens: int
     sequences: int
+    groups: int = 0
+    group_tokens: Tensor | None = None
+
+    @classmethod
+    def of(cls, sampled: Sequence[int], group: Sequence[Hashable], members: Sequence[int]) -> Totals:
+        """Those of the sequences `members`, of a batch whose sequences have so many policy tokens and these groups."""
+        tokens: Counter[Hashable] = Counter()
+        for member in members:
+            tokens[group[member]] += sampled[member]
+        groups = sum(count > 0 for count in tokens.values())
+        of_groups = torch.tensor([tokens[each] for each in group], dtype=torch.int64)
+        return cls(tokens.total(), len(members), groups, of_groups)
+
+    def of_pass(self, owner: Tensor) -> Totals:
+        """The same with group_tokens int64[R], those of a pass with the sequences owner int64[R]."""
+        return self if self.group_tokens is None else replace(self, group_tokens=self.group_tokens[owner])
 
 
 def _check_shapes(owner: Episodes | Tokens, first: str, names: tuple[str, ...] | list[str]) -> None:

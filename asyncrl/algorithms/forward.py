@@ -47,6 +47,7 @@ def forward(
         spread = updates.view.take(entropy)
         sums["entropy"] = spread.detach().sum().double()
         terms |= {"entropy": -parts.entropy_weight * spread} if parts.entropy_weight else {}
+    totals = totals.of_pass(updates.view.owner)
     losses = {
         name: parts.aggregation(values, updates.view.sequences, lengths, totals) for name, values in terms.items()
     }

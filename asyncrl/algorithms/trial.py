@@ -126,7 +126,9 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
         case Kl():
             yield "`form`", part(now, old), size, None
         case Aggregation():
-            total = part(now, view.sequences, view.sequences.lengths, Totals(size, count))
+            lengths = view.sequences.lengths
+            totals = Totals.of(lengths.tolist(), episodes.group.tolist(), range(count))
+            total = part(now, view.sequences, lengths, totals.of_pass(view.owner))
             yield "`__call__`", total, None, None
         case Value():
             errors, clipped = part(now, old, advantages)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -27,6 +27,7 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.schedule import Passes
 from asyncrl.learner.trainer import Minibatch
 from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.modelling.packed_layout import send
 from asyncrl.types import BatchPlan
 
 LOOK_S = 0.2
@@ -115,9 +116,10 @@ class BatchFetcher:
         parts = schedule_shared(
             plan.tokens, shared, self.flops, self.ranks.size, config.minibatches, config.micro_tokens
         )
-        return [Minibatch(ranks[self.ranks.rank], _totals(plan, ranks)) for ranks in parts]
+        return [Minibatch(ranks[self.ranks.rank], self._totals(plan, ranks)) for ranks in parts]
 
-
-def _totals(plan: BatchPlan, ranks: Sequence[Passes]) -> Totals:
-    members = [member for passes in ranks for members in passes for member in members]
-    return Totals(sum(plan.sampled[member] for member in members), len(members))
+    def _totals(self, plan: BatchPlan, ranks: Sequence[Passes]) -> Totals:
+        members = [member for passes in ranks for members in passes for member in members]
+        totals = Totals.of(plan.sampled, plan.group_ids, members)
+        assert totals.group_tokens is not None
+        return replace(totals, group_tokens=send(totals.group_tokens, self.ranks.device))

@@ -149,8 +149,12 @@ def random_batch(seed: int, dtype: torch.dtype = torch.float64, drift: float = 0
     return episodes, tokens
 
 
-def totals_of(tokens: Tokens) -> Totals:
-    return Totals(int(tokens.mask.sum()), int(tokens.sequence[tokens.mask].unique().numel()))
+def totals_of(tokens: Tokens, episodes: Episodes | None = None) -> Totals:
+    """The totals of these tokens, with groups where the episodes of the batch are given."""
+    if episodes is None:
+        return Totals(int(tokens.mask.sum()), int(tokens.sequence[tokens.mask].unique().numel()))
+    sampled = [int(tokens.mask[tokens.sequence == row].sum()) for row in range(episodes.count)]
+    return Totals.of(sampled, episodes.group.tolist(), tokens.sequence[tokens.mask].unique().tolist())
 
 
 def rows(tokens: Tokens, members: Sequence[int]) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from asyncrl.algorithms.batch import Totals
 from asyncrl.algorithms.compose import Algorithm
+from asyncrl.config.schema import PartConfig
+from asyncrl.errors import InvariantError
 from tests.algorithms.support import alone, make_algorithm, make_episodes, make_tokens, totals_of
 
 ROOT_HALF = 0.70711
@@ -114,6 +116,35 @@ def test_the_veto_drops_a_whole_sequence_for_one_token_and_divides_by_all(aggreg
     assert loss == pytest.approx(expected)
     assert gradient == pytest.approx(gradients)
     assert [metrics["masked/veto"], metrics["masked/any"]] == pytest.approx([2 / 6] * 2)
+
+
+def test_the_prompt_mean_is_a_mean_over_groups_of_the_means_of_their_tokens():
+    """Advantages 1 and losses -log pi: group 0 has 1, 2 and 3, 4, 5, a mean of 15/5 = 3; group 1 has 7: (3 + 7) / 2.
+    A token of group 0 has the gradient -1 / (5 * 2), that of group 1 -1 / (1 * 2). In a minibatch of the first sequence
+    and the last, the groups have 2 tokens and 1: (3/2 + 7) / 2 = 17/4."""
+    tokens = make_tokens([[1, 1], [1, 1, 1], [0, 1]], advantages=floats(1, 1, 1, 1, 1, 0, 1))
+    logprobs = -floats(1, 2, 3, 4, 5, 9, 7)
+    algorithm = make_algorithm(loss="gpg", correction=[], aggregation="prompt-mean")
+    sampled, group = [2, 3, 1], ["a", "a", "b"]
+    policy = logprobs.clone().requires_grad_()
+    loss, _ = algorithm.loss(policy, tokens, Totals.of(sampled, group, range(3)))
+    loss.backward()
+    assert loss.item() == pytest.approx(5)
+    assert policy.grad.tolist() == pytest.approx([-0.1] * 5 + [0, -0.5])
+    part = torch.tensor([0, 1, 5, 6])
+    loss, _ = algorithm.loss(logprobs[part], tokens.select(part), Totals.of(sampled, group, [0, 2]))
+    assert loss.item() == pytest.approx(17 / 4)
+
+
+def test_the_prompt_mean_of_the_critics_losses_needs_the_groups_too():
+    tokens = make_tokens([[1, 1], [1]], values=floats(0, 0, 0), returns=floats(1, 3, 2))
+    algorithm = make_algorithm(value=("clipped", {"clip": None}), value_aggregation=PartConfig("prompt-mean"))
+    # Errors 1, 9 | 4, halved: ((1 + 9) / 2 / 2 + 4 / 2) / 2, and in one group 14 / 2 / 3.
+    for group, expected in (([0, 1], 2.25), ([0, 0], 7 / 3)):
+        loss, _ = algorithm.value_loss(floats(0, 0, 0), tokens, Totals.of([2, 1], group, [0, 1]))
+        assert loss.item() == pytest.approx(expected)
+    with pytest.raises(InvariantError, match=r"prompt-mean needs the tokens of each group: give the totals of"):
+        algorithm.value_loss(floats(0, 0, 0), tokens, Totals(3, 2))
 
 
 def test_seq_mean_token_mean_after_a_rejected_token_still_divides_by_the_sequences_length():

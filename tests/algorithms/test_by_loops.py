@@ -192,6 +192,25 @@ def test_the_pairwise_accuracy_of_implicit_rewards_again_over_micro_batches(seed
 
 @given(SEEDS)
 @several
+def test_the_prompt_mean_again_after_a_rejection(seed):
+    episodes, tokens = random_batch(seed)
+    algorithm = make_algorithm(loss="gpg", aggregation="prompt-mean", correction=[("mask", {"low": 0.8, "high": 1.2})])
+    prepared = algorithm.prepare(episodes, tokens, alone)
+    loss, _ = algorithm.loss(tokens.proximal, prepared, totals_of(tokens, episodes))
+    turns, means = list(turns_of(tokens)), []
+    for members in members_of(episodes):
+        places = [place for row in members for turn in turns[row] for place in turn]
+        total = 0.0
+        for place in places:
+            w = math.exp(tokens.proximal[place]) / math.exp(tokens.behaviour[place])
+            if 0.8 <= w <= 1.2:
+                total -= w * float(prepared.advantages[place]) * float(tokens.proximal[place])
+        means.append(total / len(places))
+    assert loss.item() == pytest.approx(sum(means) / len(means))
+
+
+@given(SEEDS)
+@several
 def test_the_chi_square_of_sequences_again(seed):
     episodes, tokens = random_batch(seed)
     algorithm = make_algorithm(correction=[])

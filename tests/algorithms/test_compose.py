@@ -66,6 +66,7 @@ COMPOSITIONS = {
     "dppo": {"advantage": "process_grpo", "loss": "dppo_tv", "correction": [TRUNCATE], "proximal": "interpolate"},
     "ipo": {
         "advantage": "gae",
+        "aggregation": "prompt-mean",
         "loss": ("ipo", {"delta": 0.2, "pull": 0.1}),
         "correction": [("reject", {"by": "difference", "over": "turn_mean", "low": -0.2, "high": 0.2})],
     },
@@ -118,7 +119,7 @@ def learn(algorithm, tokens, logprobs, entropy, totals, split):
 
 def whole(algorithm: Algorithm, episodes: Episodes, tokens: Tokens, logprobs, entropy):
     tokens = algorithm.prepare(episodes, for_config(tokens, algorithm), alone)
-    return learn(algorithm, tokens, logprobs, entropy, totals_of(tokens), [range(episodes.count)])
+    return learn(algorithm, tokens, logprobs, entropy, totals_of(tokens, episodes), [range(episodes.count)])
 
 
 def close(one, other, tolerance: float) -> None:
@@ -139,7 +140,7 @@ def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_metrics(
     order = data.draw(st.permutations(range(episodes.count)))
     owner = {member: data.draw(st.integers(0, ranks - 1)) for member in order}
     micro = {member: data.draw(st.integers(0, 2)) for member in order}
-    totals = totals_of(tokens)
+    totals = totals_of(tokens, episodes)
 
     def work(rank, reduce):
         mine = make_algorithm(**composition)
@@ -237,7 +238,9 @@ def test_a_pass_without_any_policy_token_is_zero_with_zero_gradient(composition)
     algorithm = make_algorithm(**composition)
     prepared = algorithm.prepare(episodes, for_config(tokens, algorithm), alone)
     nothing = replace(prepared, mask=torch.zeros_like(prepared.mask))
-    loss, gradients, sums = learn(algorithm, nothing, *trained(2, tokens), Totals(0, 0), [range(episodes.count)])
+    loss, gradients, sums = learn(
+        algorithm, nothing, *trained(2, tokens), totals_of(nothing, episodes), [range(episodes.count)]
+    )
     assert loss == 0
     assert all(gradient.count_nonzero() == 0 for gradient in gradients)
     assert all(value == value for value in algorithm.summary(sums).values())

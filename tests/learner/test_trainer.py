@@ -62,7 +62,7 @@ class Setup:
             weights=[1.0 for _ in self.members],
         )
         labels = [Labels(name, reward, 0.0, "scorer") for name, reward in zip(plan.ids, rewards, strict=True)]
-        self.totals = Totals(sum(plan.sampled), len(plan.ids))
+        self.totals = Totals.of(plan.sampled, plan.group_ids, range(len(plan.ids)))
         self.episodes: Episodes = build_episodes(plan, labels, ranks.device)
         self.batch: LocalBatch = build_local_batch(self.members, trajectories, ranks.device)
 

@@ -89,4 +89,4 @@ def value_loss(
         "value/error_squared": error.double().square().sum(),
         "value/clipped": clipped.count_nonzero().double(),
     }
-    return aggregation(losses, view.sequences, view.sequences.lengths, totals), sums
+    return aggregation(losses, view.sequences, view.sequences.lengths, totals.of_pass(view.owner)), sums
