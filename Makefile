@@ -10,17 +10,18 @@ SHARDS ?= 2
 # Else every process that a test or the demo starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install test test-quick test-long test-wheel test-sglang test-vllm test-ray test-slurm fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-quick test-long test-wheel test-sglang test-vllm test-ray test-slurm test-verl fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (3 minutes on 2 cores, once installed)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/sglang.md)"
-	@echo "make test     the tests, but for the next six (5 minutes on 2 cores)"
+	@echo "make test     the tests, but for the next seven (5 minutes on 2 cores)"
 	@echo "make test-quick  those of them that start nothing slow (1 minute)"
 	@echo "make test-long   whole runs of minutes, several of which have processes killed (10 minutes)"
 	@echo "make test-wheel  build the package, install it elsewhere, and run its demo in an empty folder (4 minutes)"
 	@echo "make test-sglang SGLANG_PYTHON=PATH   the tests that need a real SGLang server, on the CPU (10 minutes on 2 cores)"
 	@echo "make test-vllm VLLM_PYTHON=PATH   those that need a real vLLM server, on the CPU (4 minutes on 2 cores)"
+	@echo "make test-verl VERL_PYTHON=PATH   the tests that compare with the real verl (2 minutes on 2 cores)"
 	@echo "make test-ray  runs on a Ray cluster of four nodes, which are killed (10 minutes on 2 cores; installs asyncrl[ray])"
 	@echo "make test-slurm  runs as jobs of a real Slurm with three nodes (8 minutes on 2 cores; needs root, slurm-wlm and munge)"
 	@echo "make fuzz     damaged messages at a replay and a weight publisher (MESSAGES=1000000 SEED=0)"
@@ -61,6 +62,10 @@ test-sglang: install
 test-vllm: install
 	@test -n "$(VLLM_PYTHON)" || { echo "name a Python that has vllm: make test-vllm VLLM_PYTHON=PATH"; exit 2; }
 	ASYNCRL_VLLM_PYTHON=$(VLLM_PYTHON) $(PYTEST) tests/vllm
+
+test-verl: install
+	@test -n "$(VERL_PYTHON)" || { echo "name a Python that has verl: make test-verl VERL_PYTHON=PATH"; exit 2; }
+	ASYNCRL_VERL_PYTHON=$(VERL_PYTHON) $(PYTEST) tests/compat
 
 test-ray: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'

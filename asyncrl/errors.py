@@ -64,6 +64,11 @@ class TooManyFailuresError(AsyncrlError):
     """So many episodes or scorings failed that the run must end; it can go on once the cause is mended."""
 
 
+class DataProtoError(AsyncrlError, AssertionError, RuntimeError):
+    """The fields of a batch of verl's kind do not fit together. It is an AssertionError, which verl raises for this,
+    and a RuntimeError, which tensordict raises."""
+
+
 class CheckpointError(AsyncrlError):
     """A checkpoint is missing, incomplete or belongs to another run."""
 

@@ -1,0 +1,64 @@
+"""How the fields of several batches become those of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from asyncrl.errors import DataProtoError
+
+T = TypeVar("T")
+METRICS = "metrics"
+"""The key of `meta_info` that differs from worker to worker: a mapping, or a list of mappings."""
+
+
+def united(ours: Mapping[str, T], theirs: Mapping[str, T], part: str, same: Callable[[T, T], bool]) -> dict[str, T]:
+    """The entries of both. Raises DataProtoError: one that both have differs."""
+    for name in ours.keys() & theirs.keys():
+        if not same(ours[name], theirs[name]):
+            raise DataProtoError(f"{part}[{name!r}] differs in the two batches")
+    return {**ours, **theirs}
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Whether two values have the same type and content; nan equals nan."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, np.ndarray):
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        if left.dtype != object:
+            return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"))
+        return all(map(equal, left.flat, right.flat))
+    if isinstance(left, float):
+        return left == right or (left != left and right != right)
+    return left is right or bool(left == right)
+
+
+def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]:
+    """The values of each name in all mappings. Raises DataProtoError: their names differ, and `what` they are."""
+    if not rows:
+        return {}
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise DataProtoError(
+                f"batches to be joined have different {what}: {', '.join(rows[0])} and {', '.join(row)}"
+            )
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def merged_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entries of all. The metrics of all become lists by name.
+
+    Raises DataProtoError: another entry differs, or the names of metrics do.
+    """
+    merged: dict[str, Any] = {}
+    metrics: list[Mapping[str, Any]] = []
+    for info in infos:
+        found = info.get(METRICS)
+        metrics += found if isinstance(found, list) else [] if found is None else [found]
+        others = {name: value for name, value in info.items() if name != METRICS}
+        merged = united(merged, others, "meta_info", lambda left, right: bool(left == right))
+    return {**merged, METRICS: transposed(metrics, METRICS)} if metrics else merged

@@ -1,0 +1,32 @@
+"""Batches padded to a number of workers, and positions of tokens in padded rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asyncrl.compat.verl.protocol import Proto, require
+
+
+def pad_dataproto_to_divisor(data: Proto, size_divisor: int) -> tuple[Proto, int]:
+    """The batch with its first rows repeated at the end until `size_divisor` divides its length, and how many rows were
+    added. A batch without rows stays as it is."""
+    require(size_divisor > 0, f"the divisor is {size_divisor}; it must be positive")
+    added = -len(data) % size_divisor
+    if not added:
+        return data, 0
+    # Whole batches again and again, as in verl: what becomes of metrics in `meta_info` is the same as there.
+    missing = [min(len(data), added - start) for start in range(0, added, len(data))]
+    return data.concat([data, *(data[:size] for size in missing)]), added
+
+
+def unpad_dataproto(data: Proto, pad_size: int) -> Proto:
+    """The batch without its last `pad_size` rows."""
+    rows: Proto = data[:-pad_size] if pad_size else data
+    return rows
+
+
+def compute_position_id_with_mask(mask: Tensor) -> Tensor:
+    """The position of each token among the tokens of its row: mask int64[B, T], 1 on tokens and 0 on padding, gives
+    int64[B, T]. Padding before the first token has position 0, and padding behind it repeats the last position."""
+    return torch.clip(mask.cumsum(dim=-1) - 1, min=0)

@@ -1,0 +1,170 @@
+"""Batches on disk: one safetensors file, in which nothing can be run.
+
+Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`: plain values are themselves,
+and a list whose first element is one of the marks below stands for a value of another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from asyncrl.compat.verl.tensors import TensorBatch
+from asyncrl.errors import DataError, DataProtoError
+from asyncrl.machine.files import partial_name, sync
+
+Array = np.ndarray[Any, Any]
+FORMAT = 1
+ABOUT = "about"
+_TENSOR_PREFIX = "batch/"
+_PLAIN_KINDS = "biufcSUMm"
+"""The kinds of arrays whose elements are bytes of a fixed size: numbers, texts and times."""
+_SMALL = range(-(2**63), 2**64)
+"""The whole numbers that msgpack has."""
+
+
+class _Mark(StrEnum):
+    LIST = "list"
+    TUPLE = "tuple"
+    MAP = "map"
+    ARRAY = "array"
+    OBJECTS = "objects"
+    SCALAR = "scalar"
+    TENSOR = "tensor"
+    INT = "int"
+
+
+def write_batch(path: Path, batch: TensorBatch | None, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:
+    """Write the parts of a batch. Raises DataProtoError: a value is no plain data; OSError: the disk."""
+    parts = {
+        "format": FORMAT,
+        "rows": None if batch is None else len(batch),
+        "names": list({} if batch is None else batch.keys()),
+        "non_tensor_batch": _packed(dict(arrays), "non_tensor_batch"),
+        "meta_info": _packed(dict(about), "meta_info"),
+    }
+    text = torch.frombuffer(bytearray(msgspec.msgpack.encode(parts)), dtype=torch.uint8)
+    # Rows that share memory, as a batch that was expanded has, would be refused.
+    tensors = {_TENSOR_PREFIX + name: _alone(tensor) for name, tensor in ({} if batch is None else batch).items()}
+    partial = partial_name(path)
+    save_file({**tensors, ABOUT: text}, partial)
+    sync(partial)
+    partial.replace(path)
+
+
+def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[str, Any]]:
+    """The parts of a batch, on the CPU. Raises DataError: `write_batch` did not write the file."""
+    try:
+        tensors = load_file(path)
+        parts = msgspec.msgpack.decode(tensors.pop(ABOUT).numpy().tobytes())
+        if parts["format"] != FORMAT:
+            raise ValueError(f"its format is {parts['format']}, this asyncrl reads {FORMAT}")
+        named = {name: tensors[_TENSOR_PREFIX + name] for name in parts["names"]}
+        batch = None if parts["rows"] is None else TensorBatch(named, parts["rows"])
+        arrays, about = (_map_of(parts[name]) for name in ("non_tensor_batch", "meta_info"))
+        return batch, arrays, about
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        # RuntimeError is torch's for content that does not fit its shape, and the base of RecursionError.
+        raise DataError(
+            f"{path} is no batch that save_to_disk wrote: {error}. verl's own files are pickles, which may run any "
+            "program and are never read: load them with verl, and build a batch from their fields"
+        ) from error
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _packed(value: Any, where: str) -> Any:
+    """`value` as lists, texts and numbers. Raises DataProtoError, which says `where` a value is no plain data."""
+    match value:
+        case None | bool() | float() | str() | bytes() if not isinstance(value, np.generic):
+            return value
+        case int() if not isinstance(value, np.generic):
+            return int(value) if value in _SMALL else [_Mark.INT, str(value)]
+        case list() | tuple():
+            mark = _Mark.LIST if isinstance(value, list) else _Mark.TUPLE
+            return [mark, *(_packed(each, f"{where}[{index}]") for index, each in enumerate(value))]
+        case Mapping():
+            pairs = [[_packed(key, where), _packed(each, f"{where}[{key!r}]")] for key, each in value.items()]
+            return [_Mark.MAP, *pairs]
+        case Tensor():
+            alone = _alone(value)
+            return [_Mark.TENSOR, str(value.dtype).removeprefix("torch."), list(value.shape), _bytes_of(alone)]
+        case np.ndarray() if value.dtype == object:
+            flat = [_packed(each, f"{where}[{index}]") for index, each in enumerate(value.flat)]
+            return [_Mark.OBJECTS, list(value.shape), flat]
+        case np.ndarray() | np.generic() if value.dtype.kind in _PLAIN_KINDS:
+            mark = _Mark.ARRAY if isinstance(value, np.ndarray) else _Mark.SCALAR
+            return [mark, value.dtype.str, list(value.shape), value.tobytes()]
+    raise DataProtoError(
+        f"{where} is a {type(value).__name__}, which cannot be saved; numbers, texts, bytes, lists, mappings, arrays "
+        "and tensors can"
+    )
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _unpacked(value: Any) -> Any:
+    """Raises LookupError, TypeError or ValueError: `_packed` did not make the value."""
+    if not isinstance(value, list):
+        return value
+    mark, *rest = value
+    return _READERS[mark](*rest)
+
+
+def _map_of(value: Any) -> dict[Any, Any]:
+    found = _unpacked(value)
+    if not isinstance(found, dict):
+        raise TypeError(f"a mapping is needed, not a {type(found).__name__}")
+    return found
+
+
+def _map(*pairs: Any) -> dict[Any, Any]:
+    return {_unpacked(key): _unpacked(each) for key, each in pairs}
+
+
+def _array(kind: str, shape: list[int], content: bytes) -> Array:
+    dtype = np.dtype(kind)
+    if dtype.kind not in _PLAIN_KINDS or len(content) != dtype.itemsize * prod(shape):
+        raise ValueError(f"an array of {kind}{shape} has {len(content)} bytes")
+    return np.ndarray(shape, dtype, content).copy()
+
+
+def _objects(shape: list[int], flat: list[Any]) -> Array:
+    array = np.empty(len(flat), dtype=object)
+    for index, each in enumerate(flat):
+        array[index] = _unpacked(each)
+    return array.reshape(shape)
+
+
+def _tensor(kind: str, shape: list[int], content: bytes) -> Tensor:
+    dtype = getattr(torch, kind)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{kind} is no type of tensors")
+    elements = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(dtype) if content else torch.empty(0)
+    return elements.to(dtype).reshape(shape)
+
+
+_READERS: Mapping[str, Callable[..., Any]] = {
+    _Mark.LIST: lambda *values: [_unpacked(each) for each in values],
+    _Mark.TUPLE: lambda *values: tuple(_unpacked(each) for each in values),
+    _Mark.MAP: _map,
+    _Mark.ARRAY: _array,
+    _Mark.SCALAR: lambda *values: _array(*values)[()],
+    _Mark.OBJECTS: _objects,
+    _Mark.TENSOR: _tensor,
+    _Mark.INT: int,
+}

@@ -1,0 +1,177 @@
+"""Programs of operations on DataProto, carried out with any class of that interface: ours, or verl's in a process of
+its own, as which this file is run. It imports neither.
+
+A program begins with descriptions of batches. Each operation works on one of the batches that exist, and adds those
+that it returns. After each one, all batches are described as plain data.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+Program = Mapping[str, Any]
+
+
+class Library:
+    """The names under test."""
+
+    def __init__(self, proto: Any, pad: Any, unpad: Any, positions: Any) -> None:
+        self.proto, self.pad, self.unpad, self.positions = proto, pad, unpad, positions
+
+
+def make(proto: Any, given: Mapping[str, Any]) -> Any:
+    """The batch that is described by `given`."""
+    rows = given["rows"]
+    tensors, arrays = {}, {}
+    for name, (kind, shape, first) in given["tensors"].items():
+        count = rows * int(np.prod(shape))
+        values = torch.arange(first, first + count).reshape(rows, *shape)
+        tensors[name] = (values % 2 == 0) if kind == "bool" else values.to(getattr(torch, kind))
+    for name, (kind, first) in given["arrays"].items():
+        numbers = [first + row for row in range(rows)]
+        if kind == "object":
+            array = np.empty(rows, dtype=object)
+            array[:] = [{"row": number, "text": f"row {number}"} for number in numbers]
+        elif kind == "matrix":
+            array = np.array([[number, -number] for number in numbers], dtype=np.int64).reshape(rows, 2)
+        else:
+            array = np.array([f"t{number}" for number in numbers] if kind == "str" else numbers, dtype=kind)
+        arrays[name] = array
+    return proto.from_dict(tensors, arrays, json.loads(json.dumps(given["meta_info"])))
+
+
+def described(data: Any) -> Any:
+    """What a batch, or a row of one, has."""
+    tensors = {} if data.batch is None else {name: data.batch[name] for name in data.batch.keys()}  # noqa: SIM118
+    return {
+        "rows": len(data) if hasattr(data, "check_consistency") else None,
+        "batch_size": None if data.batch is None else list(data.batch.batch_size),
+        "batch": {name: [str(each.dtype), list(each.shape), each.tolist()] for name, each in tensors.items()},
+        "arrays": {name: _array(each) for name, each in data.non_tensor_batch.items()},
+        "meta_info": copy.deepcopy(data.meta_info),
+    }
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), list(value.shape), value.tolist()]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _index(library: Library, data: Any, kind: str, values: Any) -> Any:
+    match kind:
+        case "int":
+            return data[values]
+        case "slice":
+            return data[slice(*values)]
+        case "list":
+            return data[values]
+        case "array":
+            return data[np.array(values, dtype=np.int64)]
+        case "tensor":
+            return data[torch.tensor(values, dtype=torch.int64)]
+        case "mask":
+            return data[np.array(values, dtype=bool)]
+        case "tensor_mask":
+            return data[torch.tensor(values, dtype=torch.bool)]
+        case "bool_list":
+            return data[[bool(value) for value in values]]
+    return data[values]
+
+
+def _pad(library: Library, data: Any, divisor: int) -> Any:
+    padded, added = library.pad(data, divisor)
+    return [padded, library.unpad(padded, added)]
+
+
+def _set(library: Library, data: Any, name: str, size: int) -> None:
+    data.batch[name] = torch.arange(size)
+
+
+def _changed_set(library: Library, data: Any, name: str) -> Any:
+    """A part, of which a tensor is changed in place: whether memory is shared shows in the whole."""
+    part = data[0:2]
+    if part.batch is not None and name in part.batch.keys():  # noqa: SIM118
+        part.batch[name].zero_()
+    part.meta_info["seen"] = True
+    return part
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "index": _index,
+    "pad": _pad,
+    "set": _set,
+    "changed_part": _changed_set,
+    "select": lambda library, data, *keys: data.select(*keys),
+    "deep_select": lambda library, data: data.select(deepcopy=True),
+    "pop": lambda library, data, *keys: data.pop(*keys),
+    "rename": lambda library, data, old, new: data.rename(old, new),
+    "chunk": lambda library, data, count: data.chunk(count),
+    "split": lambda library, data, size: data.split(size),
+    "repeat": lambda library, data, times, interleave: data.repeat(times, interleave),
+    "sample_level_repeat": lambda library, data, times: data.sample_level_repeat(times),
+    "unfold": lambda library, data, count, names: data.unfold_column_chunks(count, names),
+    "reorder": lambda library, data, order: data.reorder(torch.tensor(order, dtype=torch.int64)),
+    "padding": lambda library, data, size, which: data.padding(size, which),
+    "iterate": lambda library, data, size, epochs, seed, shuffle: list(
+        data.make_iterator(size, epochs, seed, {"shuffle": shuffle})
+    ),
+    "to": lambda library, data: data.to("cpu"),
+}
+
+
+def run(library: Library, program: Program) -> list[Any]:
+    """What each operation left behind. The first error ends the program: its last outcome names the error's classes."""
+    batches: list[Any] = []
+    outcomes: list[Any] = []
+    try:
+        batches = [make(library.proto, given) for given in program["batches"]]
+        for name, on, arguments in program["operations"]:
+            data = batches[on % len(batches)]
+            if data.batch is None and not data.non_tensor_batch:
+                outcomes.append("no fields")  # There are no rows then, and verl checks nothing.
+                continue
+            if name == "union":
+                result = data.union(batches[arguments[0] % len(batches)])
+            elif name == "concat":
+                result = library.proto.concat([data, *(batches[each % len(batches)] for each in arguments)])
+            else:
+                result = OPERATIONS[name](library, data, *arguments)
+            found = result if isinstance(result, list) else [] if result is None else [result]
+            batches += [each for each in found if hasattr(each, "check_consistency")]
+            outcomes.append([described(each) for each in found] + [described(each) for each in batches])
+            del batches[12:]
+    except Exception as error:  # noqa: BLE001
+        outcomes.append({"error": [each.__name__ for each in type(error).__mro__], "message": str(error)})
+    return outcomes
+
+
+def positions(library: Library, mask: Sequence[Sequence[int]]) -> Any:
+    return library.positions(torch.tensor(mask, dtype=torch.int64)).tolist()
+
+
+def _serve() -> None:
+    """Carry out the programs on standard input with verl, one a line."""
+    from verl import DataProto
+    from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
+    from verl.utils.model import compute_position_id_with_mask
+
+    library = Library(DataProto, pad_dataproto_to_divisor, unpad_dataproto, compute_position_id_with_mask)
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    for line in sys.stdin:
+        program = json.loads(line)
+        answer = positions(library, program["mask"]) if "mask" in program else run(library, program)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve()

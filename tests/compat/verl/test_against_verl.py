@@ -1,0 +1,140 @@
+"""Our DataProto beside verl's own, where ASYNCRL_VERL_PYTHON names a Python that has verl: the same random programs of
+operations, and the same outcomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.compat.verl import DataProto, compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
+from tests.compat.verl import operations
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "ASYNCRL_VERL_PYTHON" not in os.environ, reason="needs verl: set ASYNCRL_VERL_PYTHON to a Python that has it"
+    ),
+]
+
+OURS = operations.Library(DataProto, pad_dataproto_to_divisor, unpad_dataproto, compute_position_id_with_mask)
+ACCIDENTS = ("AttributeError", "ZeroDivisionError")
+ACCIDENTAL = ("NoneType", "isnan")
+"""The errors of verl, and words of others, where it checks nothing: ours may then raise another error, or work."""
+STRICTER = ("repeat_times has shape", "batches to be joined have different")
+"""What ours refuse on purpose, and verl takes in part: one number of repetitions for all rows, and joined batches of
+which some lack fields, whose rows may then be lost."""
+Verl = Callable[[Any], Any]
+
+
+@pytest.fixture(scope="module")
+def verl() -> Iterator[Verl]:
+    """Carries out a program with verl, in a process of its own."""
+    command = [os.environ["ASYNCRL_VERL_PYTHON"], str(Path(operations.__file__))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(program: Any) -> Any:
+            process.stdin.write(json.dumps(program) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield ask
+        process.stdin.close()
+
+
+NAMES = ["a", "b", "c"]
+TENSORS = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.tuples(
+        st.sampled_from(["float32", "int64", "bool", "float64"]),
+        st.sampled_from([[], [1], [4], [2, 3]]),
+        st.integers(0, 3),
+    ),
+    max_size=3,
+)
+ARRAYS = st.dictionaries(
+    st.sampled_from(["x", "y", "z"]),
+    st.tuples(st.sampled_from(["object", "matrix", "str", "float64", "int64"]), st.integers(0, 3)),
+    max_size=2,
+)
+META = st.dictionaries(st.sampled_from(["t", "u", "metrics"]), st.sampled_from([1, 2]), max_size=2).map(
+    lambda about: {name: {"loss": value} if name == "metrics" else value for name, value in about.items()}
+)
+BATCHES = st.fixed_dictionaries({"rows": st.integers(1, 6), "tensors": TENSORS, "arrays": ARRAYS, "meta_info": META})
+SMALL = st.integers(-1, 7)
+KEYS = st.none() | st.lists(st.sampled_from([*NAMES, "x", "t"]), max_size=2)
+
+
+def _operation(name: str, *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.tuples(st.just(name), st.integers(0, 11), st.tuples(*arguments))
+
+
+ROWS = st.lists(SMALL, max_size=6)
+MASK = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+OPERATION = st.one_of(
+    _operation("index", st.just("int"), SMALL),
+    _operation("index", st.just("slice"), st.tuples(*[st.none() | SMALL] * 2, st.none() | st.integers(-1, 3))),
+    _operation("index", st.sampled_from(["list", "array", "tensor"]), ROWS),
+    _operation("index", st.sampled_from(["mask", "tensor_mask", "bool_list"]), MASK),
+    _operation("index", st.just("text"), st.just("a")),
+    _operation("pad", st.integers(1, 9)),
+    _operation("set", st.sampled_from(NAMES), st.integers(1, 6)),
+    _operation("changed_part", st.sampled_from(NAMES)),
+    _operation("select", KEYS, KEYS, KEYS),
+    _operation("deep_select"),
+    _operation("pop", KEYS, KEYS, KEYS),
+    _operation(
+        "rename", *[st.sampled_from([*NAMES, "d"]) | st.lists(st.sampled_from(NAMES), min_size=1, max_size=1)] * 2
+    ),
+    _operation("chunk", st.integers(0, 4)),
+    _operation("split", st.integers(0, 4)),
+    _operation("repeat", st.integers(0, 3), st.booleans()),
+    _operation("sample_level_repeat", st.lists(st.integers(0, 2), max_size=6)),
+    _operation("unfold", st.sampled_from([1, 2, 4]), st.lists(st.sampled_from(["a", "b"]), max_size=2)),
+    _operation("reorder", ROWS),
+    _operation("padding", st.integers(0, 3), st.sampled_from(["first", "last"])),
+    _operation("iterate", st.integers(1, 3), st.integers(0, 2), st.integers(0, 3), st.booleans()),
+    _operation("to"),
+    _operation("union", st.integers(0, 11)),
+    _operation("concat", st.integers(0, 11), st.integers(0, 11)),
+)
+PROGRAMS = st.fixed_dictionaries(
+    {"batches": st.lists(BATCHES, min_size=1, max_size=2), "operations": st.lists(OPERATION, min_size=1, max_size=5)}
+)
+
+
+@given(PROGRAMS)
+@settings(max_examples=400)
+def test_random_programs_have_the_outcomes_that_verl_gives(verl: Verl, program: Any) -> None:
+    program = json.loads(json.dumps(program))
+    theirs, ours = verl(program), json.loads(json.dumps(operations.run(OURS, program)))
+    for number, expected in enumerate(theirs):
+        if isinstance(expected, dict) and _is_accident(expected):
+            return
+        found = ours[number]
+        if isinstance(found, dict) and found["message"].startswith(STRICTER):
+            return
+        if isinstance(expected, dict):
+            assert isinstance(found, dict), (program["operations"][number], expected)
+            assert expected["error"][0] in found["error"], (program["operations"][number], expected, found)
+        else:
+            assert found == expected, program["operations"][number]
+
+
+def _is_accident(outcome: Any) -> bool:
+    return outcome["error"][0] in ACCIDENTS or any(word in outcome["message"] for word in ACCIDENTAL)
+
+
+@given(st.integers(1, 6).flatmap(lambda n: st.lists(st.lists(st.integers(0, 1), min_size=n, max_size=n), min_size=1)))
+@settings(max_examples=50)
+def test_positions_are_those_of_verl(verl: Verl, mask: list[list[int]]) -> None:
+    assert operations.positions(OURS, mask) == verl({"mask": mask})
