@@ -104,7 +104,11 @@ class Learner:
         try:
             self._train()
         except StoppedError:
-            self._keep_finished(self._save_although_stopped)
+            # All ranks must do alike, and one that is in the middle of a pass does no more than this.
+            if self.ranks.leaving.is_abrupt:
+                self._keep_within_pass()
+            else:
+                self._keep_finished(self._save_although_stopped)
             raise
 
     def _keep_finished(self, save: Callable[[], None]) -> None:
@@ -153,7 +157,9 @@ class Learner:
                 self._keep(step, phases)
                 self.turns.end(self.trainer, self._version(step + 1), phases)
             except StoppedError:
-                self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
+                # A report needs all main threads.
+                if not self.ranks.leaving.is_abrupt:
+                    self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
                 raise
             self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
         self._finish_checkpoint()

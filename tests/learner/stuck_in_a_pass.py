@@ -1,5 +1,6 @@
-"""Run as one rank or two by test_leaving.py: a small training whose third step has a pass that never ends on the last
-rank, in a call into C that no signal interrupts. It is stuck before the other rank's pass can end, after, or never."""
+"""Run as one rank or two by test_leaving.py: a small training whose third step never ends on the last rank, in a call
+into C that no signal interrupts. It is stuck in a pass, before the other rank's pass can end or after, or while the
+weights after the step are published, or never."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import torch
 from asyncrl.config.load import EXIT_STOPPED, log_to_stderr
 from asyncrl.errors import StoppedError
 from asyncrl.learner.leaving import Leaving
+from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import joined
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
@@ -52,7 +54,14 @@ def main(model: str, folder: Path, where: str) -> None:
                 stick(folder)
             return sums
 
-        Trainer.learn, Trainer._backward = count, backward
+        push = Learner._push
+
+        def publish(self, version, *arguments):
+            push(self, version, *arguments)
+            if where == "publish" and version == STUCK_STEP + 1 and ranks.rank == ranks.size - 1:
+                stick(folder)
+
+        Trainer.learn, Trainer._backward, Learner._push = count, backward, publish
         run.train(ranks)
         if ranks.rank == 0:
             torch.save(run.weights, folder / "weights.pt")

@@ -55,25 +55,27 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, di
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("stuck", "ranks"), [("before", 2), ("after", 1)])
+@pytest.mark.parametrize(("stuck", "ranks", "kept"), [("before", 2, 2), ("after", 1, 2), ("publish", 1, 3)])
 def test_a_stop_in_the_middle_of_a_pass_keeps_the_steps_that_were_done(
     stuck: str,
     ranks: int,
+    kept: int,
     whole: dict[int, dict[str, Tensor]],
     model: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ):
-    """Within the same pass, or while the other rank waits at its end."""
+    """Within the same pass, or while the other rank waits at its end, or in publishing the weights after it, where the
+    other rank would report the step."""
     with pytest.raises(StoppedError):
         start(model, tmp_path, stuck)
     said = capfd.readouterr().err
     assert said.count("the step in work is left") == ranks
     assert [each for each in NOTHING_TO_SEE if each in said] == []
-    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000002"]
+    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{kept:06d}"]
     start(model, tmp_path)
     resumed = weights(tmp_path)
-    assert list(resumed) == [2, 3, 4]
+    assert list(resumed) == list(range(kept, 5))
     for version, tensors in resumed.items():
         assert_weights_equal(tensors, whole[version])
 
