@@ -55,6 +55,11 @@ class Algorithm:
         return self.parts.advantage.needs_critic
 
     @property
+    def needs_collisions(self) -> bool:
+        """The sums of squared probabilities at the start of the step are wanted (`Tokens.collisions`)."""
+        return self.parts.advantage.needs_collisions
+
+    @property
     def needs_entropy(self) -> bool:
         """The entropy of every token is wanted in `loss`."""
         return self.parts.entropy_weight != 0

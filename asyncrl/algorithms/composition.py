@@ -102,6 +102,11 @@ def _proximal_conflicts(parts: Composition) -> Iterator[str]:
             f"{setting}: pi_prox / mu is 1 everywhere, so {', '.join(names)} would do nothing: set "
             "algorithm.proximal=recompute, or algorithm.correction=[]"
         )
+    if parts.proximal == "behaviour" and advantage.needs_collisions:
+        yield (
+            f"{setting}: algorithm.advantage={advantage.name} needs the whole distributions of the proximal policy: "
+            "set algorithm.proximal=recompute"
+        )
     if parts.proximal in INTERPOLATED and (early := _early(parts)):
         yield f"{setting} is known only in the forward pass, and {', '.join(early)} needs it before: use recompute"
 
@@ -109,7 +114,7 @@ def _proximal_conflicts(parts: Composition) -> Iterator[str]:
 def _early(parts: Composition) -> list[str]:
     """The names of the parts that need the proximal log-probs of the whole batch before the updates."""
     early = [rule.name for rule in parts.corrections if rule.uses_ratio and rule.whole_batch]
-    early += [parts.advantage.name] if parts.advantage.uses_ratio else []
+    early += [parts.advantage.name] if parts.advantage.uses_ratio or parts.advantage.needs_collisions else []
     early += [parts.loss.name] if parts.loss.selects else []
     early += [parts.kl.name] if parts.has_kl and (parts.kl.place == "reward" or parts.kl.target) else []
     return early

@@ -49,6 +49,7 @@ def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: View) -
         "lag": parts.proximal in INTERPOLATED,
         "reference": parts.has_kl,
         "values": parts.advantage.needs_critic,
+        "collisions": parts.advantage.needs_collisions,
     }
     for name in (name for name, is_needed in needed.items() if is_needed):
         _check_finite(name, getattr(tokens, name), tokens, view)

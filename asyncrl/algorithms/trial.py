@@ -175,6 +175,7 @@ def _tokens(count: int) -> Tokens:
         reference=logprobs,
         values=torch.zeros(3 * count),
         implicit=torch.zeros(3 * count),
+        collisions=torch.full((3 * count,), 0.5),
         lag=torch.ones(3 * count, dtype=torch.int64),
     )
 

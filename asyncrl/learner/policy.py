@@ -21,7 +21,7 @@ from asyncrl.learner.packed_check import attend_packed, hidden_states, logit_cap
 from asyncrl.learner.packing import PackedSequences
 from asyncrl.learner.ranks import Ranks
 from asyncrl.modelling.attention import check_positions
-from asyncrl.modelling.logprobs import token_logprobs
+from asyncrl.modelling.logprobs import collision_probabilities, token_logprobs
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.weights.manifest import DTYPES
@@ -60,11 +60,16 @@ class Policy(nn.Module):
         return self.is_compiled and self.shares_prefixes
 
     def forward(
-        self, packed: PackedSequences, with_entropy: bool = False, temperature: float | None = None
+        self,
+        packed: PackedSequences,
+        with_entropy: bool = False,
+        temperature: float | None = None,
+        with_collisions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs float32[N], each of a token given those before it in its sequence, and entropies float32[N] of
-        the distributions they were drawn from, or None. Both are 0 on tokens that are not needed. They are of another
-        `temperature` than the policy's if one is given."""
+        the distributions they were drawn from, or None; with collisions, in their place the sums of squared
+        probabilities, without gradient. All are 0 on tokens that are not needed. They are of another `temperature` than
+        the policy's if one is given."""
         states = hidden_states(self.model.get_decoder(), packed)
         head, targets = self.model.get_output_embeddings(), packed.ids[packed.needed]
         logprobs, entropy = token_logprobs(
@@ -76,6 +81,10 @@ class Policy(nn.Module):
             self.is_compiled,
             cap=logit_cap(self.model.config),
         )
+        if with_collisions:
+            entropy = collision_probabilities(
+                states[packed.before], head, temperature or self._temperature, cap=logit_cap(self.model.config)
+            )
         return packed.spread(logprobs), None if entropy is None else packed.spread(entropy)
 
 

@@ -100,7 +100,10 @@ class Trainer:
 
         tokens, policy, reference, critic = batch.tokens, self.policy.module, self.reference, self.critic
         implicit = self.implicit
-        if self.algorithm.needs_proximal:
+        if self.algorithm.needs_collisions:
+            both = self._forward(lambda packed: _both(policy(packed, with_collisions=True)), batch, minibatches, (2,))
+            tokens = replace(tokens, proximal=both[:, 0], collisions=both[:, 1])
+        elif self.algorithm.needs_proximal:
             tokens = replace(tokens, proximal=of_all(lambda packed: policy(packed)[0]))
         if reference is not None:
             tokens = replace(tokens, reference=of_all(lambda packed: reference(packed)[0]))
@@ -113,9 +116,15 @@ class Trainer:
 
     @torch.no_grad()
     def _forward(
-        self, forward: Callable[[PackedSequences], Tensor], batch: LocalBatch, minibatches: Sequence[Minibatch]
+        self,
+        forward: Callable[[PackedSequences], Tensor],
+        batch: LocalBatch,
+        minibatches: Sequence[Minibatch],
+        each_token: tuple[int, ...] = (),
     ) -> Tensor:
-        result = torch.zeros_like(batch.tokens.behaviour)
+        """What `forward` gives for the N tokens of all passes, float32[N, *each_token]."""
+        behaviour = batch.tokens.behaviour
+        result = behaviour.new_zeros(len(behaviour), *each_token)
         for minibatch in minibatches:
             for each in self._passes(batch, minibatch):
                 values = forward(each.packed)
@@ -182,3 +191,10 @@ class Trainer:
         value, sums = loss()
         (value * self.ranks.size).backward()
         return sums
+
+
+def _both(statistics: tuple[Tensor, Tensor | None]) -> Tensor:
+    """float32[N, 2]: the two statistics of each token."""
+    first, second = statistics
+    assert second is not None
+    return torch.stack([first, second], 1)

@@ -49,6 +49,20 @@ def token_logprobs(
     return logprobs, entropy if with_entropy else None
 
 
+@torch.no_grad()
+def collision_probabilities(
+    hidden: Tensor, head: nn.Linear, temperature: float, chunk_logits: int = CHUNK_LOGITS, cap: float | None = None
+) -> Tensor:
+    """float[M]: the sum over the vocabulary of the squared probabilities under head(hidden [M, D]) / temperature, which
+    is the probability that two draws are the same token. Its arguments are those of `token_logprobs`; no gradient."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    result = hidden.new_empty(len(hidden), dtype=wide)
+    for chunk in _chunks(len(hidden), max(1, chunk_logits // head.out_features)):
+        scaled = capped(F.linear(hidden[chunk], head.weight, head.bias).to(wide), cap) / temperature
+        result[chunk] = ((2 * scaled).logsumexp(-1) - 2 * scaled.logsumexp(-1)).exp()
+    return result
+
+
 class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -124,13 +124,15 @@ def random_batch(seed: int, dtype: torch.dtype = torch.float64, drift: float = 0
         return (torch.randn(size, generator=generator, dtype=torch.float64) * scale).to(dtype)
 
     behaviour = -torch.rand(size, generator=generator, dtype=torch.float64).to(dtype) - 0.1
+    proximal = behaviour + floats(drift)
     tokens = make_tokens(
         masks,
         behaviour=behaviour,
-        proximal=behaviour + floats(drift),
+        proximal=proximal,
         reference=behaviour + floats(drift),
         values=floats(),
         implicit=floats(),
+        collisions=(2 * proximal).exp() + floats().square(),
     )
     versions = torch.randint(0, 5, (size,), generator=generator)
     tokens = replace(tokens, versions=torch.where(tokens.mask, versions, -1))

@@ -19,6 +19,7 @@ from asyncrl.algorithms.advantages.grpo import Grpo
 from asyncrl.algorithms.advantages.grpo_passk import GrpoPassk
 from asyncrl.algorithms.advantages.maxrl import MaxRl
 from asyncrl.algorithms.advantages.opo import Opo
+from asyncrl.algorithms.advantages.optimal_token_baseline import OptimalTokenBaseline
 from asyncrl.algorithms.advantages.prime import Prime
 from asyncrl.algorithms.advantages.process_grpo import ProcessGrpo
 from asyncrl.algorithms.advantages.pure import Pure, min_form
@@ -219,6 +220,38 @@ def test_prime_takes_each_source_against_the_others(steps, implicit):
 
 
 @pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, [[0.5, 0.375], [-0.25, -0.375, 0.25]]),
+        ({"zero_tail": False}, [[0.5, 0.375], [-0.25, -0.375, 0]]),
+        ({"multi_turn": False}, [[0.5, 3 / 7], [-0.25, 0.25, -9 / 28]]),
+        ({"multi_turn": False, "zero_tail": False}, [[0.5, 3 / 7], [-0.25, 0, -9 / 28]]),
+    ],
+)
+def test_the_optimal_token_baseline_weighs_members_by_their_energy_so_far(params, expected):
+    """Summands 1 - 2 pi + sum pi^2 with pi = 1/2 and 1/4 and a sum of 1/2: 1/2 and 1. The first member has 1/2, 1, so
+    E = 1/2, 3/2, and the return 1; the second has 1, 1/2, 1/2, so E = 1, 3/2, 2, and the return 1/4.
+    By policy tokens the baselines are (1/2 + 1/4) / (3/2) = 1/2, (3/2 + 3/8) / 3 = 5/8, and at the second's last token
+    0, or its own 1/4. By position the first has none at 1, and a tool token there: 1/2, 0 or 1/4, and at 2
+    (3/2 + 2/4) / (7/2) = 4/7."""
+    episodes = make_episodes([1, 0.25], [0, 0], lengths=torch.tensor([2, 3]))
+    policy = torch.tensor([9, 0.5, 9, 0.25, 0.25, 0.5, 0.5], dtype=torch.float64)
+    tokens = make_tokens(
+        [[0, 1, 0, 1], [1, 1, 1]], proximal=policy.log(), collisions=torch.full((7,), 0.5, dtype=torch.float64)
+    )
+    result = OptimalTokenBaseline(**params)(make_rollouts(episodes, tokens)).advantages
+    assert result.tolist() == pytest.approx([each for member in expected for each in member], abs=1e-7)
+
+
+@pytest.mark.parametrize("zero_tail", [True, False])
+def test_the_optimal_token_baseline_of_a_member_alone_is_nothing(zero_tail):
+    half = torch.full((3,), 0.5, dtype=torch.float64)
+    tokens = make_tokens([[0, 1, 1]], proximal=half.log(), collisions=half)
+    part = OptimalTokenBaseline(zero_tail=zero_tail)
+    assert part(make_rollouts(make_episodes([0.7], [0]), tokens)).advantages.tolist() == [0.7, 0.7]
+
+
+@pytest.mark.parametrize(
     ("names", "expected"),
     [("gpg rloo opo maxrl grpo_passk reinforce_pp_baseline", [0, 0, 0]), ("grpo dr_grpo", [0, 0.7, 0.7])],
 )
@@ -259,7 +292,7 @@ def test_tool_tokens_never_change_an_advantage(name, seed, junk):
     episodes, tokens = random_batch(seed)
     spoilt = {
         field: torch.where(tokens.mask, getattr(tokens, field), junk)
-        for field in ("behaviour", "proximal", "reference", "values", "implicit")
+        for field in ("behaviour", "proximal", "reference", "values", "implicit", "collisions")
     }
     plain = advantages_of(name, episodes, tokens)
     assert torch.equal(plain, advantages_of(name, episodes, replace(tokens, **spoilt)))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.algorithms.advantages.gpg import GpgAdvantage
+from asyncrl.algorithms.advantages.optimal_token_baseline import OptimalTokenBaseline
 from asyncrl.algorithms.advantages.pure import min_form
 from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.corrections.base import Ages
@@ -21,7 +22,7 @@ from asyncrl.algorithms.losses.dppo import DppoTv
 from asyncrl.algorithms.losses.implicit import implicit_summary
 from asyncrl.algorithms.losses.ipo import Ipo
 from asyncrl.algorithms.view import View, at_level
-from tests.algorithms.support import alone, make_algorithm, random_batch, rows, totals_of
+from tests.algorithms.support import alone, make_algorithm, make_rollouts, random_batch, rows, totals_of
 
 SEEDS = st.integers(0, 10_000)
 several = settings(max_examples=15, deadline=None)
@@ -70,6 +71,34 @@ def test_gpg_again(seed):
             if useful and len({reward[each] for each in mine}) > 1:
                 expected[row] = (reward[row] - mean) * len(reward) / useful
     assert GpgAdvantage().scores(episodes).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@given(SEEDS, st.booleans(), st.booleans(), st.sampled_from([None, 1.1]))
+@several
+def test_the_optimal_token_baseline_again(seed, multi_turn, zero_tail, cap):
+    episodes, tokens = random_batch(seed)
+    places, energies = [], []
+    for turns in turns_of(tokens):
+        mine = [place for turn in turns for place in turn]
+        places.append({place: t if multi_turn else place - mine[0] for t, place in enumerate(mine)})
+        energies.append({})
+        so_far = 0.0
+        for place in mine:
+            ratio = math.exp(tokens.proximal[place] - tokens.behaviour[place])
+            weight = 1.0 if cap is None else min(ratio, cap) ** 2
+            so_far += weight * (1 - 2 * math.exp(tokens.proximal[place]) + float(tokens.collisions[place]))
+            energies[-1][places[-1][place]] = so_far
+    group, expected = members_of(episodes), []
+    for row, mine in enumerate(places):
+        (members,) = (each for each in group if row in each)
+        for t in mine.values():
+            there = [each for each in members if t in energies[each]]
+            baseline = math.fsum(float(episodes.reward[each]) * energies[each][t] for each in there)
+            baseline /= math.fsum(energies[each][t] for each in there) + 1e-8
+            alone = len(there) == 1 and (zero_tail or len(members) == 1)
+            expected.append(float(episodes.reward[row]) - (0.0 if alone else baseline))
+    part = OptimalTokenBaseline(multi_turn=multi_turn, zero_tail=zero_tail, cap=cap)
+    assert part(make_rollouts(episodes, tokens)).advantages.tolist() == pytest.approx(expected)
 
 
 @given(SEEDS)

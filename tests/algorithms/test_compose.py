@@ -85,6 +85,11 @@ COMPOSITIONS = {
         "aggregation": f"{OWN}.HalfMean",
         "reward": [f"{OWN}.Short"],
     },
+    "otb": {
+        "advantage": ("optimal_token_baseline", {"cap": 1.3, "gamma": 0.9, "step_weight": 0.5}),
+        "kl": ("k1", {"place": "reward"}),
+    },
+    "otb by position": {"advantage": ("optimal_token_baseline", {"multi_turn": False, "zero_tail": False})},
     "dro": {"advantage": "reinforce_pp", "loss": "dro", "kl": ("k2", {"target": 0.01})},
 }
 SEEDS = st.integers(0, 10_000)
@@ -179,7 +184,7 @@ def test_masked_tokens_contribute_exactly_nothing(composition, seed, junk):
     episodes, tokens = random_batch(seed)
     logprobs, entropy = trained(seed, tokens)
     expected = whole(make_algorithm(**composition), episodes, tokens, logprobs, entropy)
-    fields = ("behaviour", "proximal", "reference", "values", "implicit")
+    fields = ("behaviour", "proximal", "reference", "values", "implicit", "collisions")
     spoilt = replace(tokens, **{name: getattr(tokens, name).where(tokens.mask, junk) for name in fields})
     found = whole(
         make_algorithm(**composition),

@@ -93,6 +93,14 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
             r"truncate, mask, which weigh tokens .*: only one may; use reject or veto",
         ),
         ({"loss": "reinforce"}, r"algorithm.loss=reinforce does so itself: set algorithm.correction=\[\]"),
+        (
+            {"proximal": "behaviour", "advantage": "optimal_token_baseline", "correction": []},
+            r"optimal_token_baseline needs the whole distributions .* set algorithm.proximal=recompute",
+        ),
+        (
+            {"proximal": "interpolate", "advantage": "optimal_token_baseline"},
+            r"and optimal_token_baseline needs it before: use recompute",
+        ),
         ({"loss": "ipo"}, r"algorithm.loss=ipo does so itself: set algorithm.correction=\[\]"),
         (
             {"loss": "gspo", "correction": [("reject", {"over": "turn_mean", "high": 1.0})]},
@@ -130,6 +138,7 @@ def test_parts_that_do_not_go_together_are_refused_with_the_fix(changes, message
         ({"correction": ["truncate", "normalise"]}, 1, True),
         ({"advantage": "vtrace", "correction": []}, 1, True),
         ({"loss": "kl_cov"}, 1, True),
+        ({"advantage": "optimal_token_baseline"}, 1, True),
         ({"kl": ("k3", {"target": 0.01})}, 1, True),
         ({"kl": "k3"}, 1, False),
         ({"proximal": "recompute"}, 1, True),
@@ -157,6 +166,7 @@ def test_sequence_level_losses_go_with_sequence_level_corrections():
             {"group_size": 1},
             r"rloo compares the members of a group: set learner.group_size above 1",
         ),
+        ({"advantage": "optimal_token_baseline"}, {"group_size": 1}, r"optimal_token_baseline compares the members"),
     ],
 )
 def test_what_the_run_cannot_offer_is_refused_with_the_fix(changes, offers, message):

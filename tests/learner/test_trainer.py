@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.algorithms.compose import Algorithm
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.learner.optimizer import Trainable, UpdateResult
 from asyncrl.learner.packing import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.policy import Policy, load_policy
@@ -81,13 +82,19 @@ def setup(model: Path, ranks: Ranks, tmp_path: Path) -> Setup:
 
 
 def padded_logprobs(model: torch.nn.Module, batch: LocalBatch) -> Tensor:
-    """Log-probs [N] from one padded, masked forward pass of the bare model, with a row for each branch."""
+    """Log-probs [N] of the tokens from `padded`."""
+    return padded(model, batch, lambda logs, targets: logs.gather(2, targets[..., None])[..., 0])
+
+
+def padded(model: torch.nn.Module, batch: LocalBatch, statistic: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """[N] from one padded, masked forward pass of the bare model, with a row for each branch: `statistic` gets the
+    log-probs of the whole vocabulary before each token, and the tokens."""
     rows = list(batch.ids.split([length for branches in batch.lengths.values() for length in branches]))
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     attend = torch.arange(ids.shape[1], device=ids.device) < ids.new_tensor([[len(row)] for row in rows])
     logits = model(input_ids=ids, attention_mask=attend.long()).logits / TEMPERATURE
-    logprobs = logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
-    return torch.cat([F.pad(logprobs[i, : len(row) - 1], (1, 0)) for i, row in enumerate(rows)])
+    values = statistic(logits[:, :-1].log_softmax(-1), ids[:, 1:])
+    return torch.cat([F.pad(values[i, : len(row) - 1], (1, 0)) for i, row in enumerate(rows)])
 
 
 def test_loss_and_gradients_are_those_of_a_padded_reference(setup: Setup, model: Path):
@@ -103,6 +110,22 @@ def test_loss_and_gradients_are_those_of_a_padded_reference(setup: Setup, model:
     for ours, theirs in zip(gradient, bare.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs.grad, atol=1e-5, rtol=1e-5)
     assert max(float(each.abs().max()) for each in gradient) > 1e-3
+
+
+def test_an_advantage_gets_the_sums_of_squared_probabilities_of_the_pass_before_the_update(
+    model: Path, ranks: Ranks, tmp_path: Path
+):
+    config = make_config(model, tmp_path)
+    config.algorithm.advantage = PartConfig("optimal_token_baseline")
+    setup = Setup(config, ranks)
+    tokens = setup.prepared([[3], [0, 1, 2], [4, 6, 7], [5]]).tokens
+    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").to(setup.batch.ids.device)
+    expected = padded(bare, setup.batch, lambda logs, _: (2 * logs).exp().sum(-1)).detach()
+    assert tokens.collisions is not None
+    assert tokens.proximal is not None
+    torch.testing.assert_close(tokens.collisions[tokens.mask], expected[tokens.mask], atol=1e-6, rtol=1e-5)
+    logprobs = padded_logprobs(bare, setup.batch).detach()
+    torch.testing.assert_close(tokens.proximal[tokens.mask], logprobs[tokens.mask], atol=1e-5, rtol=1e-5)
 
 
 def test_an_empty_pass_contributes_exactly_nothing(setup: Setup):

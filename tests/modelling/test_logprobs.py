@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.modelling.logprobs import token_logprobs
+from asyncrl.modelling.logprobs import collision_probabilities, token_logprobs
 
 TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 19, 5, 11, 0.7
 
@@ -41,6 +43,19 @@ def test_chunks_give_the_log_probs_entropies_and_gradients_of_all_logits_at_once
     torch.testing.assert_close(
         torch.autograd.grad(alone.sum(), hidden), torch.autograd.grad(plain(hidden, head, targets)[0].sum(), hidden)
     )
+
+
+@pytest.mark.parametrize("cap", [None, 0.5])
+def test_the_probability_that_two_draws_are_the_same_is_summed_in_chunks(cap: float | None):
+    hidden, head, _ = made(torch.float64)
+    logits = head(hidden).tolist()
+    expected = []
+    for row in logits:
+        weights = [math.exp((z if cap is None else cap * math.tanh(z / cap)) / TEMPERATURE) for z in row]
+        expected.append(sum(weight**2 for weight in weights) / sum(weights) ** 2)
+    found = collision_probabilities(hidden, head, TEMPERATURE, 4 * VOCABULARY, cap)
+    assert found.tolist() == pytest.approx(expected)
+    assert not found.requires_grad
 
 
 @pytest.mark.parametrize(("bias", "cap"), [(False, None), (True, None), (True, 0.5)])

@@ -152,6 +152,7 @@ class Advantage(Part):
     needs_steps: ClassVar[bool] = False
     needs_greedy: ClassVar[bool] = False
     needs_group: ClassVar[bool] = False
+    needs_collisions: ClassVar[bool] = False
     uses_ratio: ClassVar[bool] = False
     uses_reward: ClassVar[bool] = True
 
