@@ -16,8 +16,13 @@
 # Five minutes before its time ends, the job saves, is requeued, and goes on when Slurm starts it again.
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
+python="${ASYNCRL_PYTHON:-python3}"
+if ! "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("asyncrl") is None)'; then
+  echo "asyncrl: $python has no asyncrl; activate its environment, or name its Python by ASYNCRL_PYTHON" >&2
+  exit 2
+fi
 if [[ "${1:-}" == --chain ]]; then
-  exec "${ASYNCRL_PYTHON:-python3}" -m asyncrl.launch.slurm.chain "$0" "${@:2}"
+  exec "$python" -m asyncrl.launch.slurm.chain "$0" "${@:2}"
 fi
 # Python takes the place of this shell, so that Slurm's signals reach it.
-exec "${ASYNCRL_PYTHON:-python3}" -m asyncrl.launch.slurm.job "$@"
+exec "$python" -m asyncrl.launch.slurm.job "$@"

@@ -34,6 +34,8 @@ CHANGED = ("batch_size", "group_size", "publish_every", "concurrency", "engine_g
 BEYOND = 1.5
 """Times the most requests for which an engine's speed was measured, before a forecast is marked as uncertain."""
 MANY = 0.9
+WASTEFUL = 0.2
+"""The share of the tokens thrown away from which on more engines are no good advice."""
 TABLE_WIDTH = 110
 HEADERS = (
     "learner\nGPUs",
@@ -58,8 +60,7 @@ def main() -> None:
         if given.save is not None:
             write_description(run, given.save)
         run = replace(run, sizes=_changed(run.sizes, given))
-        planned = list(_planned(run, given))
-        forecasts = [simulate(replace(run, sizes=sizes), given.steps) for sizes in planned]
+        forecasts = list(_forecasts(run, list(_planned(run, given)), given.steps))
     except (AsyncrlError, OSError) as error:
         sys.stderr.write("".join(f"asyncrl plan: {line}\n" for line in str(error).splitlines()))
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE)
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--from", dest="source", required=True, metavar="RUN|FILE", help="a run (its folder, or its name), or a file")
+    add("--from", dest="source", metavar="RUN|FILE", help="a run (its folder, or its name), or a file")
     add("--gpus", type=_count, metavar="N", help="GPUs of engines and learner together (those of the run)")
     add("--learner-gpus", type=_count, nargs="+", metavar="N", help="of them, the learner's (several are tried)")
     add("--max-lag", type=_natural, nargs="+", metavar="K", help="age bounds, replay.max_lag (that of the run)")
@@ -112,13 +113,27 @@ def _price(text: str) -> float:
     return price
 
 
-def _description(source: str) -> RunDescription:
+def _description(source: str | None) -> RunDescription:
+    if source is None:
+        raise ConfigError(
+            "--from: name the run whose rates to take, such as --from runs/NAME; `asyncrl train KEY=VALUE ... --plan` "
+            "shows where processes would run, and needs no run"
+        )
     run = find_run(source)
     if run is not None:
         return describe(run)
     if not Path(source).is_file():
         raise ConfigError(f"--from {source}: there is no such run, and no such file; name the folder of a run")
     return read_description(Path(source))
+
+
+def _forecasts(run: RunDescription, planned: Sequence[Sizes], steps: int) -> Iterator[Forecast]:
+    """One forecast after the other; a terminal shows how many there are, since a large one takes up to a minute."""
+    for number, sizes in enumerate(planned, 1):
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\rforecast {number} of {len(planned)}{'' if number < len(planned) else chr(10)}")
+            sys.stderr.flush()
+        yield simulate(replace(run, sizes=sizes), steps)
 
 
 def _changed(sizes: Sizes, given: argparse.Namespace) -> Sizes:
@@ -169,7 +184,9 @@ def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
     yield from (f"{sizes.learner_gpus:,}", f"{sizes.engines:,}", f"{sizes.max_lag}")
     yield f"{forecast.seconds_per_step:,.3g}"
     yield f"{forecast.trajectories_per_s:,.1f}"
-    yield from (f"{share:.0%}" for share in (forecast.learner_idle, forecast.engine_idle, forecast.scorer_idle))
+    idle = (forecast.learner_idle, forecast.engine_idle, forecast.scorer_idle)
+    # A step that the window cuts can make one a little less than 0.
+    yield from (f"{max(0.0, share):.0%}" for share in idle)
     yield f"{forecast.discarded:.0%}"
     yield f"{sum(lag * share for lag, share in forecast.lags.items()):.1f}"
     hours = 1000 * forecast.gpu_hours_per_step
@@ -196,6 +213,11 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
         )
     elif fastest.scorer_idle < 1 - MANY:
         yield "The scorers limit the fastest one: start more of them."
+    elif fastest.engine_idle < 1 - MANY and fastest.discarded > WASTEFUL:
+        yield (
+            f"The engines of the fastest one are busy, and {fastest.discarded:.0%} of what they sample is thrown away: "
+            "a larger replay.max_lag keeps more of it, and so do fewer episodes at once (--concurrency)."
+        )
     elif fastest.engine_idle < 1 - MANY:
         yield "The engines limit the fastest one: give them more GPUs."
     most = max(each.requests for each in forecasts)

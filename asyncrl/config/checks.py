@@ -198,7 +198,7 @@ def _hosts(config: TrainConfig) -> Iterator[str]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         yield "learner.rendezvous learner.nodes: name an address of host 0 and a free port there, such as 10.0.0.1:5757"
     elif not is_loopback(host) and not network.insecure:
-        yield f"learner.rendezvous: {HOSTS_FIX}"
+        yield f"learner.rendezvous: the learner is on {learner.nodes} hosts, and {HOSTS_FIX}"
     elif not network.replay_port:
         yield "network.replay_port learner.nodes: the other hosts must know the port; name one"
     elif not is_loopback(host) and is_loopback(network.replay_address):
@@ -267,7 +267,7 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
     cluster = config.cluster
     pools, roles = cluster.pools, cluster.roles
     if (cluster.launcher == "hosts") != bool(cluster.hosts):
-        yield "cluster.hosts cluster.launcher: set both or none: name the hosts for launcher=hosts"
+        yield "cluster.hosts cluster.launcher: name hosts together with cluster.launcher=hosts; set both or none"
     if twice := sorted({name for name in cluster.hosts if cluster.hosts.count(name) > 1}):
         yield f"cluster.hosts: {', '.join(twice)} would give its GPUs twice; name each host once"
     for name, bounds in (("actors", cluster.autoscale.actors), ("scorers", cluster.autoscale.scorers)):

@@ -28,10 +28,11 @@ DEFAULTS = "train"
 """The file that names the file of each group that is taken unless another is chosen."""
 
 
-def read(words: Sequence[str], folder: Path | None = None) -> TrainConfig:
+def read(words: Sequence[str], folder: Path | None = None, names_missing_data: bool = True) -> TrainConfig:
     """The typed and checked configuration that `words` (KEY=VALUE) choose; `folder` has further files of groups.
 
-    Raises ConfigError with one line for everything that is wrong.
+    `names_missing_data`: a refusal names data files that do not exist too, since a start would refuse them. Raises
+    ConfigError with one line for everything that is wrong.
     """
     config, wrong = _composed(words, folder)
     for key, option in OPTIONS.items():
@@ -45,7 +46,7 @@ def read(words: Sequence[str], folder: Path | None = None) -> TrainConfig:
     assert isinstance(typed, TrainConfig)
     if lines := [*wrong.values(), *refusals(typed, wrong)]:
         # Where nothing else is wrong, the preflight refuses missing files, together with what else is not there.
-        missing = (line for key, line in missing_data(typed).items() if key not in wrong)
+        missing = (line for key, line in missing_data(typed).items() if key not in wrong and names_missing_data)
         raise ConfigError("\n".join([*lines, *missing]))
     return typed
 

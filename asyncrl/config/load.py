@@ -35,6 +35,10 @@ MESSAGE = "asyncrl: "
 """What each line of the message begins with that says why a role ends."""
 HTTP_CLIENTS = ("httpx", "httpcore", "openai", "aiohttp.access", "urllib3")
 """Their loggers would add a line for each request of an agent or a tool."""
+OTHER_HARDWARE = ("torchao", "torch.utils._pytree")
+"""At every start they warn of torchao's kernels for other hardware; asyncrl uses only its optimizer."""
+HUB = "huggingface_hub"
+"""It writes its warnings itself, so that the log would have each one twice."""
 MAX_LOG_CHARS = 16_000
 MAX_LINE_CHARS = 2_000
 
@@ -51,8 +55,11 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {command_name()} --help")
 
 
-def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | None = None) -> None:
-    """Read `arguments`, by default the command line of this process, and run `role`.
+def role_main(
+    role: Callable[[TrainConfig], None], arguments: Sequence[str] | None = None, reads_data: bool = True
+) -> None:
+    """Read `arguments`, by default the command line of this process, and run `role`, which `reads_data` or only looks
+    at the configuration.
 
     A configuration or a data file that is refused ends the process with a message and status 2. A later failure ends
     it with a message and status 1, or 3 if too much fails in the run. None shows a traceback.
@@ -72,7 +79,7 @@ def role_main(role: Callable[[TrainConfig], None], arguments: Sequence[str] | No
         if given.cfg:
             sys.stdout.write(OmegaConf.to_yaml(composed(given.words, given.config_dir)))
         else:
-            role(read(given.words, given.config_dir))
+            role(read(given.words, given.config_dir, reads_data))
     except RunOverError as error:
         logging.getLogger(command_name()).info("%s", error)
     except StoppedError:
@@ -98,3 +105,6 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in HTTP_CLIENTS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in OTHER_HARDWARE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger(HUB).propagate = False

@@ -15,6 +15,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.demo.prepare import Prepared, prepare
 from asyncrl.demo.summary import audit, draw
 from asyncrl.launch.local import train
+from asyncrl.launch.plan import run_or_plan, without_option
 from asyncrl.launch.summary import SUMMARY_FILE
 from asyncrl.machine import process
 
@@ -57,8 +58,10 @@ def main() -> None:
     """The entry of the command line."""
     if not {"--help", "-h", "--cfg", "-c"} & set(sys.argv):
         # Check the command line before the preparation; any file that exists will do for those that it makes.
-        stand_in = Path(__file__)
-        role_main(lambda _: None, [*prepared_overrides(Prepared(*[stand_in] * 4)), *sys.argv[1:]])
+        checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *sys.argv[1:]]
+        if without_option(checked)[1]:
+            return run_or_plan(run, checked)
+        role_main(lambda _: None, checked)
         console = Console(stderr=True)
         process.limit_threads(os.cpu_count() or 1)
         prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from asyncrl.doctor.facts import AcceleratorFacts, HostFacts, HostMark
+from asyncrl.config.bind import is_loopback
+from asyncrl.doctor.facts import AcceleratorFacts, AddressFact, HostFacts, HostMark
 from asyncrl.machine.ports import PORTS
 
 GB = 1e9
@@ -161,8 +162,7 @@ def ports(facts: HostFacts) -> Iterator[Diagnosis]:
             mend = "end what listens there (`ss -ltnp` names it), choose another port, or set it to 0"
             yield Diagnosis("ports", Severity.PROBLEM, f"{name} cannot be listened at: {each.error}", mend)
         else:
-            mend = "start what listens there; let firewalls pass the port; the other host must not listen at 127.0.0.1"
-            yield Diagnosis("ports", Severity.PROBLEM, f"{name} cannot be reached: {each.error}", mend)
+            yield Diagnosis("ports", Severity.PROBLEM, f"{name} cannot be reached: {each.error}", _reach(each))
     first = facts.limits.first_outgoing_port
     if first < PORTS.stop:
         text = f"Linux gives ports from {first} on to outgoing connections, and asyncrl chooses below {PORTS.stop}"
@@ -170,6 +170,12 @@ def ports(facts: HostFacts) -> Iterator[Diagnosis]:
         yield Diagnosis("ports", Severity.WARNING, text, mend)
     elif not facts.addresses:
         yield Diagnosis("ports", Severity.OK, "no address is named, so none was tried")
+
+
+def _reach(address: AddressFact) -> str:
+    if is_loopback(address.address.rpartition(":")[0]):
+        return "start what listens there; a run that has just started listens within some minutes, else see its logs"
+    return "start what listens there; let firewalls pass the port; the other host must not listen at 127.0.0.1"
 
 
 def folder(facts: HostFacts) -> Iterator[Diagnosis]:

@@ -17,7 +17,6 @@ import yaml
 from asyncrl.config import locations
 from asyncrl.config.changes import by_key, changed_keys
 from asyncrl.config.checks import conflicts
-from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
@@ -28,7 +27,7 @@ from asyncrl.launch.ownership import OwnerWatch, exclusively
 from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table
-from asyncrl.launch.plan import is_option, show_plan
+from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.preflight import preflight
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
@@ -238,6 +237,4 @@ def run(config: TrainConfig) -> None:
 
 def main() -> None:
     """The entry of the command line; with `--plan` nothing starts."""
-    words = [word for word in sys.argv[1:] if not is_option(word)]
-    options = [word for word in sys.argv[1:] if is_option(word)]
-    role_main(partial(show_plan, option=options[-1]) if options else run, words)
+    run_or_plan(run, sys.argv[1:])

@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 
+from asyncrl.config.load import role_main
 from asyncrl.config.schema import ClusterConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.launcher import open_launcher
@@ -17,12 +20,27 @@ from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.placement.table import placement_table
 from asyncrl.launch.settled import check_plan
 
-OPTION = "--plan"
+OPTION, POOLS = "--plan", "pools"
 
 
-def is_option(word: str) -> bool:
-    """Whether a word of the command line asks for a plan."""
-    return word.partition("=")[0] == OPTION
+def run_or_plan(run: Callable[[TrainConfig], None], words: Sequence[str]) -> None:
+    """The entry of a command that runs what `words` choose, or with `--plan` only shows where it would run."""
+    rest, option = without_option(words)
+    role_main(partial(show_plan, option=option) if option else run, rest, reads_data=not option)
+
+
+def without_option(words: Sequence[str]) -> tuple[list[str], str]:
+    """The words of a command line without the option that asks for a plan, and that option; empty: there is none.
+    `--plan 16` is `--plan=16`."""
+    rest, option = list[str](), ""
+    for word in words:
+        if word.partition("=")[0] == OPTION:
+            option = word
+        elif option == OPTION and (word.isdecimal() or word == POOLS):
+            option = f"{OPTION}={word}"
+        else:
+            rest.append(word)
+    return rest, option
 
 
 def show_plan(config: TrainConfig, option: str = OPTION) -> None:
@@ -41,7 +59,7 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
 
 def assumed_hosts(cluster: ClusterConfig, wanted: str) -> list[Host]:
     """The hosts of `--plan=wanted`. Raises ConfigError: the configuration does not say what they have."""
-    if wanted != "pools":
+    if wanted != POOLS:
         if not wanted.isdecimal() or not int(wanted):
             raise ConfigError(f"{OPTION}={wanted}: write a number of hosts, or pools")
         if cluster.gpus is None or cluster.cpus is None:

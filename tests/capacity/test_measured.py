@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
-from asyncrl.capacity.command import main
+from asyncrl.capacity.command import _cells, main, notes
 from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode, read_description
 from asyncrl.capacity.measured import decoding_times, describe
+from asyncrl.capacity.simulation import simulate
 from asyncrl.capacity.splits import splits
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
@@ -174,6 +176,24 @@ def test_splits_leave_gpus_for_both_sides(gpus: int) -> None:
     found = splits(run, gpus)
     assert all(each.gpus == gpus and each.engines >= 1 for each in found)
     assert len({each.learner_gpus for each in found}) == len(found) == min(gpus - 1, 5)
+
+
+def test_busy_engines_whose_tokens_are_thrown_away_are_not_said_to_need_more_gpus() -> None:
+    rates = Rates(tasks=[[TypicalEpisode(sampled=100, tokens=200)]], pass_s=0.01, request_s=1e-3, token_s=0.0)
+    run = RunDescription(rates, Sizes(engines=2, batch_size=32, group_size=8, concurrency=32))
+    busy = replace(simulate(run, 5), learner_idle=0.5, engine_idle=0.0, scorer_idle=0.9, discarded=0.0)
+    for discarded, advice in ((0.1, "give them more GPUs"), (0.4, "40% of what they sample is thrown away")):
+        found = replace(busy, discarded=discarded)
+        assert advice in " ".join(notes(run, [found], found))
+    assert "-0%" not in [*_cells(replace(busy, learner_idle=-0.001), None)]
+
+
+def test_a_plan_without_a_run_is_refused_with_the_command_that_needs_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["--gpus", "8"], monkeypatch) == 2
+    assert "asyncrl plan: --from: name the run" in (error := capsys.readouterr().err)
+    assert "--plan`" in error
 
 
 def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:

@@ -41,6 +41,15 @@ def test_a_wrong_command_line_ends_with_a_line_for_each_mistake(arguments: list[
     assert (result.returncode, result.stderr.splitlines()) == (2, lines)
 
 
+def test_a_plan_needs_neither_the_model_nor_the_data_and_says_nothing_of_them(tmp_path: Path) -> None:
+    words = ("train", "engine=sglang", "model.path=MODEL", "data.train=DATA", "cluster.gpus=8", "cluster.cpus=64")
+    wrong, planned = (run("asyncrl", *words, *more, folder=tmp_path) for more in (["--plan", "a.b=1"], ["--plan"]))
+    assert (wrong.returncode, wrong.stderr) == (2, "asyncrl: a.b=1: there is no such key\n")
+    assert (planned.returncode, planned.stderr, [*tmp_path.iterdir()]) == (0, "", [])
+    demo = run("asyncrl", "demo", "cluster.gpus=2", "--plan", folder=tmp_path)
+    assert (demo.returncode, demo.stdout.split()[0], [*tmp_path.iterdir()]) == (0, "process", [])
+
+
 def test_cfg_shows_what_would_run() -> None:
     shown = run("asyncrl.replay", "--cfg", "job", "learner.steps=7")
     assert (shown.returncode, "steps: 7" in shown.stdout) == (0, True)

@@ -73,6 +73,13 @@ def test_a_host_without_gpus_is_healthy() -> None:
     assert {each.verdict for each in found} == {Severity.OK}
 
 
+def test_an_address_of_this_host_that_does_not_answer_is_no_matter_of_firewalls() -> None:
+    weights = AddressFact("network.weights_port", "127.0.0.1:5756", False, "Connection refused")
+    (bad,) = (each for each in examine(replace(HEALTHY, addresses=[weights])) if each.verdict is not Severity.OK)
+    assert "firewalls" not in bad.mend
+    assert "see its logs" in bad.mend
+
+
 @pytest.mark.parametrize(
     ("facts", "verdict", "check", "text", "mend"),
     [

@@ -152,9 +152,12 @@ def test_without_pools_half_of_several_hosts_train() -> None:
 @pytest.mark.parametrize(
     ("pools", "reason"),
     [
-        ({"train": {"gpus": 5}, "rollout": {"gpus": 4}}, r"cluster\.pools\.rollout: node 1 of 1 needs 4 GPUs"),
-        ({"train": {"nodes": 2}}, r"node 2 of 2 needs room on a host that has no other node of this pool"),
-        ({"train": {"gpus": 4, "cpus": 20}}, r"needs 4 GPUs, 20 CPUs .*with 8 GPUs and 16 CPUs each"),
+        (
+            {"train": {"gpus": 5}, "rollout": {"gpus": 4}},
+            r"rollout: node 1 of 1 needs 4 GPUs .*train has 5 GPUs;",
+        ),
+        ({"train": {"nodes": 2}}, r"node 2 of 2 needs a host without another .* the run has 1 host with 8"),
+        ({"train": {"gpus": 4, "cpus": 20}}, r"needs 4 GPUs and 20 CPUs .*with 8 GPUs and 16 CPUs"),
         ({"train": {"gpus": 1}, "rollout": {"gpus": 1}}, r"engine\.server\.tp_size: it takes 2 GPUs .* has 1"),
         ({"train": {"gpus": 2}, "rollout": {"gpus": 6}}, r"learner\.replicas: it takes 4 GPUs"),
     ],

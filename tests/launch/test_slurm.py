@@ -280,6 +280,29 @@ def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(stub: Path, tmp_pat
     assert stub.read_text() == requests, "it starts nothing"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "environment", "message"),
+    [
+        (["--dry-run", "--nodes=2", "--gpus-per-node=8"], {}, "asyncrl: --nodes=2 --gpus-per-node=8: the script takes"),
+        (["--dry-run", "--chain", "3"], {}, "asyncrl: --chain: the script takes KEY=VALUE and, as its first word,"),
+        (
+            ["model.path=m", "data.train=d"],
+            {},
+            "asyncrl: cluster.launcher=slurm: this process is in no job; submit one",
+        ),
+        (["--dry-run"], {"ASYNCRL_PYTHON": "false"}, "asyncrl: false has no asyncrl; activate its environment"),
+    ],
+)
+def test_the_script_says_what_it_takes_and_where_it_has_to_run(
+    words: list[str], environment: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    variables = {**os.environ, "ASYNCRL_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([str(LAUNCH), *words], capture_output=True, text=True, env=variables, cwd=tmp_path)
+    assert (done.returncode, done.stderr.startswith(message)) == (2, True), done.stderr
+    assert not [*tmp_path.glob("*/*/config.yaml")], "nothing starts"
+
+
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck_finds_nothing(script: Path) -> None:

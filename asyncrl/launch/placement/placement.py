@@ -163,13 +163,23 @@ def _wishes(config: TrainConfig, node: Node, roles: Collection[str]) -> dict[str
         elif engine.launches and "--device=cpu" not in engine.server.arguments:
             count = engine.server.count
             unit = engine.server.tp_size * (processes if count is None else 1)
-            wishes["actor"] = Wish("engine.server.tp_size", unit, count and count * processes)
+            wishes["actor"] = Wish(_servers_key(config, node, processes), unit, count and count * processes)
     if "scoring" in roles and (unit := _scorer_gpus(config)):
         alone = not {"learner", "actor"} & set(roles)
         count = None if alone and cluster.scorers is None else node.scorers
         if count != 0:
             wishes["scoring"] = Wish("scoring.prm.device", unit, count, shares=True)
     return wishes
+
+
+def _servers_key(config: TrainConfig, node: Node, actors: int) -> str:
+    """The option to change where the servers of a node's `actors` do not fit on its GPUs."""
+    server = config.engine.server
+    if server.tp_size > len(node.gpus):
+        return "engine.server.tp_size"
+    if actors > 1:
+        return "cluster.actors"
+    return "engine.server.tp_size" if server.count is None else "engine.server.count"
 
 
 def _check_gpus(config: TrainConfig, node: Node, wishes: Mapping[str, Wish]) -> None:

@@ -72,7 +72,7 @@ def packed(pools: Mapping[str, Mapping[str, int]], hosts: Sequence[Host]) -> lis
                 if name not in inside[host] and free[host] >= (gpus or 0) and cpus[host] >= (threads or 0)
             ]
             if not fitting:
-                problems.append(_no_room(name, pool, index, hosts))
+                problems.append(_no_room(pools, name, index, hosts, inside))
                 break
             host = min(fitting, key=lambda host: len(inside[host]))
             taken = free[host] if gpus is None else gpus
@@ -95,11 +95,27 @@ def packed(pools: Mapping[str, Mapping[str, int]], hosts: Sequence[Host]) -> lis
     return [node for name in pools for node in nodes[name]]
 
 
-def _no_room(name: str, pool: Mapping[str, int], index: int, hosts: Sequence[Host]) -> str:
-    wanted = ", ".join(f"{pool[key]} {key[:-1].upper()}s" for key in ("gpus", "cpus") if key in pool) or "room"
-    have = sorted({f"{host.gpus} GPUs and {host.cpus} CPUs" for host in hosts})
+def _no_room(
+    pools: Mapping[str, Mapping[str, int]],
+    name: str,
+    index: int,
+    hosts: Sequence[Host],
+    inside: Sequence[Sequence[str]],
+) -> str:
+    """Why no host has room for a node of the pool `name`. `inside` has the names of the pools on each host so far."""
+    pool = pools[name]
+    have = ", or ".join(sorted({f"{host.gpus} GPUs and {host.cpus} CPUs" for host in hosts}))
+    node = f"cluster.pools.{name}: node {index + 1} of {pool.get('nodes', 1)} needs"
+    there = f"the run has {len(hosts)} host{'s' * (len(hosts) > 1)} with {have}{' each' * (len(hosts) > 1)}"
+    if all(name in each for each in inside):
+        return f"{node} a host without another node of this pool, and {there}; lower its nodes, or name more hosts"
+    others = sorted({other for each in inside for other in each if "gpus" in pools[other]} - {name})
+    taken = f", of which {' and '.join(f'{other} has {_size(pools[other])}' for other in others)}" if others else ""
     return (
-        f"cluster.pools.{name}: node {index + 1} of {pool.get('nodes', 1)} needs {wanted} on a host that has no other "
-        f"node of this pool, and none is left; hosts: {len(hosts)}, with {', or '.join(have)} each; lower "
-        "a number; for the plan of other hosts set cluster.gpus and cluster.cpus"
+        f"{node} {_size(pool)} on one host, and none has as much left: {there}{taken}; lower a number; for the plan of "
+        "other hosts set cluster.gpus and cluster.cpus"
     )
+
+
+def _size(pool: Mapping[str, int]) -> str:
+    return " and ".join(f"{pool[key]} {key[:-1].upper()}s" for key in ("gpus", "cpus") if key in pool) or "room"

@@ -20,7 +20,7 @@ from types import FrameType
 
 import asyncrl
 from asyncrl.config import locations
-from asyncrl.config.load import role_main
+from asyncrl.config.load import EXIT_USAGE, role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import UnavailableError
@@ -47,6 +47,15 @@ log = logging.getLogger("asyncrl.slurm")
 
 DEFAULTS = ("cluster.launcher=slurm", "network.replay_port=0", "network.weights_port=0")
 """Words before those of the user: several jobs may share a node."""
+OPTIONS = ("-c", "--cfg", "--config-dir")
+"""Those of every command that takes KEY=VALUE."""
+USAGE = """usage: sbatch [OPTIONS OF SBATCH] slurm_launch.sh KEY=VALUE ...      a run as a job
+       slurm_launch.sh --dry-run KEY=VALUE ...                       print its placement and every command
+       slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...   N jobs, of which each resumes the run
+       slurm_launch.sh --chain N --dry-run [OPTIONS] KEY=VALUE ...   print the commands that submit them
+
+KEY=VALUE are those of `asyncrl train --help`. docs/cluster.md has the rest.
+"""
 
 
 def of_task(config: TrainConfig, environment: Mapping[str, str]) -> TrainConfig:
@@ -80,6 +89,7 @@ class Job:
         if link and (reason := link.why_nothing_is_left(run_dir, config.learner.steps)):
             log.info("%s has nothing to do: %s", link, reason)
             return
+        this_job()  # Before the checks of the start, which take a while.
         if train(config, self.stop, self._how_to_resume):
             return
         if link and not self.stop.is_set():  # Somebody has asked for it in the run's folder.
@@ -152,10 +162,20 @@ def _assumed_reports(config: TrainConfig, job: SlurmJob) -> list[NodeReport]:
 def main(words: Sequence[str] | None = None) -> None:
     """The entry of the command line."""
     words = sys.argv[1:] if words is None else words
+    if {"-h", "--help"} & set(words):
+        sys.stdout.write(USAGE)
+        return
     links = [ChainLink.of(word) for word in words if word.startswith(CHAINED)]
     job = Job(*links[:1])
     given = [*DEFAULTS, *(word for word in words if word != DRY_RUN and not word.startswith(CHAINED))]
-    role_main(show if DRY_RUN in words else job.run, given)
+    if others := [word for word in given if word.startswith("-") and not word.startswith(OPTIONS)]:
+        sys.stderr.write(
+            f"asyncrl: {' '.join(others)}: the script takes KEY=VALUE and, as its first word, {DRY_RUN} or --chain N; "
+            "options of sbatch come before the script, or after --chain N; without a job, cluster.pools says which "
+            f"nodes {DRY_RUN} assumes\n"
+        )
+        sys.exit(EXIT_USAGE)
+    role_main(show if DRY_RUN in words else job.run, given, reads_data=DRY_RUN not in words)
 
 
 if __name__ == "__main__":
