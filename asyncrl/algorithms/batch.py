@@ -53,6 +53,11 @@ class Episodes:
             _require(scores.shape == self.group.shape, f"extra[{name!r}]", scores, f"{list(self.group.shape)} (group)")
 
     @property
+    def named(self) -> Mapping[str, Tensor]:
+        """All scores of the sequences by name: the extra ones, `outcome` and `reward`."""
+        return {**self.extra, "outcome": self.outcome, "reward": self.reward}
+
+    @property
     def count(self) -> int:
         """S, the sequences of the global batch."""
         return self.group.numel()
@@ -74,7 +79,8 @@ class Tokens:
 
     `Algorithm.prepare` adds advantages float32[N]; returns float32[N], the critic's target; weights float32[N],
     importance weights; rejected int32[N], bit k set where the k-th correction drops the token; selected bool[N], the
-    tokens that the loss singles out; lag int64[N], the learner's version minus the token's.
+    tokens that the loss singles out; lag int64[N], the learner's version minus the token's; streams float32[N, K], the
+    token's weight in each of the K weight streams.
 
     `view` is `View.of` these tokens where somebody worked it out already, on a host that must not wait for a GPU.
     """
@@ -95,15 +101,16 @@ class Tokens:
     rejected: Tensor | None = None
     selected: Tensor | None = None
     lag: Tensor | None = None
+    streams: Tensor | None = None
     view: View | None = None
 
     def __post_init__(self) -> None:
-        _check_shapes(self, "sequence", [name for name, _ in self.tensors()])
+        _check_shapes(self, "sequence", [name for name, _ in self.tensors() if name != "streams"])
         _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "lag"))
         _check_dtypes(self, torch.bool, ("mask", "selected"))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors [N] that are there, by name."""
+        """The tensors of the tokens that are there, by name."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):

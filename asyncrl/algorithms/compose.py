@@ -47,7 +47,7 @@ class Algorithm:
     @property
     def needs_reference(self) -> bool:
         """Reference log-probs are wanted (`Tokens.reference`)."""
-        return self.parts.has_kl
+        return self.parts.needs_reference
 
     @property
     def needs_critic(self) -> bool:
@@ -109,5 +109,5 @@ class Algorithm:
     def summary(self, sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
         """The step's metrics from sums added over micro-batches and ranks. Metrics that compare the members of a group
         need the `episodes` of the batch."""
-        weight = {"kl_reference/weight": self.kl_weight} if self.needs_reference else {}
+        weight = {"kl_reference/weight": self.kl_weight} if self.parts.has_kl else {}
         return summarise(sums, self.parts.rule_names) | implicit_summary(sums, episodes) | weight

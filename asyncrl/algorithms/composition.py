@@ -14,6 +14,7 @@ from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.losses.base import Loss
 from asyncrl.algorithms.losses.value import Value
 from asyncrl.algorithms.rewards.base import Reward
+from asyncrl.algorithms.streams import LossStream, Stream
 from asyncrl.config.schema import AlgorithmConfig, PartConfig
 from asyncrl.errors import ConfigError
 
@@ -29,6 +30,7 @@ class Composition:
     loss: Loss
     corrections: tuple[Correction, ...]
     proximal: str
+    streams: tuple[Stream, ...]
     kl: Kl
     aggregation: Aggregation
     value: Value
@@ -52,6 +54,7 @@ class Composition:
             loss=build("loss", config.loss),
             corrections=tuple(build("correction", choice) for choice in config.correction),
             proximal=config.proximal,
+            streams=tuple(build("stream", choice) for choice in config.stream),
             kl=build("kl", config.kl),
             aggregation=build("aggregation", config.aggregation),
             value=build("value", config.value),
@@ -59,7 +62,12 @@ class Composition:
             entropy_weight=config.entropy_weight,
         )
         _refuse(wrong)
-        conflicts = (_weight_conflicts(parts), _proximal_conflicts(parts), _other_conflicts(parts, config))
+        conflicts = (
+            _weight_conflicts(parts),
+            _proximal_conflicts(parts),
+            _other_conflicts(parts, config),
+            _stream_conflicts(parts),
+        )
         _refuse(text for found in conflicts for text in found)
         if parts.proximal == "auto":
             parts = replace(parts, proximal="training" if updates == 1 and not _early(parts) else "recompute")
@@ -68,6 +76,10 @@ class Composition:
     @property
     def has_kl(self) -> bool:
         return self.kl.name != "none"
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.has_kl or any(stream.needs_reference for stream in self.streams)
 
     @property
     def rule_names(self) -> list[str]:
@@ -135,6 +147,16 @@ def _other_conflicts(parts: Composition, config: AlgorithmConfig) -> Iterator[st
         yield f"algorithm.kl place=reward: {advantage} does not read the reward; set place=loss"
     if parts.kl.importance_weighted and parts.kl.place == "reward":
         yield "algorithm.kl importance_weighted=true is a form of the loss: set place=loss"
+
+
+def _stream_conflicts(parts: Composition) -> Iterator[str]:
+    names = [stream.name for stream in parts.streams]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        yield f"algorithm.stream has {twice} twice: give each stream once"
+    rl = next((stream for stream in parts.streams if stream.name == "rl"), None)
+    others = [stream for stream in parts.streams if isinstance(stream, LossStream) and stream.weight]
+    if rl is not None and not rl.weight and not others:
+        yield "algorithm.stream rl has weight=0, and nothing else trains: add ce or ref_kl with a weight"
 
 
 def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int) -> None:

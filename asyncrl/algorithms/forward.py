@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,17 +10,18 @@ from torch import Tensor
 from asyncrl.algorithms.batch import Tokens, Totals
 from asyncrl.algorithms.composition import Composition
 from asyncrl.algorithms.corrections.base import Ages
-from asyncrl.algorithms.losses.base import Updates
+from asyncrl.algorithms.losses.base import TokenLosses, Updates
 from asyncrl.algorithms.metrics import age_sums, return_sums, update_sums
+from asyncrl.algorithms.streams import LossStream, weighed
 from asyncrl.algorithms.view import View, clamp_log
 from asyncrl.errors import InvariantError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
-    """All policy tokens of the pass (`view`), and those that no rule dropped (`updates`, with `weights` or None)."""
+    """All policy tokens of the pass, and those that no rule dropped (`updates`, with `weights` or None)."""
 
-    view: View
+    everything: Updates
     updates: Updates
     weights: Tensor | None
     sums: dict[str, Tensor]
@@ -32,11 +33,13 @@ def forward(
     """`compose.Algorithm.loss`."""
     _check(parts, logprobs, tokens, entropy)
     this = _pass(parts, logprobs, tokens)
-    updates, lengths = this.updates, this.view.sequences.lengths
+    updates, lengths = this.updates, this.everything.view.sequences.lengths
     policy = parts.loss(updates)
     terms = {"policy": policy.losses if this.weights is None else this.weights * policy.losses}
     sums = this.sums | update_sums(updates.log_ratio, this.weights, updates.advantages)
     sums |= {f"clip/{name}": mark.count_nonzero().double() for name, mark in policy.marks.items()}
+    if (weights := _in_stream(parts, "rl", tokens, updates.view)) is not None:
+        terms["policy"] = weighed(terms["policy"], weights)
     if parts.has_kl and tokens.reference is not None:
         divergence = parts.kl(updates.logprobs, updates.view.take(tokens.reference))
         if parts.kl.importance_weighted:
@@ -51,9 +54,34 @@ def forward(
     losses = {
         name: parts.aggregation(values, updates.view.sequences, lengths, totals) for name, values in terms.items()
     }
+    for name, beside in _streamed(parts, this.everything, tokens).items():
+        losses[name] = parts.aggregation(beside.losses, this.everything.view.sequences, lengths, totals)
+        sums |= {f"clip/{name}_{mark}": marked.count_nonzero().double() for mark, marked in beside.marks.items()}
     sums |= {f"loss/{name}": value.detach() for name, value in losses.items()}
     sums["minibatches"] = sums["tokens"] / max(1, totals.tokens)
     return torch.stack(list(losses.values())).sum(), sums
+
+
+def _streamed(parts: Composition, everything: Updates, tokens: Tokens) -> dict[str, TokenLosses]:
+    """The weighed losses of the streams beside the policy's, by name."""
+    reference = None if tokens.reference is None else everything.view.take(tokens.reference)
+    found = {}
+    for stream in parts.streams:
+        weights = _in_stream(parts, stream.name, tokens, everything.view)
+        if isinstance(stream, LossStream) and weights is not None:
+            result = stream(everything, reference)
+            found[stream.name] = replace(result, losses=weighed(result.losses, weights))
+    return found
+
+
+def _in_stream(parts: Composition, name: str, tokens: Tokens, view: View) -> Tensor | None:
+    """float[M]: the tokens' weights in the stream of that name, or None where there is none."""
+    names = [stream.name for stream in parts.streams]
+    if name not in names:
+        return None
+    if tokens.streams is None:
+        raise InvariantError("streams are missing: give the tokens that prepare returned")
+    return view.take(tokens.streams[:, names.index(name)])
 
 
 def _check(parts: Composition, logprobs: Tensor, tokens: Tokens, entropy: Tensor | None) -> None:
@@ -73,12 +101,12 @@ def _pass(parts: Composition, logprobs: Tensor, tokens: Tokens) -> _Pass:
         ages = _ages(parts, updates, tokens)
         sums = age_sums(view, ages.log_w, tokens) | return_sums(view, tokens)
     if ages.rejected is None:
-        return _Pass(view, updates, ages.weights, sums)
+        return _Pass(updates, updates, ages.weights, sums)
     for bit, name in enumerate(parts.rule_names):
         sums[f"masked/{name}"] = (ages.rejected >> bit & 1).count_nonzero().double()
     keep = ages.rejected == 0
     weights = None if ages.weights is None else ages.weights[keep]
-    return _Pass(view, _updates(parts, logprobs, tokens, view.narrow(keep)), weights, sums)
+    return _Pass(updates, _updates(parts, logprobs, tokens, view.narrow(keep)), weights, sums)
 
 
 def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: View) -> Updates:

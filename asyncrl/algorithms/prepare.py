@@ -13,6 +13,7 @@ from asyncrl.algorithms.composition import INTERPOLATED, Composition
 from asyncrl.algorithms.corrections.base import Ages
 from asyncrl.algorithms.losses.base import Candidates
 from asyncrl.algorithms.selection import draw
+from asyncrl.algorithms.streams import stream_weights
 from asyncrl.algorithms.view import View, clamp_log
 from asyncrl.errors import InvariantError
 
@@ -35,6 +36,9 @@ def prepare(
     charge = kl_weight * divergence if divergence is not None and parts.kl.place == "reward" else None
     tokens = _with_advantages(parts, _rollouts(episodes, tokens, view, charge, reduce))
     tokens = _with_corrections(parts, episodes, tokens, view, reduce)
+    if parts.streams:
+        weights = stream_weights(parts.streams, episodes, view, reduce).to(tokens.behaviour.dtype)
+        tokens = replace(tokens, streams=torch.stack([view.scatter(each) for each in weights], 1))
     return (_with_selection(parts, episodes, tokens, view, reduce) if parts.loss.selects else tokens), kl_weight
 
 
@@ -47,7 +51,7 @@ def _check(parts: Composition, episodes: Episodes, tokens: Tokens, view: View) -
         "behaviour": True,
         "proximal": parts.proximal in ("recompute", "behaviour"),
         "lag": parts.proximal in INTERPOLATED,
-        "reference": parts.has_kl,
+        "reference": parts.needs_reference,
         "values": parts.advantage.needs_critic,
         "collisions": parts.advantage.needs_collisions,
     }

@@ -24,6 +24,7 @@ HOMES = {
     "aggregation": "aggregation",
     "reward": "rewards",
     "value": "losses.value",
+    "stream": "streams",
 }
 """Where the parts of each kind live, under asyncrl.algorithms; the kinds are the keys of the `algorithm` section."""
 

@@ -20,6 +20,7 @@ from asyncrl.algorithms.losses.base import Candidates, Loss, Updates
 from asyncrl.algorithms.losses.value import Value
 from asyncrl.algorithms.parts import Part
 from asyncrl.algorithms.rewards.base import Reward
+from asyncrl.algorithms.streams import LossStream
 from asyncrl.algorithms.view import View
 from asyncrl.config.schema import AlgorithmConfig
 from asyncrl.errors import ConfigError, InvariantError
@@ -37,6 +38,7 @@ _RETURNS = {
     "aggregation": "`__call__` must return a scalar tensor",
     "reward": "`__call__` must return float[S]",
     "value": "`__call__` must return float[M] and bool[M]",
+    "stream": "`__call__` must return TokenLosses with float[M]",
 }
 
 
@@ -46,7 +48,16 @@ def try_parts(config: AlgorithmConfig, group_size: int) -> None:
     Raises ConfigError with one line for each part that raises an exception, or returns a wrong shape or type.
     """
     parts = Composition.of(config)
-    chosen = (*parts.rewards, parts.advantage, parts.loss, *parts.corrections, parts.kl, parts.aggregation, parts.value)
+    chosen = (
+        *parts.rewards,
+        parts.advantage,
+        parts.loss,
+        *parts.corrections,
+        *parts.streams,
+        parts.kl,
+        parts.aggregation,
+        parts.value,
+    )
     own = [part for part in chosen if not type(part).__module__.startswith("asyncrl.")]
     if problems := [problem for part in own if (problem := _problem(part, 2 * group_size))]:
         raise ConfigError("\n".join(problems))
@@ -108,6 +119,9 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
             yield "`losses` of its TokenLosses", losses.losses, size, None
             for name, mark in losses.marks.items():
                 yield f"mark {name!r} of its TokenLosses", mark, size, torch.bool
+        case LossStream():
+            beside = part(Updates(view, now, old, old, advantages), old)
+            yield "`losses` of its TokenLosses", beside.losses, size, None
         case Correction():
             ages = Ages(
                 view,

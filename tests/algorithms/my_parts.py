@@ -8,6 +8,7 @@ from asyncrl.algorithms.losses.base import Loss, TokenLosses
 from asyncrl.algorithms.losses.value import Value
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.rewards.base import Reward
+from asyncrl.algorithms.streams import LossStream
 
 
 class Centred(SequenceAdvantage):
@@ -80,3 +81,13 @@ class Absolute(Value):
     def __call__(self, values, old, returns):
         error = (values - returns).abs()
         return error, error < 0  # No clip decides anything.
+
+
+class Focal(LossStream):
+    """Formula: -(1 - sg(pi_theta))^2 log pi_theta"""
+
+    name = "focal"
+
+    def __call__(self, updates, reference):
+        missing = 1 - updates.logprobs.detach().exp()
+        return TokenLosses(-(missing**2) * updates.logprobs)

@@ -36,7 +36,7 @@ def make_config(**changes: Any) -> AlgorithmConfig:
     for name, value in changes.items():
         if name in ("advantage", "loss", "kl", "aggregation", "value"):
             changes[name] = choice(value)
-        elif name in ("correction", "reward"):
+        elif name in ("correction", "reward", "stream"):
             changes[name] = [choice(each) for each in value]
     return AlgorithmConfig(**changes)
 

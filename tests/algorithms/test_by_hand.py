@@ -118,6 +118,50 @@ def test_the_veto_drops_a_whole_sequence_for_one_token_and_divides_by_all(aggreg
     assert [metrics["masked/veto"], metrics["masked/any"]] == pytest.approx([2 / 6] * 2)
 
 
+def test_each_weight_stream_is_a_mean_over_its_own_tokens():
+    """Sequences of 2, 1 and 1 policy tokens with log pi -1, -2 | -3 | -5; advantages (dr_grpo of 1, 0 | 1) are 1/2,
+    -1/2 | 1. The scores weigh rl by 1, 2, 0: (1/2 (1 + 2) + 2 (-1/2) 3) / (2 + 2) = (3/2 - 3) / 4 = -3/8. ce is 1/10 of
+    the mean over the sequences of outcome 1, the first and the last: (1 + 2 + 5) / 3 / 10 = 4/15."""
+    episodes = make_episodes([1, 0, 1], [0, 0, 1], extra={"practised": floats(1, 2, 0)})
+    streams = [("rl", {"score": "practised"}), ("ce", {"weight": 0.1, "score": "outcome"})]
+    algorithm = make_algorithm(advantage="dr_grpo", loss="gpg", correction=[], stream=streams)
+    tokens = algorithm.prepare(episodes, make_tokens([[0, 1, 1], [1], [1]]), alone)
+    loss, gradient, metrics = stepped(algorithm, tokens, -floats(9, 1, 2, 3, 5))
+    assert [metrics["loss/policy"], metrics["loss/ce"]] == pytest.approx([-3 / 8, 4 / 15])
+    assert loss == pytest.approx(-3 / 8 + 4 / 15)
+    # rl: -w A / 4; ce: -1 / 30 a token of the first and the last.
+    assert gradient == pytest.approx([0, -1 / 8 - 1 / 30, -1 / 8 - 1 / 30, 1 / 4, -1 / 30])
+
+
+def test_the_stream_of_distillation_pulls_to_the_reference_within_its_region():
+    """pi = .4, .1, .4 with mu = .2, .4, .1: ratios 2, 1/4, 4, the last at the cap 3; the second fell by .3 > .2 and is
+    dropped. log(pi_ref / pi) = log 2, -, -log 2. Values -2 log 2, 0, 3 log 2, over 3 tokens; so are the gradients."""
+    now, behaviour, reference = floats(0.4, 0.1, 0.4).log(), floats(0.2, 0.4, 0.1).log(), floats(0.8, 0.8, 0.2).log()
+    streams = [("rl", {"weight": 0.0}), ("ref_kl", {"cap": 3.0})]
+    algorithm = make_algorithm(stream=streams, correction=["veto"])
+    tokens = make_tokens([[1, 1], [1]], behaviour=behaviour, proximal=now, reference=reference)
+    tokens = algorithm.prepare(make_episodes([1, 0], [0, 0]), tokens, alone)
+    loss, gradient, metrics = stepped(algorithm, tokens, now)
+    expected = [-2 * math.log(2) / 3, 0, math.log(2)]
+    assert loss == metrics["loss/ref_kl"] == pytest.approx(sum(expected))
+    assert gradient == pytest.approx(expected)
+    assert metrics["loss/policy"] == 0
+    assert metrics["clip/ref_kl_low"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ("bonus", r"stream ce reads the score bonus, and the labels have \['outcome', 'reward', 'style'\]"),
+        ("style", r"stream ce: style is -1.0 for sequence 1; a weight must be finite and not negative"),
+    ],
+)
+def test_a_stream_without_its_score_or_with_a_negative_one_is_refused(score, message):
+    algorithm = make_algorithm(stream=[("ce", {"score": score})])
+    with pytest.raises(InvariantError, match=message):
+        algorithm.prepare(make_episodes([1, 0], [0, 0], extra={"style": floats(1, -1)}), make_tokens([[1], [1]]), alone)
+
+
 def test_the_prompt_mean_is_a_mean_over_groups_of_the_means_of_their_tokens():
     """Advantages 1 and losses -log pi: group 0 has 1, 2 and 3, 4, 5, a mean of 15/5 = 3; group 1 has 7: (3 + 7) / 2.
     A token of group 0 has the gradient -1 / (5 * 2), that of group 1 -1 / (1 * 2). In a minibatch of the first sequence

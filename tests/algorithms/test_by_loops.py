@@ -240,6 +240,33 @@ def test_the_prompt_mean_again_after_a_rejection(seed):
 
 @given(SEEDS)
 @several
+def test_the_weight_streams_again(seed):
+    episodes, tokens = random_batch(seed)
+    streams = [("rl", {"score": "style"}), ("ce", {"weight": 0.2, "score": "outcome"}), ("ref_kl", {"delta": 0.1})]
+    algorithm = make_algorithm(loss="gpg", correction=[("mask", {"low": 0.8, "high": 1.2})], stream=streams)
+    prepared = algorithm.prepare(episodes, tokens, alone)
+    now = tokens.proximal + 0.1
+    policy, ce, ref_kl, weights, successes, count = 0.0, 0.0, 0.0, 0.0, 0, 0
+    for row, turns in enumerate(turns_of(tokens)):
+        for place in (place for turn in turns for place in turn):
+            log_pi, log_mu = float(now[place]), float(tokens.behaviour[place])
+            w, style = math.exp(log_pi - 0.1 - log_mu), float(episodes.extra["style"][row])
+            weights, count = weights + style, count + 1
+            if 0.8 <= w <= 1.2:
+                policy -= style * w * float(prepared.advantages[place]) * log_pi
+            if episodes.outcome[row] == 1:
+                ce, successes = ce - 0.2 * log_pi, successes + 1
+            if math.exp(log_pi) - math.exp(log_mu) >= -0.1:
+                ref_kl -= (float(tokens.reference[place]) - log_pi) * math.exp(log_pi - log_mu)
+    _, sums = algorithm.loss(now, prepared, totals_of(tokens))
+    found = algorithm.summary(sums)
+    assert found["loss/policy"] == pytest.approx(policy / weights)
+    assert found["loss/ce"] == pytest.approx(ce / max(1, successes))
+    assert found["loss/ref_kl"] == pytest.approx(ref_kl / count)
+
+
+@given(SEEDS)
+@several
 def test_the_chi_square_of_sequences_again(seed):
     episodes, tokens = random_batch(seed)
     algorithm = make_algorithm(correction=[])

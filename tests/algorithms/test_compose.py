@@ -89,6 +89,12 @@ COMPOSITIONS = {
         "advantage": ("optimal_token_baseline", {"cap": 1.3, "gamma": 0.9, "step_weight": 0.5}),
         "kl": ("k1", {"place": "reward"}),
     },
+    "streams": {
+        "correction": [("mask", {"low": 0.8, "high": 1.2})],
+        "stream": [("rl", {"score": "style"}), ("ce", {"weight": 0.2, "score": "outcome"}), ("ref_kl", {"delta": 0.1})],
+        "aggregation": "seq-mean-token-mean",
+    },
+    "own stream": {"stream": [("rl", {"weight": 0.0}), f"{OWN}.Focal"], "correction": [], "loss": "gpg"},
     "otb by position": {"advantage": ("optimal_token_baseline", {"multi_turn": False, "zero_tail": False})},
     "dro": {"advantage": "reinforce_pp", "loss": "dro", "kl": ("k2", {"target": 0.01})},
 }

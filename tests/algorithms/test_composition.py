@@ -63,6 +63,12 @@ def test_a_part_of_the_users_own_is_named_by_its_path():
             {"correction": [("reject", {"by": "difference", "low": -1.0, "high": 1.0})]},
             r"high=1.0: with low=-1.0 nothing is ever dropped, .* set bounds between -1 and 1",
         ),
+        ({"stream": [("rl", {"weight": 0.5})]}, r"rl: weight=0.5: .* changes nothing: set score, or weight=0"),
+        (
+            {"stream": [("ce", {"weight": -1.0})]},
+            r"algorithm.stream ce: weight=-1.0: it must be a number in \[0, inf\)",
+        ),
+        ({"stream": ["sft"]}, r"algorithm.stream=sft: use one of ce, ref_kl, rl"),
         ({"loss": ("ipo", {"delta": 1.0})}, r"ipo: delta=1.0: it must be a number in \(0, 1\)"),
         ({"loss": ("clip_cov", {"cov_low": 9.0})}, r"clip_cov: cov_low=9.0: it must be below cov_high=5.0"),
         ({"aggregation": "seq-mean-token-sum-norm"}, r"needs norm: the constant"),
@@ -100,6 +106,11 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
         (
             {"proximal": "interpolate", "advantage": "optimal_token_baseline"},
             r"and optimal_token_baseline needs it before: use recompute",
+        ),
+        ({"stream": ["ce", "ce"]}, r"algorithm.stream has ce twice: give each stream once"),
+        (
+            {"stream": [("rl", {"weight": 0.0}), ("ce", {"weight": 0.0})]},
+            r"rl has weight=0, and nothing else trains: add ce or ref_kl",
         ),
         ({"loss": "ipo"}, r"algorithm.loss=ipo does so itself: set algorithm.correction=\[\]"),
         (
@@ -148,6 +159,12 @@ def test_auto_computes_proximal_log_probs_first_only_where_something_needs_them_
     changes, updates, needed
 ):
     assert Algorithm.from_config(make_config(**changes), updates).needs_proximal == needed
+
+
+def test_only_streams_and_a_kl_that_read_the_reference_ask_for_it():
+    assert not make_algorithm(stream=["ce"]).needs_reference
+    assert make_algorithm(stream=["ref_kl"]).needs_reference
+    assert make_algorithm(kl="k3").needs_reference
 
 
 def test_sequence_level_losses_go_with_sequence_level_corrections():

@@ -30,7 +30,7 @@ class Gdpo(SequenceAdvantage):
     def scores(self, episodes: Episodes) -> Tensor:
         """Raises InvariantError: a weighted score is not among the labels' scores."""
         groups = episodes.groups
-        named = {**episodes.extra, "outcome": episodes.outcome, "reward": episodes.reward}
+        named = episodes.named
         weights = self.weights or dict.fromkeys(episodes.extra, 1.0)
         missing = [name for name in weights if name not in named]
         if missing or not weights:

@@ -124,6 +124,13 @@ class DualClippedLoss(ClippedLoss):
         return TokenLosses(losses, marks)
 
 
+def capped_ratio(updates: Updates, cap: float) -> Tensor:
+    """float[M]: min(pi_theta / mu, cap), with the gradient of log pi_theta times its value also at the cap."""
+    policy = updates.logprobs
+    ratio = clamp_log(policy.detach() - updates.behaviour).exp().clamp(max=cap)
+    return ratio * (policy - policy.detach()).exp()
+
+
 def dual_clipped(losses: Tensor, advantages: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     """losses float[M], at most -limit A where A < 0, and bool[M], where that decides.
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates
+from asyncrl.algorithms.losses.base import Loss, TokenLosses, Updates, capped_ratio
 from asyncrl.algorithms.parts import param
 from asyncrl.algorithms.view import clamp_log
 
@@ -29,11 +29,9 @@ class Ipo(Loss):
 
     def __call__(self, updates: Updates) -> TokenLosses:
         policy, behaviour = updates.logprobs, updates.behaviour
-        log_ratio = clamp_log(policy - behaviour)
         move = policy.detach().exp() - behaviour.exp()
         far = move.abs() > self.delta
-        ratio = log_ratio.detach().exp().clamp(max=self.cap) * (policy - policy.detach()).exp()
-        losses = torch.where(far, 0.0, -updates.advantages * ratio)
+        losses = torch.where(far, 0.0, -updates.advantages * capped_ratio(updates, self.cap))
         if self.pull:
-            losses = losses + self.pull * log_ratio.square()
+            losses = losses + self.pull * clamp_log(policy - behaviour).square()
         return TokenLosses(losses, {"high": far & (move > 0), "low": far & (move < 0)})

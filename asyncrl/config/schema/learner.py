@@ -191,6 +191,9 @@ class AlgorithmConfig:
         "where the proximal log-probs come from; auto: recompute, unless the training pass gives the same ones in time",
         choices=("auto", "recompute", "interpolate", "interpolate_linear", "behaviour"),
     )
+    stream: list[PartConfig] = option(
+        [], "weight streams: losses beside the policy's, and which sequences each of them trains"
+    )
     kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")
     aggregation: PartConfig = option(PartConfig("token-mean"), "how the losses of tokens become one number")
     entropy_weight: float = option(0.0, "weight of the entropy bonus", "[0, inf)")
