@@ -13,6 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import psutil
+
+from asyncrl.machine.identity import ProcessIdentity
 from asyncrl.machine.numa import cpus_near_gpus, format_cpus
 
 logger = logging.getLogger(__name__)
@@ -83,6 +86,15 @@ def kill_group_soon(process: subprocess.Popen[bytes]) -> None:
     """The same without waiting: a process that hangs in the kernel may never end."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def group_has_ended(group: int) -> bool:
+    """Whether no process of a group runs any more. What a killed process had is freed a while after the kill."""
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == group and ProcessIdentity.of(pid) is not None:
+                return False
+    return True
 
 
 def last_lines(log: Path, count: int = 15, start: int = 0) -> str:

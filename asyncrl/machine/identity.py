@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-_STATE, _BEGAN = 0, 19
+_STATE, _THREADS, _BEGAN = 0, 17, 19
 """Fields of /proc/PID/stat behind the name of the program."""
 
 
@@ -37,7 +37,8 @@ class ProcessIdentity:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs here. One whose end nobody has asked for yet, a zombie, has ended."""
+        """Whether it runs here. One whose end nobody has asked for yet, a zombie, has ended if all of
+        its threads have."""
         return self.is_here and _began(self.pid) == self.began
 
     def ask_to_end(self) -> None:
@@ -88,7 +89,9 @@ def _began(pid: int) -> str | None:
     except FileNotFoundError:
         return _began_elsewhere(pid) if not Path("/proc/self/stat").exists() else None
     fields = text.rpartition(")")[2].split()
-    return None if fields[_STATE] in "ZX" else fields[_BEGAN]
+    # A process that was killed is a zombie as soon as its main thread has ended; until its last one has, it keeps ports
+    # and locks.
+    return None if fields[_STATE] in "ZX" and int(fields[_THREADS]) <= 1 else fields[_BEGAN]
 
 
 def _began_elsewhere(pid: int) -> str | None:

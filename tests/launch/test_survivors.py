@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event, Timer
 
 import msgspec
+import psutil
 import pytest
 
 from asyncrl.errors import ConfigError, StoppedError
@@ -117,6 +118,20 @@ def test_a_process_that_has_ended_is_not_alive_even_if_nobody_has_asked_for_its_
     zombie = subprocess.Popen([sys.executable, "-c", "pass"])
     until(lambda: ProcessIdentity.of(zombie.pid) is None)
     zombie.wait()
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call is that of this architecture")
+def test_a_process_whose_main_thread_alone_has_ended_is_alive() -> None:
+    """As each process is for a moment after it was killed: it still has its ports."""
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); ctypes.CDLL(None)"
+    process = subprocess.Popen([sys.executable, "-c", f"{code}.syscall(60, 0)"])
+    try:
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+        assert ProcessIdentity.of(process.pid) is not None
+    finally:
+        process.kill()
+        process.wait()
+    assert ProcessIdentity.of(process.pid) is None
 
 
 def test_what_runs_on_a_machine_that_nobody_reaches_ends_with_its_lease(

@@ -18,7 +18,7 @@ import torch
 from asyncrl.actor.engine.fleet.colocation import ServerTurns
 from asyncrl.actor.engine.fleet.http import Http
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.machine.child import kill_group, kill_group_soon, last_lines, start_guarded
+from asyncrl.machine.child import group_has_ended, kill_group, kill_group_soon, last_lines, start_guarded
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import ServerConfig, TrainConfig
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.25
 STOP_S = 1.0
 """A server that has not ended by itself so long after a SIGTERM is killed."""
+ENDED_POLL_S = 0.02
+KILLED_S = 30.0
+"""For the processes of a server to end once they were killed: one that hangs in the kernel may never do so."""
 
 
 def server_count(server: ServerConfig) -> int:
@@ -153,12 +156,18 @@ class LaunchedServer:
 
     async def _stop(self) -> None:
         self.answering = False
-        process, self.process = self.process, None
+        process = self.process
         if process is None:
             return
         process.terminate()
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 while process.poll() is None:
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(ENDED_POLL_S)
         kill_group(process)
+        # With its memory of GPUs it counts as running: others get them afterwards, the learner or its next process.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILLED_S):
+                while not group_has_ended(process.pid):
+                    await asyncio.sleep(ENDED_POLL_S)
+        self.process = None

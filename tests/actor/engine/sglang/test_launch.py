@@ -61,6 +61,21 @@ async def test_a_server_that_does_not_start_or_never_answers_is_explained_by_its
         await server.keep()
 
 
+async def test_a_server_counts_as_running_until_its_last_process_has_ended(tmp_path: Path) -> None:
+    """Whoever shares its GPUs may use them after that."""
+    stubborn = (
+        "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    command, log = [sys.executable, "-c", stubborn], tmp_path / "server.log"
+    server = LaunchedServer(f"http://127.0.0.1:{free_ports(1)}", command, log, {}, GENEROUS_S, 1)
+    keeper = asyncio.create_task(server.keep())
+    await async_until(lambda: log.exists() and log.read_text().strip())
+    keeper.cancel()
+    await async_until(lambda: not server.running)
+    assert has_ended(int(log.read_text().split()[0]))
+    await asyncio.gather(keeper, return_exceptions=True)
+
+
 async def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     server = LaunchedServer("http://127.0.0.1:1", ["/nowhere/python"], tmp_path / "server.log", {}, 1.0, 1)
     with pytest.raises(ConfigError, match=r"engine\.python=/nowhere/python"):
