@@ -1,14 +1,22 @@
 """verl's batch type and what goes with it, under verl's names. docs/verl.md says what carries over."""
 
+from asyncrl.compat.verl.packed import add_tokens, to_episodes, to_tokens
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
 from asyncrl.compat.verl.tensors import TensorBatch
+from asyncrl.compat.verl.trajectories import from_trajectories, to_labels, to_trajectories
 
 __all__ = [
     "DataProto",
     "DataProtoItem",
     "TensorBatch",
+    "add_tokens",
     "compute_position_id_with_mask",
+    "from_trajectories",
     "pad_dataproto_to_divisor",
+    "to_episodes",
+    "to_labels",
+    "to_tokens",
+    "to_trajectories",
     "unpad_dataproto",
 ]

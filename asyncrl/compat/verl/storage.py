@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.errors import DataError, DataProtoError
-from asyncrl.machine.files import partial_name, sync
+from asyncrl.machine.files import partial_name, save_tensors, sync
 
 Array = np.ndarray[Any, Any]
 FORMAT = 1
@@ -57,7 +57,7 @@ def write_batch(path: Path, batch: TensorBatch | None, arrays: Mapping[str, Arra
     # Rows that share memory, as a batch that was expanded has, would be refused.
     tensors = {_TENSOR_PREFIX + name: _alone(tensor) for name, tensor in ({} if batch is None else batch).items()}
     partial = partial_name(path)
-    save_file({**tensors, ABOUT: text}, partial)
+    save_tensors({**tensors, ABOUT: text}, partial)
     sync(partial)
     partial.replace(path)
 

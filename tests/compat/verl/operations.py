@@ -157,6 +157,10 @@ def positions(library: Library, mask: Sequence[Sequence[int]]) -> Any:
     return library.positions(torch.tensor(mask, dtype=torch.int64)).tolist()
 
 
+def as_json(answer: Any) -> str:
+    return json.dumps(answer, default=lambda each: each.item())
+
+
 def _serve() -> None:
     """Carry out the programs on standard input with verl, one a line."""
     from verl import DataProto
@@ -169,7 +173,7 @@ def _serve() -> None:
     for line in sys.stdin:
         program = json.loads(line)
         answer = positions(library, program["mask"]) if "mask" in program else run(library, program)
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(as_json(answer) + "\n")
         answers.flush()
 
 

@@ -116,7 +116,7 @@ PROGRAMS = st.fixed_dictionaries(
 @settings(max_examples=400)
 def test_random_programs_have_the_outcomes_that_verl_gives(verl: Verl, program: Any) -> None:
     program = json.loads(json.dumps(program))
-    theirs, ours = verl(program), json.loads(json.dumps(operations.run(OURS, program)))
+    theirs, ours = verl(program), json.loads(operations.as_json(operations.run(OURS, program)))
     for number, expected in enumerate(theirs):
         if isinstance(expected, dict) and _is_accident(expected):
             return

@@ -1,0 +1,116 @@
+"""Batches in verl's layout as episodes and packed tokens, which our algorithms take, and their numbers back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.compat.verl.protocol import DataProto, require
+from asyncrl.compat.verl.trajectories import to_labels
+from asyncrl.types import NO_VERSION
+
+NAMES = {
+    "old_log_probs": "proximal",
+    "ref_log_prob": "reference",
+    "values": "values",
+    "advantages": "advantages",
+    "returns": "returns",
+}
+"""verl's names of numbers float32[B, R], each with ours. Log-probs and values are of the same token in both."""
+
+
+def to_tokens(data: DataProto) -> Tokens:
+    """The N tokens of a batch, row by row and without padding. Rows of one trajectory are one sequence; they must stand
+    together. Numbers [B, R] that the batch has are 0 on the prompts' tokens. Without `versions` all are version 0.
+
+    Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
+    """
+    batch = data.batch
+    needed = ("prompts", "attention_mask", "response_mask")
+    missing = [name for name in needed if batch is None or name not in batch]
+    require(not missing, f"the batch has no {', '.join(missing)}")
+    behaviour = batch.get("rollout_log_probs", batch.get("old_log_probs"))
+    require(behaviour is not None, "the batch has neither rollout_log_probs nor old_log_probs")
+    attended = batch["attention_mask"].bool()
+    mask = _packed(batch["response_mask"].bool(), attended)
+    versions = batch.get("versions")
+    if versions is None:
+        versions = torch.where(batch["response_mask"].bool(), 0, NO_VERSION)
+    sequence = torch.tensor(_owners(data), device=attended.device).repeat_interleave(attended.sum(-1))
+    first = torch.searchsorted(sequence, sequence)
+    given: dict[str, Any] = {
+        ours: _packed(batch[name].float(), attended) for name, ours in NAMES.items() if name in batch
+    }
+    return Tokens(
+        sequence=sequence,
+        position=torch.arange(len(sequence), device=sequence.device) - first,
+        mask=mask,
+        behaviour=_packed(behaviour.float(), attended) * mask,
+        versions=torch.where(mask, _packed(versions, attended), NO_VERSION),
+        **given,
+    )
+
+
+def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
+    """The S trajectories of a batch with token_level_scores: rows of the same `uid` are a group. `version` is the
+    learner's.
+
+    Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
+    """
+    labels = to_labels(data)
+    owners = torch.tensor(_owners(data))
+    uids = data.non_tensor_batch.get("uid", owners.numpy())
+    group_of: dict[object, int] = {}
+    groups = torch.zeros(len(labels), dtype=torch.int64)
+    for owner, uid in zip(owners.tolist(), uids.tolist(), strict=True):
+        groups[owner] = group_of.setdefault(uid, len(group_of))
+    sampled = data.batch["response_mask"].sum(-1).cpu()
+    names = sorted(set(labels[0].extra).intersection(*(each.extra for each in labels))) if labels else []
+    steps = torch.tensor([len(each.step_scores) for each in labels], dtype=torch.int64)
+    return Episodes(
+        group=groups,
+        reward=torch.tensor([each.reward for each in labels]),
+        outcome=torch.tensor([each.outcome for each in labels]),
+        lengths=torch.zeros(len(labels), dtype=torch.int64).index_add(0, owners, sampled),
+        step_scores=torch.tensor([score for each in labels for score in each.step_scores.tolist()]),
+        step_sequence=torch.arange(len(labels)).repeat_interleave(steps),
+        step_end=torch.tensor([end for each in labels for end in each.step_ends.tolist()], dtype=torch.int64),
+        extra={name: torch.tensor([each.extra[name] for each in labels]) for name in names},
+        version=version,
+    )
+
+
+def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = tuple(NAMES)) -> DataProto:
+    """Adds those numbers of `tokens`, which `to_tokens` made of the batch, that are there: in place, float32[B, R],
+    under verl's `names`, and 0 on padding."""
+    attended = data.batch["attention_mask"].bool()
+    size = data.batch["prompts"].shape[1]
+    for name in names:
+        values = getattr(tokens, NAMES[name])
+        if values is not None:
+            whole = torch.zeros(attended.shape, device=attended.device)
+            whole[attended] = values.to(whole.device, torch.float32)
+            data.batch[name] = whole[:, size:].contiguous()
+    return data
+
+
+def _packed(values: Tensor, attended: Tensor) -> Tensor:
+    """values [B, R] at the tokens of attended bool[B, P + R]; 0 on those of the prompts."""
+    whole = values.new_zeros(attended.shape)
+    whole[:, attended.shape[1] - values.shape[1] :] = values
+    return whole[attended]
+
+
+def _owners(data: DataProto) -> list[int]:
+    """The trajectory of each row, by number. Raises DataProtoError: its rows are apart."""
+    names = data.non_tensor_batch.get("trajectory_id")
+    if names is None:
+        return list(range(len(data)))
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names.tolist()))}
+    owners = [numbers[name] for name in names.tolist()]
+    require(owners == sorted(owners), "rows of one trajectory must stand together")
+    return owners

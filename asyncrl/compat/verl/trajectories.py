@@ -1,0 +1,323 @@
+"""Our trajectories and labels as batches in verl's layout, and back.
+
+A row is one branch of a trajectory: an episode whose agent rewrote its history has several. Prompts [B, P] are padded
+on the left and responses [B, R] on the right. A response begins with the first token that the policy sampled, and has
+what tools answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.compat.verl.padding import compute_position_id_with_mask
+from asyncrl.compat.verl.protocol import DataProto, require
+from asyncrl.types import (
+    NO_VERSION,
+    Finish,
+    Labels,
+    Role,
+    Step,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+    runs_of,
+)
+
+UNSAMPLED = 0.0
+"""The log-prob and the score of a token that has none."""
+
+
+class _Branch(NamedTuple):
+    """The tokens [start, end) of a trajectory; those from `response` on are the response."""
+
+    trajectory: Trajectory
+    number: int
+    start: int
+    response: int
+    end: int
+    turns: Sequence[Turn]
+    steps: Sequence[Step]
+
+
+def from_trajectories(
+    trajectories: Sequence[Trajectory],
+    pad_token_id: int,
+    labels: Sequence[Labels] | None = None,
+    tasks: Mapping[str, Task] | None = None,
+    max_prompt_length: int | None = None,
+    max_response_length: int | None = None,
+) -> DataProto:
+    """The branches of `trajectories`, in order.
+
+    `batch` has prompts int64[B, P], responses int64[B, R], input_ids, attention_mask and position_ids int64[B, P + R],
+    response_mask int64[B, R] (1 on what the policy sampled), rollout_log_probs float32[B, R] and versions int64[B, R]
+    (NO_VERSION on what it did not). With `labels`, token_level_scores and token_level_rewards float32[B, R] have the
+    shaped reward at the last token of every branch's response. P and R are the lengths given, else the longest.
+
+    `non_tensor_batch` has `uid`, the group's id, and what `to_trajectories` needs; with `labels` what `to_labels`
+    needs; with `tasks` by id what verl's data sets give: raw_prompt, data_source, reward_model, extra_info and
+    tools_kwargs.
+
+    Raises DataProtoError: a prompt or a response is longer than the length given; nothing is cut.
+    """
+    branches = [branch for trajectory in trajectories for branch in _branches(trajectory)]
+    prompts = _longest("prompt", [each.response - each.start for each in branches], max_prompt_length)
+    responses = _longest("response", [each.end - each.response for each in branches], max_response_length)
+    tensors = _tensors(branches, prompts, responses, pad_token_id)
+    arrays = _columns([_facts(branch) for branch in branches])
+    if labels is not None:
+        by_id = {each.trajectory_id: each for each in labels}
+        judged = [by_id[each.trajectory.id] for each in branches]
+        scores = torch.full((len(branches), responses), UNSAMPLED)
+        for row, (branch, label) in enumerate(zip(branches, judged, strict=True)):
+            if branch.end > branch.response:
+                scores[row, branch.end - branch.response - 1] = label.reward
+        tensors |= {"token_level_scores": scores, "token_level_rewards": scores.clone()}
+        arrays |= _columns([_label_facts(label) for label in judged])
+    if tasks is not None:
+        arrays |= _columns([task_fields(tasks[each.trajectory.task_id]) for each in branches])
+    return DataProto.from_dict(tensors, arrays)
+
+
+def to_trajectories(data: DataProto, version: int | None = None) -> list[Trajectory]:
+    """The trajectories of a batch in verl's layout, in the order of their first rows.
+
+    What `from_trajectories` gave comes back equal. A batch from elsewhere needs prompts, responses, attention_mask and
+    rollout_log_probs or old_log_probs; a missing response_mask is the attention mask's part. Every run of sampled
+    tokens is then one assistant turn and one step, and rows with the same `uid` are one group. `version` is the policy
+    version of all sampled tokens where the batch has no `versions`.
+
+    Raises DataProtoError: a field is missing; InvariantError: the values are no trajectory.
+    """
+    needed = ("prompts", "responses", "attention_mask")
+    missing = [name for name in needed if data.batch is None or name not in data.batch]
+    require(not missing, f"the batch has no {', '.join(missing)}")
+    logprobs = data.batch.get("rollout_log_probs", data.batch.get("old_log_probs"))
+    require(logprobs is not None, "the batch has neither rollout_log_probs nor old_log_probs")
+    require(
+        "versions" in data.batch or version is not None, "the batch has no versions: pass the `version` of its policy"
+    )
+    rows = [_row(data, row, logprobs, version) for row in range(len(data))]
+    names = data.non_tensor_batch.get("trajectory_id", np.arange(len(data)))
+    parts: dict[Any, list[_Row]] = {}
+    for name, row in zip(names.tolist(), rows, strict=True):
+        parts.setdefault(name, []).append(row)
+    members: dict[str, int] = {}
+    return [_joined(sorted(each, key=lambda row: row.facts["branch"]), members) for each in parts.values()]
+
+
+def to_labels(data: DataProto, scorer: str = "verl") -> list[Labels]:
+    """The labels of a batch's trajectories, in the order of `to_trajectories`: the reward is the sum of
+    token_level_scores in the trajectory's last row. What a batch from elsewhere does not have is left out: its outcome
+    is `acc`, else the reward.
+
+    Raises DataProtoError: the batch has no token_level_scores.
+    """
+    require(data.batch is not None and "token_level_scores" in data.batch, "the batch has no token_level_scores")
+    rewards = data.batch["token_level_scores"].sum(-1).tolist()
+    names = data.non_tensor_batch.get("trajectory_id")
+    found: dict[str, Labels] = {}
+    for row, reward in enumerate(rewards):
+        facts = {name: values[row] for name, values in data.non_tensor_batch.items()}
+        name = _name(facts, row) if names is None else str(names[row])
+        given = {
+            "step_scores": np.array(facts.get("step_scores", ()), np.float32),
+            "step_ends": np.array(facts.get("step_ends", ()), np.int32),
+            "extra": facts.get("extra_scores", {}),
+        }
+        outcome = float(facts.get("outcome", facts.get("acc", reward)))
+        found[name] = Labels(name, reward, outcome, str(facts.get("scorer", scorer)), **given)
+    return list(found.values())
+
+
+def task_fields(task: Task) -> dict[str, Any]:
+    """The fields of one row under the names that verl's data sets give them."""
+    return {
+        "raw_prompt": [dict(message) for message in task.messages],
+        "data_source": task.data_source,
+        "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
+        "extra_info": dict(task.extra_info),
+        "tools_kwargs": dict(task.tools_kwargs),
+    }
+
+
+def _branches(trajectory: Trajectory) -> list[_Branch]:
+    turns: list[list[Turn]] = [[]]
+    for turn in trajectory.turns:
+        if turn.role is Role.PROMPT and turn.start > 0:
+            turns.append([])
+        turns[-1].append(turn)
+    found = []
+    for index, (start, end) in enumerate(trajectory.branches):
+        sampled = np.flatnonzero(trajectory.loss_mask[start:end])
+        response = start + int(sampled[0]) if len(sampled) else end
+        steps = [step for step in trajectory.steps if start <= step.start < end]
+        found.append(_Branch(trajectory, index, start, response, end, turns[index], steps))
+    return found
+
+
+def _longest(what: str, lengths: Sequence[int], given: int | None) -> int:
+    longest = max(lengths, default=0)
+    require(given is None or longest <= given, f"a {what} has {longest} tokens; max_{what}_length is {given}")
+    return longest if given is None else given
+
+
+def _tensors(branches: Sequence[_Branch], prompts: int, responses: int, pad: int) -> dict[str, Tensor]:
+    rows = len(branches)
+    ids = np.full((rows, prompts + responses), pad, np.int64)
+    attention = np.zeros((rows, prompts + responses), np.int64)
+    sampled = np.zeros((rows, responses), np.int64)
+    logprobs = np.full((rows, responses), UNSAMPLED, np.float32)
+    versions = np.full((rows, responses), NO_VERSION, np.int64)
+    for row, (trajectory, _, start, response, end, *_) in enumerate(branches):
+        whole = slice(prompts - (response - start), prompts + (end - response))
+        answer = slice(0, end - response)
+        ids[row, whole] = trajectory.tokens[start:end]
+        attention[row, whole] = 1
+        sampled[row, answer] = trajectory.loss_mask[response:end]
+        logprobs[row, answer] = trajectory.logprobs[response:end]
+        versions[row, answer] = trajectory.versions[response:end]
+    mask = torch.from_numpy(attention)
+    return {
+        "prompts": torch.from_numpy(ids[:, :prompts].copy()),
+        "responses": torch.from_numpy(ids[:, prompts:].copy()),
+        "input_ids": torch.from_numpy(ids),
+        "attention_mask": mask,
+        "position_ids": compute_position_id_with_mask(mask),
+        "response_mask": torch.from_numpy(sampled),
+        "rollout_log_probs": torch.from_numpy(logprobs),
+        "versions": torch.from_numpy(versions),
+    }
+
+
+def _facts(branch: _Branch) -> dict[str, Any]:
+    trajectory, start = branch.trajectory, branch.start
+    calls = [[[call.name, dict(call.arguments)] for call in turn.tool_calls] for turn in branch.turns]
+    return {
+        "uid": trajectory.group_id,
+        "trajectory_id": trajectory.id,
+        "task_id": trajectory.task_id,
+        "member": trajectory.member,
+        "branch": branch.number,
+        "finish": str(trajectory.finish),
+        "turns": [
+            [turn.start - start, turn.end - start, str(turn.role), turn.finish_reason, calls[index]]
+            for index, turn in enumerate(branch.turns)
+        ],
+        "steps": [[step.start - start, step.end - start] for step in branch.steps],
+        "reward_scores": dict(trajectory.rewards),
+        "timings": dict(trajectory.timings),
+        "__num_turns__": sum(1 for _ in groupby(turn.role for turn in branch.turns)),
+    }
+
+
+def _label_facts(label: Labels) -> dict[str, Any]:
+    return {
+        "outcome": label.outcome,
+        "scorer": label.scorer,
+        "step_scores": label.step_scores.tolist(),
+        "step_ends": label.step_ends.tolist(),
+        "extra_scores": dict(label.extra),
+    }
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    columns: dict[str, NDArray[Any]] = {}
+    for name in rows[0] if rows else ():
+        columns[name] = np.empty(len(rows), dtype=object)
+        for row, values in enumerate(rows):
+            columns[name][row] = values[name]
+    return columns
+
+
+class _Row(NamedTuple):
+    """One branch without its padding: tokens int32[T], logprobs float32[T], versions int32[T], and what else is known
+    of its trajectory."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    facts: Mapping[str, Any]
+
+
+def _row(data: DataProto, row: int, logprobs: Tensor, version: int | None) -> _Row:
+    batch = data.batch
+    size = batch["prompts"].shape[1]
+    attended = batch["attention_mask"][row].bool().cpu()
+    real = attended[size:]
+    prompt = batch["prompts"][row].cpu()[attended[:size]].numpy()
+    response = batch["responses"][row].cpu()[real].numpy()
+    given = batch.get("response_mask")
+    sampled = (real if given is None else given[row].bool().cpu())[real].numpy()
+    versions = batch["versions"][row].cpu()[real].numpy() if "versions" in batch else np.full(len(response), version)
+    before = np.zeros(len(prompt))
+    return _Row(
+        np.concatenate([prompt, response]).astype(np.int32),
+        np.concatenate([before, np.where(sampled, logprobs[row].cpu()[real].float().numpy(), UNSAMPLED)]).astype(
+            np.float32
+        ),
+        np.concatenate([before + NO_VERSION, np.where(sampled, versions, NO_VERSION)]).astype(np.int32),
+        _known(data, row, len(prompt), sampled),
+    )
+
+
+def _known(data: DataProto, row: int, prompt: int, sampled: NDArray[np.bool_]) -> Mapping[str, Any]:
+    """What the batch says of a row's trajectory, and for what it does not say, what follows from its masks."""
+    given = {name: values[row] for name, values in data.non_tensor_batch.items()}
+    changes = (np.flatnonzero(sampled[1:] != sampled[:-1]) + 1).tolist()
+    runs = [(start, end) for start, end in pairwise([0, *changes, len(sampled)]) if end > start]
+    spans = [(prompt + start, prompt + end, bool(sampled[start])) for start, end in runs]
+    roles = [(start, end, Role.ASSISTANT if policy else Role.TOOL) for start, end, policy in spans]
+    return {
+        "uid": f"row-{row}",
+        "trajectory_id": _name(given, row),
+        "task_id": str(given.get("uid", f"row-{row}")),
+        "branch": 0,
+        "finish": str(Finish.COMPLETED),
+        "turns": [[start, end, str(role), "", []] for start, end, role in [(0, prompt, Role.PROMPT), *roles]],
+        "steps": [[start, end] for start, end, policy in spans if policy],
+        "reward_scores": {},
+        "timings": {},
+        **given,
+    }
+
+
+def _name(given: Mapping[str, Any], row: int) -> str:
+    """The id of a trajectory that has none."""
+    return f"{given.get('uid', 'row')}.{row}"
+
+
+def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
+    """The trajectory of its branches. `members` counts those of each group that had no number."""
+    first = rows[0].facts
+    group = str(first["uid"])
+    members[group] = members.get(group, -1) + 1
+    starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).tolist()
+    turns, steps = [], []
+    for start, row in zip(starts, rows, strict=False):
+        for begin, end, role, reason, calls in row.facts["turns"]:
+            called = tuple(ToolCall(*call) for call in calls)
+            turns.append(Turn(start + begin, start + end, Role(role), reason, called))
+        steps += [Step(start + begin, start + end) for begin, end in row.facts["steps"]]
+    return Trajectory(
+        id=str(first["trajectory_id"]),
+        task_id=str(first["task_id"]),
+        group_id=group,
+        member=int(first.get("member", members[group])),
+        tokens=np.concatenate([row.tokens for row in rows]),
+        logprobs=np.concatenate([row.logprobs for row in rows]),
+        version_runs=runs_of(np.concatenate([row.versions for row in rows])),
+        turns=tuple(turns),
+        steps=tuple(steps),
+        finish=Finish(first["finish"]),
+        rewards=first["reward_scores"] or {},
+        timings=first["timings"] or {},
+    )
