@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from asyncrl.config.bind import is_loopback
 from asyncrl.doctor.facts import AcceleratorFacts, AddressFact, HostFacts, HostMark
+from asyncrl.machine.numa import visible_gpus
 from asyncrl.machine.ports import PORTS
 
 GB = 1e9
@@ -63,7 +64,7 @@ def gpus(facts: HostFacts) -> Iterator[Diagnosis]:
             "install NVIDIA's driver, or start the container with its GPUs (such as `--gpus all`)",
         )
         return
-    expected = len(here.gpus) if here.visible is None else len([each for each in here.visible.split(",") if each])
+    expected = len(here.gpus) if here.visible is None else len(visible_gpus(here.visible))
     if here.torch_gpus < expected:
         yield _unseen(here, expected)
     else:

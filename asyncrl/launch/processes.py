@@ -13,7 +13,7 @@ from asyncrl.config.bind import is_loopback
 from asyncrl.config.schema import ClusterConfig, TrainConfig
 from asyncrl.launch.placement.placement import PlacedRole
 from asyncrl.launch.placement.pools import Host
-from asyncrl.machine.numa import GPU_VARIABLE
+from asyncrl.machine.numa import GPU_VARIABLE, visible_gpus
 from asyncrl.machine.ports import free_ports
 from asyncrl.network.keys import check_keys, make_keys
 
@@ -81,6 +81,6 @@ def role_environment(role: PlacedRole, inherited: Mapping[str, str] = os.environ
     `inherited`, the numbers of the role's GPUs count those."""
     environment = {**ROLE_ENVIRONMENT, "OMP_NUM_THREADS": str(role.threads)}
     if role.gpus is not None:
-        visible = [each for each in inherited.get(GPU_VARIABLE, "").split(",") if each]
+        visible = visible_gpus(inherited.get(GPU_VARIABLE, ""))
         environment[GPU_VARIABLE] = ",".join(visible[gpu] if visible else str(gpu) for gpu in role.gpus)
     return environment

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 ORDER_VARIABLE, BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 ROOT = Path("/")
+
+
+def visible_gpus(value: str) -> list[str]:
+    """The GPUs that a value of CUDA_VISIBLE_DEVICES names. As CUDA does, this reads up to the first word that is none,
+    such as -1, or NoDevFiles of an older Slurm."""
+    words = [word.strip() for word in value.split(",")]
+    return list(takewhile(lambda word: word.isdecimal() or word.startswith(("GPU-", "MIG-")), words))
 
 
 def cpus_near_gpus(environment: Mapping[str, str], only: int | None = None, root: Path = ROOT) -> frozenset[int]:
@@ -23,7 +31,7 @@ def cpus_near_gpus(environment: Mapping[str, str], only: int | None = None, root
     Empty where that helps nothing or is not known: it sees no GPU, all CPUs are near, fewer are near than it has
     threads, or nothing says which GPU is meant. `root` has the folders `proc` and `sys` of Linux.
     """
-    visible = [each.strip() for each in environment.get(GPU_VARIABLE, "").split(",") if each.strip()]
+    visible = visible_gpus(environment.get(GPU_VARIABLE, ""))
     if only is not None:
         visible = visible[only : only + 1]
     addresses = _addresses(visible, environment.get(ORDER_VARIABLE) == BY_ADDRESS, root) if visible else []

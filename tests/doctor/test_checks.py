@@ -68,6 +68,12 @@ def test_a_healthy_host_passes_every_check() -> None:
     }
 
 
+def test_gpus_that_somebody_has_hidden_are_no_problem() -> None:
+    for visible in ("", "-1"):
+        found = examine(gpus(visible=visible, torch_gpus=0))
+        assert {each.verdict for each in found} == {Severity.OK}
+
+
 def test_a_host_without_gpus_is_healthy() -> None:
     found = examine(replace(HEALTHY, accelerators=AcceleratorFacts()))
     assert {each.verdict for each in found} == {Severity.OK}

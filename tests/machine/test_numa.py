@@ -11,7 +11,7 @@ import pytest
 
 from asyncrl.machine import child
 from asyncrl.machine.child import start_child
-from asyncrl.machine.numa import cpus_near_gpus, format_cpus, parse_cpus
+from asyncrl.machine.numa import cpus_near_gpus, format_cpus, parse_cpus, visible_gpus
 from tests.helpers import GENEROUS_S
 
 ADDRESSES = ("0000:19:00.0", "0000:3B:00.0", "0000:9b:00.0", "0000:bb:00.0")
@@ -83,3 +83,9 @@ def test_a_started_child_runs_where_its_gpus_are_and_its_log_says_so(
     assert (tmp_path / "log").read_text() == f"{told}{{{other}}}\n"
     start_child(command, tmp_path / "free", environment, near_gpus=False).wait(GENEROUS_S)
     assert str(cpu) in (tmp_path / "free").read_text()
+
+
+def test_a_word_that_names_no_gpu_ends_the_list_as_for_cuda() -> None:
+    assert visible_gpus("2, GPU-8a,MIG-1") == ["2", "GPU-8a", "MIG-1"]
+    assert visible_gpus("0,-1,1") == ["0"]
+    assert visible_gpus("NoDevFiles") == visible_gpus("-1") == visible_gpus("") == []

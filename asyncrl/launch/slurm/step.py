@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import asyncrl
-from asyncrl.machine.numa import GPU_VARIABLE, cpus_near_gpus, format_cpus
+from asyncrl.machine.numa import GPU_VARIABLE, cpus_near_gpus, format_cpus, visible_gpus
 
 ANY_PORT = 9
 """Nothing is sent: the address says which way packets would take."""
@@ -50,7 +50,7 @@ def look(canary: Path, towards: list[str], interface: str | None, ports: int) ->
         problem = str(error)
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     cpus = len(os.sched_getaffinity(0))
-    return NodeReport(name, _count_gpus(), cpus, address, free_ports(ports), sees(canary), asyncrl.__version__, problem)
+    return NodeReport(name, count_gpus(), cpus, address, free_ports(ports), sees(canary), asyncrl.__version__, problem)
 
 
 def _address_of(interface: str) -> str:
@@ -70,9 +70,10 @@ def _address_towards(others: list[str]) -> str:
     return next((address for address in found if not address.startswith("127.")), found[0])
 
 
-def _count_gpus() -> int:
+def count_gpus() -> int:
+    """GPUs of this node that the step may use."""
     if visible := os.environ.get(GPU_VARIABLE):
-        return len(visible.split(","))
+        return len(visible_gpus(visible))
     if given := os.environ.get("SLURM_GPUS_ON_NODE"):
         return int(given)
     import torch
@@ -84,7 +85,7 @@ def become(gpus: str, command: list[str]) -> None:
     """Become a role's command that sees `gpus`, numbers among those of the step, or all, on the CPUs near to them."""
     if gpus != ALL_GPUS:
         numbers = [int(number) for number in gpus.split(",") if number]
-        names = [name for name in os.environ.get(GPU_VARIABLE, "").split(",") if name]
+        names = visible_gpus(os.environ.get(GPU_VARIABLE, ""))
         os.environ[GPU_VARIABLE] = ",".join(names[number] if names else str(number) for number in numbers)
         if near := cpus_near_gpus(os.environ):
             os.sched_setaffinity(0, near)
