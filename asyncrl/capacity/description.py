@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from asyncrl.errors import ConfigError
 
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=10**12)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -75,7 +75,7 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     publish_every: Count = 1
     max_lag: Annotated[int, Meta(ge=0)] = 2
     max_times_sampled: Count = 1
-    oversample: Annotated[float, Meta(ge=1)] = 1.0
+    oversample: Annotated[float, Meta(ge=1, le=1e6)] = 1.0
     sampler: Literal["fifo", "freshest", "prioritised"] = "fifo"
     filter_zero_variance: bool = False
 
@@ -99,7 +99,8 @@ class RunDescription(Struct, frozen=True, forbid_unknown_fields=True):
 def read_description(path: Path) -> RunDescription:
     """The description in a YAML file. Raises ConfigError: it cannot be read, or a value is missing or wrong."""
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=RunDescription)
+        # Not strict, since YAML takes 1e-5 for a text: its numbers have a point there.
+        return msgspec.yaml.decode(path.read_bytes(), type=RunDescription, strict=False)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}; `asyncrl plan --from RUN --save FILE` writes such a file") from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import simpy
 from msgspec import Struct
@@ -26,6 +27,7 @@ FEWEST_GROUPS = 16
 """Of a simulated shard. Whether a batch is complete depends on its slowest groups, of which a few say too little."""
 MOST_EPISODES = 1_000_000
 """Of a simulation, which takes about a second for 1,000."""
+MOST_TURNS = 20_000_000
 EPISODES_OF_AN_ACTOR = 64
 MOST_FAILED = 0.5
 """The replay slows tickets down, or ends the run, where nearly everything fails."""
@@ -67,12 +69,16 @@ def simulate(run: RunDescription, steps: int = 30, first: int | None = None, see
     first = (run.sizes.max_lag + 2) * run.sizes.publish_every if first is None else first
     shards = max(1, min(run.sizes.batch_size // LARGEST_BATCH, _groups(run.sizes) // FEWEST_GROUPS))
     share = _share(run.sizes, shards)
-    episodes = (first + steps) * share.batch_size + run.sizes.scorers // shards
-    if episodes > MOST_EPISODES:
-        raise ConfigError(
-            f"{first} steps to fill the run and {steps} that count have too many episodes to simulate ({episodes:,}, "
-            f"at most {MOST_EPISODES:,}): lower max_lag, group_size, scorers, GPUs or --steps"
-        )
+    kept = (1 - run.rates.failed) * (1 - run.rates.zero_variance if run.sizes.filter_zero_variance else 1)
+    episodes = int((first + steps) * share.batch_size / kept) + run.sizes.scorers // shards
+    turns = int(episodes * fmean(fmean(episode.turns for episode in task) for task in run.rates.tasks))
+    for what, count, most in (("episodes", episodes, MOST_EPISODES), ("turns", turns, MOST_TURNS)):
+        if count > most:
+            raise ConfigError(
+                f"{first} steps to fill the run and {steps} that count have too many {what} to simulate ({count:,}, at "
+                f"most {most:,}): lower max_lag, group_size, scorers, GPUs or --steps, or the rates of what is thrown "
+                "away"
+            )
     environment = simpy.Environment()
     with SimulatedReplay(share, len(run.rates.tasks), seed, lambda: environment.now) as replay:
         return _Simulation(run, shards, environment, replay, seed).forecast(first, steps)

@@ -90,6 +90,18 @@ def test_a_run_that_would_stand_still_is_refused(changes: dict[str, float]) -> N
         forecast(rates(**changes), filter_zero_variance=True)
 
 
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("turns", {"tasks": [[TypicalEpisode(sampled=100, tokens=400, turns=100_000)]]}),
+        ("episodes", {"zero_variance": 0.9999}),
+    ],
+)
+def test_a_simulation_that_would_take_hours_is_refused_at_once(what: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"too many {what} to simulate"):
+        forecast(rates(**changes), filter_zero_variance=True)
+
+
 def test_scorers_without_work_are_idle_all_the_time_and_no_longer() -> None:
     found = forecast(rates(tasks=[[EPISODE] * 7 + [LONG]]), max_lag=1, scorers=3)
     assert found.scorer_idle == pytest.approx(1)
