@@ -65,6 +65,8 @@ def scontrol(words: list[str]) -> int:
             sys.stdout.write(names.replace(",", "\n") + "\n")
         case ["show", "node", name, *_]:
             sys.stdout.write(f"NodeName={name} Arch=x86_64 NodeAddr={ADDRESS} NodeHostName={name} State=IDLE\n")
+        case ["show", "job", job]:
+            sys.stdout.write(f"JobId={job} JobName=asyncrl\n   {os.environ.get('STUB_JOB', '')}\n")
         case ["requeue", job] if job == "refused":
             sys.stderr.write("Requested operation is presently disabled\n")
             return 1

@@ -25,11 +25,19 @@ from asyncrl.launch.placement.placement import Placement, place, settle
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.settled import check_settled
-from asyncrl.launch.slurm.chain import ChainLink, submit
-from asyncrl.launch.slurm.commands import SlurmJob, SlurmNode, forget_options_of_job, requeue, step_command, this_job
-from asyncrl.launch.slurm.job import of_task
+from asyncrl.launch.slurm.chain import ChainLink, parse, submit
+from asyncrl.launch.slurm.commands import (
+    SlurmJob,
+    SlurmNode,
+    forget_options_of_job,
+    has_ended_early,
+    requeue,
+    step_command,
+    this_job,
+)
+from asyncrl.launch.slurm.job import of_task, requeue_this_job
 from asyncrl.launch.slurm.launcher import SlurmLauncher
-from asyncrl.launch.slurm.step import NodeReport
+from asyncrl.launch.slurm.step import NodeReport, count_gpus
 from asyncrl.machine.child import kill_group, start_guarded
 from asyncrl.observe.sinks import metrics_file, read_lines
 from tests.chaos.world import World
@@ -201,6 +209,45 @@ def test_a_job_that_slurm_does_not_requeue_is_named_with_the_reason(stub: Path) 
     assert stub.read_text() == "requeue 7\n"
     with pytest.raises(UnavailableError, match="scontrol requeue refused: Requested operation is presently disabled"):
         requeue("refused")
+
+
+@pytest.mark.parametrize(
+    ("limit", "end", "early"),
+    [
+        ("01:00:00", "2026-01-02T11:00:00", False),
+        ("01:00:00", "2026-01-02T11:00:20", False),
+        ("01:00:00", "2026-01-02T10:57:00", True),
+        ("2-00:00:00", "2026-01-02T11:00:00", True),
+        ("UNLIMITED", "2026-01-02T11:00:00", True),
+        ("UNLIMITED", "2027-01-02T10:00:00", False),
+        ("UNLIMITED", "Unknown", False),
+    ],
+)
+def test_a_job_that_was_cancelled_after_the_notice_is_not_requeued(
+    stub: Path, monkeypatch: pytest.MonkeyPatch, limit: str, end: str, early: bool
+) -> None:
+    times = f"RunTime=00:57:00 TimeLimit={limit} StartTime=2026-01-02T10:00:00 EndTime={end} Deadline=N/A"
+    monkeypatch.setenv("STUB_JOB", times)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert has_ended_early("7") == early
+    if early:
+        with pytest.raises(SystemExit, match="130"):
+            requeue_this_job()
+    else:
+        requeue_this_job()
+    assert ("requeue 7" in stub.read_text()) != early
+
+
+def test_a_node_whose_gpus_slurm_has_hidden_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
+    assert count_gpus() == 0
+
+
+def test_a_chain_takes_variables_for_an_option_and_refuses_options_behind_the_words() -> None:
+    _, _, options, rest = parse(["launch.sh", "2", "--export", "FOO=1,ALL", "--nodes=2", "run.name=a b", "+x=1"])
+    assert (options, rest) == (["--export", "FOO=1,ALL", "--nodes=2"], ["run.name=a b", "+x=1"])
+    with pytest.raises(ConfigError, match=r"--time=4:00:00 is behind run\.name=a"):
+        parse(["launch.sh", "2", "run.name=a", "--time=4:00:00"])
 
 
 def test_a_chain_is_jobs_that_wait_for_one_another_with_the_options_and_words_that_were_given(

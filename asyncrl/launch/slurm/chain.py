@@ -8,6 +8,7 @@ are left end at once. `--dry-run` prints the commands of submission.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from asyncrl.launch.summary import SUMMARY_FILE
 from asyncrl.machine.files import write_whole
 
 OPTION, DRY_RUN = "--chained=", "--dry-run"
+KEY_VALUE = re.compile(r"[+~]{0,2}[a-z][\w./@]*=")
+"""How a word of `asyncrl train` begins. Variables of the environment, as in --export FOO=1, have other names."""
 STOPPED_FILE = "stopped-chain"
 """The file in the run's folder with the chain whose run was stopped by hand."""
 
@@ -77,7 +80,11 @@ def parse(words: Sequence[str]) -> tuple[int, str, list[str], list[str]]:
     count, rest = rest[0] if rest else "", rest[1:]
     if not count.isdecimal() or not int(count):
         raise ConfigError("--chain: write how many jobs, as in --chain 5 --time=4:00:00 KEY=VALUE")
-    first = next((index for index, word in enumerate(rest) if not word.startswith("-") and "=" in word), len(rest))
+    first = next((index for index, word in enumerate(rest) if KEY_VALUE.match(word)), len(rest))
+    if late := [word for word in rest[first:] if word.startswith("-")]:
+        raise ConfigError(
+            f"--chain: options of sbatch come before the first KEY=VALUE, and {late[0]} is behind {rest[first]}"
+        )
     return int(count), script, rest[:first], rest[first:]
 
 

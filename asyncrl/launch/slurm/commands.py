@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from asyncrl.errors import ConfigError, UnavailableError
 
@@ -106,6 +107,20 @@ def step_command(
         *container,
         *command,
     ]
+
+
+def has_ended_early(job: str) -> bool:
+    """Whether Slurm has ended a job before its time was over, as `scancel` does, though processes of it still run.
+    Raises UnavailableError: Slurm does not answer."""
+    shown = dict(word.partition("=")[::2] for word in reversed(ask_slurm("scontrol", "show", "job", job).split()))
+    try:
+        begin, end = (datetime.fromisoformat(shown[name]) for name in ("StartTime", "EndTime"))
+        # Slurm takes a year for no limit.
+        days, _, clock = shown["TimeLimit"].replace("UNLIMITED", "365-00:00:00").rpartition("-")
+        hours, minutes, seconds = map(int, clock.split(":"))
+        return end < begin + timedelta(int(days or 0), hours=hours, minutes=minutes, seconds=seconds)
+    except (KeyError, ValueError):
+        return False  # It has no end yet.
 
 
 def requeue(job: str) -> None:

@@ -36,6 +36,7 @@ from asyncrl.launch.slurm.commands import (
     SlurmJob,
     assumed_job,
     forget_options_of_job,
+    has_ended_early,
     requeue,
     this_job,
 )
@@ -97,7 +98,7 @@ class Job:
         if not self._notice.is_set():
             sys.exit(130)
         if link is None:
-            _requeue()
+            requeue_this_job()
         elif link.is_last:
             raise UnavailableError(f"{link} was the last, and the run is not done: submit it again, and it resumes")
 
@@ -111,9 +112,15 @@ class Job:
         return "sbatch with the words of this job resumes it"
 
 
-def _requeue() -> None:
+def requeue_this_job() -> None:
+    """Raises UnavailableError: Slurm refuses. Exits with status 130 if somebody has ended the job meanwhile, by
+    `scancel`, which Slurm would forget."""
+    job = os.environ[JOB_VARIABLE]
     try:
-        requeue(os.environ[JOB_VARIABLE])
+        if has_ended_early(job):
+            log.info("the job was cancelled, so it is not requeued")
+            sys.exit(130)
+        requeue(job)
     except UnavailableError as error:
         raise UnavailableError(
             f"the job was not requeued: {error}; submit it again, and the run resumes, or submit several jobs at once: "
@@ -143,7 +150,7 @@ def show(config: TrainConfig) -> None:
 def _pool_nodes(config: TrainConfig) -> list[dict[str, int]]:
     """What the pools say of each of their nodes."""
     pools = [pool for pool in config.cluster.pools.values() for _ in range(pool.get("nodes", 1))]
-    return pools or [{} for _ in range(config.learner.nodes)]
+    return pools or [{}]
 
 
 def _assumed_reports(config: TrainConfig, job: SlurmJob) -> list[NodeReport]:
