@@ -73,7 +73,7 @@ def wished_change(seen: Workload) -> ScaleChange | None:
 
 
 class Patience:
-    """Lets a change pass that came `times` times in a row and leaves the number within its bounds."""
+    """Lets a change pass that came `times` times in a row and takes the number no further beyond its bounds."""
 
     def __init__(self, config: AutoscaleConfig) -> None:
         self._bounds = {"actors": config.actors, "scorers": config.scorers}
@@ -96,7 +96,11 @@ class Patience:
 
     def _allows(self, change: ScaleChange, counts: Mapping[str, int]) -> bool:
         bounds = self._bounds[change.name]
-        return bool(bounds) and bounds[0] <= counts[change.name] + change.by <= bounds[1]
+        if not bounds:
+            return False
+        # A number that a start or `asyncrl scale` has set beyond the bounds may come back within them.
+        count, (least, most) = counts[change.name] + change.by, bounds
+        return count >= least if change.by < 0 else count <= most
 
 
 class Autoscaler:
@@ -116,6 +120,7 @@ class Autoscaler:
         self._tails: dict[str, Tail] = {}
         self._next = clock() + self._settings.every_s
         self._step = -1
+        self._found: dict[str, float | None] = {}
 
     def update(self) -> None:
         """Call it again and again."""
@@ -138,8 +143,17 @@ class Autoscaler:
             log.info("cluster.autoscale: %s=%d, since %s", change.name, count, change.reason)
 
     def _read(self, name: str) -> dict[str, float]:
-        tail = self._tails.setdefault(name, Tail(metrics_file(self._run_dir, name)))
-        return tail.read()
+        """The newest values of a role; none as long as it has written nothing since it came to be looked at. What it
+        had before is of an earlier process, which says nothing of the run as it is now."""
+        values = self._tails.setdefault(name, Tail(metrics_file(self._run_dir, name))).read()
+        found = self._found.setdefault(name, values.get("time"))
+        return {} if values.get("time") == found else values
+
+    def _forget(self, module: str, count: int) -> None:
+        """Forget the metrics of the processes of a role that are no more among its `count`."""
+        kept = {f"{module}-{index}" for index in range(count)}
+        for name in [name for name in self._found if name.startswith(f"{module}-") and name not in kept]:
+            del self._found[name], self._tails[name]
 
     def _look(self) -> Workload | None:
         """None: the learner has done no step since the last look, or a role has no metrics yet."""
@@ -148,6 +162,8 @@ class Autoscaler:
         replays = [self._read("replay" if shards == 1 else f"replay-{shard}") for shard in range(shards)]
         actors = [self._read(f"actor-{index}") for index in range(config.cluster.actors or 1)]
         scorers = [self._read(f"scoring-{index}") for index in range(config.cluster.scorers or 1)]
+        for count, name in ((len(actors), "actor"), (len(scorers), "scoring")):
+            self._forget(name, count)
         if not all((learner, *replays, *actors, *scorers)) or learner["step"] == self._step:
             return None
         self._step = int(learner["step"])

@@ -80,3 +80,46 @@ def test_the_metrics_of_a_run_change_its_numbers_and_the_log_says_why(
     reason = "the learner waits for 60% of its time, and actors are idle for 2%"
     assert f"cluster.autoscale wants actors=2 ({reason}), which is refused: there is no room" in caplog.text
     assert f"cluster.autoscale: actors=2, since {reason}" in caplog.text
+
+
+def test_a_number_that_somebody_set_beyond_the_bounds_comes_back_and_goes_no_further() -> None:
+    patience = Patience(AutoscaleConfig(actors=[3, 8], patience=1))
+    fewer = ScaleChange("actors", -1, "a test")
+    assert patience.passes(fewer, {"actors": 12})
+    assert not patience.passes(MORE_ACTORS, {"actors": 12})
+    assert patience.passes(MORE_ACTORS, {"actors": 1})
+    assert not patience.passes(fewer, {"actors": 1})
+
+
+def test_what_processes_wrote_before_they_were_started_again_says_nothing_of_the_run_now(tmp_path: Path) -> None:
+    config, asked, now = TrainConfig(), list[Mapping[str, int]](), [0.0]
+    config.cluster.autoscale = AutoscaleConfig(actors=[1, 9], every_s=1.0, patience=1)
+    sinks = {
+        name: JsonLines(metrics_file(tmp_path, name))
+        for name in ("learner", "replay", "actor-0", "actor-1", "scoring-0")
+    }
+
+    def write(step: int, *names: str) -> None:
+        for name in names:
+            sinks[name].log(step, {"idle": 0.6 if name == "learner" else 0.02, "lag/mean": 0.0, "depth_waiting": 0})
+
+    def scale(counts: Mapping[str, int]) -> None:
+        asked.append(counts)
+        config.cluster.actors = counts["actors"]
+
+    scaler = Autoscaler(config, tmp_path, scale, lambda: now[0])
+
+    def look() -> list[Mapping[str, int]]:
+        now[0] += 1.0
+        scaler.update()
+        return asked
+
+    write(4, *sinks)
+    assert look() == [], "all of this is of the run before it was resumed"
+    others = [name for name in sinks if name != "actor-1"]
+    write(5, *others)
+    assert look() == [{"actors": 2}]
+    write(6, *others)
+    assert look() == [{"actors": 2}], "actor-1 starts, and its metrics are those of an earlier one"
+    write(7, *sinks)
+    assert look() == [{"actors": 2}, {"actors": 3}]
