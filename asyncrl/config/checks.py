@@ -270,6 +270,8 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
         yield "cluster.hosts cluster.launcher: name hosts together with cluster.launcher=hosts; set both or none"
     if twice := sorted({name for name in cluster.hosts if cluster.hosts.count(name) > 1}):
         yield f"cluster.hosts: {', '.join(twice)} would give its GPUs twice; name each host once"
+    if unreachable := [name for name in cluster.hosts if not name.strip() or name.startswith("-")]:
+        yield f"cluster.hosts: {', '.join(map(repr, unreachable))} names no host; leave it out"
     for name, bounds in (("actors", cluster.autoscale.actors), ("scorers", cluster.autoscale.scorers)):
         if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
             yield f"cluster.autoscale.{name}: name the least and the most, such as [1, 8]"

@@ -195,11 +195,12 @@ def _scale(
     scaled = replace(config, cluster=cluster)
     if lines := list(conflicts(scaled)):
         raise ConfigError("\n".join(lines))
-    placement = place(scaled, hosts)
+    before, placement = place(config, hosts), place(scaled, hosts)
     launcher.set_placement(placement)
     try:
         locations.record_config(scaled)
     except OSError as error:
+        launcher.set_placement(before)  # It must know all roles that go on, to start them again.
         raise ConfigError(f"the run's folder cannot be written: {error}") from error
     config.cluster = cluster
     supervisor.set_roles(role_commands(placement, locations.run_dir(config.run) / CONFIG_FILE))

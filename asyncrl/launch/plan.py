@@ -13,6 +13,7 @@ from functools import partial
 
 from asyncrl.config.load import role_main
 from asyncrl.config.schema import ClusterConfig, TrainConfig
+from asyncrl.config.schema.cluster import MOST
 from asyncrl.errors import ConfigError
 from asyncrl.launch.launcher import open_launcher
 from asyncrl.launch.placement.placement import place
@@ -60,8 +61,8 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
 def assumed_hosts(cluster: ClusterConfig, wanted: str) -> list[Host]:
     """The hosts of `--plan=wanted`. Raises ConfigError: the configuration does not say what they have."""
     if wanted != POOLS:
-        if not wanted.isdecimal() or not int(wanted):
-            raise ConfigError(f"{OPTION}={wanted}: write a number of hosts, or pools")
+        if not wanted.isdecimal() or not 0 < int(wanted) <= MOST:
+            raise ConfigError(f"{OPTION}={wanted}: write a number of hosts, at most {MOST:,}, or pools")
         if cluster.gpus is None or cluster.cpus is None:
             raise ConfigError(f"{OPTION}={wanted}: say what each of the hosts has: set cluster.gpus and cluster.cpus")
         return [Host(cluster.gpus, cluster.cpus)] * int(wanted)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
 
+from asyncrl.config.schema.cluster import MOST
 from asyncrl.errors import AsyncrlError, ConfigError, UnavailableError
 from asyncrl.inspect.run import require_run
 from asyncrl.launch.ownership import NotRunningError
@@ -42,19 +43,25 @@ class Scaler:
     def update(self) -> None:
         """Call it again and again."""
         try:
-            wish = json.loads(self._wish.read_text())
+            text = self._wish.read_text()
             self._wish.unlink()
         except FileNotFoundError:
             return
+        try:
+            wish = json.loads(text)
+            name, counts = wish["id"], dict(wish["counts"])
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("%s is no wish of `asyncrl scale`, and was removed: %r", self._wish, error)
+            return
         refused = ""
         try:
-            self._scale(wish["counts"])
-            log.info("scaled to %s", in_words(wish["counts"]))
+            self._scale(parse_counts([f"{each}={count}" for each, count in counts.items()]))
+            log.info("scaled to %s", in_words(counts))
         except ConfigError as error:
             refused = str(error)
-            log.warning("not scaled to %s: %s", in_words(wish["counts"]), refused)
+            log.warning("not scaled to %s: %s", in_words(counts), refused)
         try:
-            write_whole(self._answer, json.dumps({"id": wish["id"], "refused": refused}))
+            write_whole(self._answer, json.dumps({"id": name, "refused": refused}))
         except OSError as error:
             log.warning("%s cannot be written, so `asyncrl scale` gets no answer: %s", self._answer, error)
 
@@ -68,8 +75,8 @@ def parse_counts(words: Sequence[str]) -> dict[str, int]:
     counts, problems = {}, []
     for word in words:
         name, _, number = word.partition("=")
-        if name not in SCALED or not number.isdecimal() or int(number) < 1:
-            problems.append(f"{word}: write {' or '.join(f'{each}=N' for each in SCALED)}, with N from 1 on")
+        if name not in SCALED or not number.isdecimal() or not 1 <= int(number) <= MOST:
+            problems.append(f"{word}: write {' or '.join(f'{each}=N' for each in SCALED)}, with N from 1 to {MOST:,}")
         else:
             counts[name] = int(number)
     if problems:

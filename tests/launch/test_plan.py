@@ -47,8 +47,9 @@ def test_the_hosts_that_pools_describe_are_planned_without_a_connection(capsys: 
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("--plan=0", "write a number of hosts, or pools"),
-        ("--plan=many", "write a number of hosts, or pools"),
+        ("--plan=0", "write a number of hosts, at most 100,000, or pools"),
+        ("--plan=many", "write a number of hosts, at most 100,000, or pools"),
+        ("--plan=1000000000", "write a number of hosts, at most 100,000, or pools"),
         ("--plan=2", "set cluster.gpus and cluster.cpus"),
         ("--plan=pools", r"cluster\.pools\.rollout does not say its cpus; add it, or set cluster\.cpus"),
     ],
@@ -83,3 +84,14 @@ def test_copies_of_the_model_that_the_ranks_do_not_divide_are_refused_by_the_pla
     config.learner.replicas, config.cluster.gpus = 3, 0
     with pytest.raises(ConfigError, match=r"learner\.replicas cluster\.learner_ranks: .* use a divisor of 1"):
         show_plan(config)
+
+
+@pytest.mark.parametrize("launcher", ["hosts", "ray", "slurm"])
+def test_a_learner_that_would_wait_for_hosts_that_nobody_starts_is_refused(launcher: str) -> None:
+    config = make_config(launcher, gpus=8, cpus=64)
+    config.learner.nodes, config.learner.rendezvous = 3, "10.0.0.1:5757"
+    config.network.host = "10.0.0.1"
+    with pytest.raises(ConfigError, match=r"learner\.nodes=3: the learner has 2 of 4 hosts; set it to 1"):
+        show_plan(config, "--plan=4")
+    config.learner.nodes = 2
+    show_plan(config, "--plan=4")

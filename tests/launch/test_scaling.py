@@ -7,10 +7,16 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from asyncrl.config import locations
+from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, UnavailableError
+from asyncrl.launch import local
+from asyncrl.launch.placement.placement import Placement
+from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.scaling import Scaler, ask, main, parse_counts
 from tests.helpers import until
 
@@ -87,3 +93,38 @@ def test_words_that_are_no_counts_are_refused_together() -> None:
     with pytest.raises(ConfigError) as raised:
         parse_counts(["actors=0", "learners=2", "scorers"])
     assert len(str(raised.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"id": "a", "counts": 3}'])
+def test_a_file_that_is_no_wish_is_removed_and_does_not_end_the_run(tmp_path: Path, text: str) -> None:
+    scaler = Scaler(tmp_path, lambda counts: pytest.fail("nothing was wished"))
+    (tmp_path / "scale.json").write_text(text)
+    scaler.update()
+    assert not (tmp_path / "scale.json").exists()
+
+
+def test_a_wish_for_other_keys_or_numbers_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    scaler = Scaler(tmp_path, lambda counts: pytest.fail("this cannot be"))
+    for counts in ({"launcher": 3}, {"actors": 0}, {"actors": 10**9}):
+        (tmp_path / "scale.json").write_text(json.dumps({"id": "a", "counts": counts}))
+        scaler.update()
+        assert "write actors=N or scorers=N" in json.loads((tmp_path / "scale-answer.json").read_text())["refused"]
+
+
+def test_a_count_that_is_refused_for_the_disk_leaves_the_launcher_with_the_roles_that_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recorder:
+        def set_placement(self, placement: Placement) -> None:
+            self.names = [role.name for role in placement.roles]
+
+    def full(config: TrainConfig) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(locations, "record_config", full)
+    config, launcher = TrainConfig(model=ModelConfig(path="m"), engine=EngineConfig("embedded")), Recorder()
+    config.cluster.actors, config.cluster.scorers, config.cluster.learner_ranks = 2, 1, 1
+    with pytest.raises(ConfigError, match="No space left"):
+        local._scale(config, [Host(0, 8)], cast(Any, launcher), cast(Any, None), {"actors": 1})
+    assert "actor-1" in launcher.names
+    assert config.cluster.actors == 2

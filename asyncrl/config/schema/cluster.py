@@ -9,6 +9,8 @@ from asyncrl.config.option import option
 
 ROLES = ("replay", "scoring", "actor", "learner")
 """The roles of a run, in the order of starting. An actor has the servers that it starts on its own GPUs."""
+MOST = 100_000
+"""Hosts, GPUs of one, actors or scorers. A slip of the finger must not keep a run busy with a list of its processes."""
 POOL_KEYS = ("nodes", "gpus", "cpus")
 """What a pool says: its nodes (1 where it says nothing), and the GPUs and CPUs that it has on each of them."""
 
@@ -35,8 +37,8 @@ class RayConfig:
 class AutoscaleConfig:
     """The numbers of actors and scorers by what limits the run (docs/cluster.md)."""
 
-    actors: list[int] = option([], "least and most actors, as [1, 8]; empty: their number stays", "[1, inf)")
-    scorers: list[int] = option([], "least and most scorers, as [1, 4]; empty: their number stays", "[1, inf)")
+    actors: list[int] = option([], "least and most actors, as [1, 8]; empty: their number stays", f"[1, {MOST}]")
+    scorers: list[int] = option([], "least and most scorers, as [1, 4]; empty: their number stays", f"[1, {MOST}]")
     every_s: float = option(30.0, "seconds between two looks at the metrics", "[1, inf)")
     patience: int = option(3, "looks in a row that must want the same change, which is one process", "[1, inf)")
 
@@ -72,13 +74,13 @@ class ClusterConfig:
         ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=8", "{host}"],
         "command that runs its last argument, a shell's command line, on {host}",
     )
-    gpus: int | None = option(None, "GPUs of a host that the run uses, the first ones; null: all", "[0, inf)")
+    gpus: int | None = option(None, "GPUs of a host that the run uses, the first ones; null: all", f"[0, {MOST}]")
     cpus: int | None = option(None, "CPUs of a host that the run uses; null: all", "[1, inf)")
     pools: dict[str, dict[str, int]] = option(
         {},
         "parts of the hosts, as {train: {nodes: 1, gpus: 4, cpus: 16}}, where gpus and cpus are those of one node; "
         "empty: asyncrl divides the hosts",
-        "[0, inf)",
+        f"[0, {MOST}]",
     )
     roles: dict[str, str] = option(
         {},
@@ -91,10 +93,12 @@ class ClusterConfig:
         "servers that the run starts (docs/cluster.md)",
     )
     actors: int | None = option(
-        None, "actor processes; null: one on each GPU of an embedded engine, else one on each node", "[1, inf)"
+        None, "actor processes; null: one on each GPU of an embedded engine, else one on each node", f"[1, {MOST}]"
     )
     scorers: int | None = option(
-        None, "scoring processes; null: one on each GPU of a pool that has nothing but scorers, else one", "[1, inf)"
+        None,
+        "scoring processes; null: one on each GPU of a pool that has nothing but scorers, else one",
+        f"[1, {MOST}]",
     )
     learner_ranks: int | None = option(
         None, "ranks of the learner on each of its hosts; null: one on each GPU that is left for them", "[1, inf)"

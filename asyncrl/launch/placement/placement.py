@@ -105,8 +105,15 @@ def _ranks(placed: Sequence[PlacedRole]) -> tuple[int, int]:
 
 
 def settle(config: TrainConfig, placement: Placement) -> None:
-    """Set the numbers of processes that the configuration leaves open, since all roles must know them alike."""
+    """Set the numbers of processes that the configuration leaves open, since all roles must know them alike. Raises
+    ConfigError: the learner would wait for hosts on which nothing is started."""
     cluster, learners = config.cluster, placement.of("learner")
+    nodes = config.learner.nodes
+    if cluster.launcher != "local" and nodes not in (1, len(learners)):
+        raise ConfigError(
+            f"learner.nodes={nodes}: the learner has {len(learners)} of {len(placement.hosts)} hosts; set it to 1, and "
+            "have its pool say on how many it is: cluster.pools={NAME: {nodes: N}}"
+        )
     cluster.actors = len(placement.of("actor")) or cluster.actors
     cluster.scorers = len(placement.of("scoring")) or cluster.scorers
     if learners:
