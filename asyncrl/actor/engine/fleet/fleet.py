@@ -246,9 +246,10 @@ class Fleet:
 
     def _assign(self, session: str) -> Endpoint | None:
         """The endpoint that serves the session now, if one can."""
-        leased = self._lease.endpoint
-        if leased is not None and self._lease.covers(session):
-            return self._routes.assign(session, [leased], NO_VERSION)
+        leased, update = self._lease.endpoint, self._lease.update
+        if leased is not None and update is not None and self._lease.covers(session):
+            # It may serve an older version until it gets its own.
+            return self._routes.assign(session, [leased], update.version)
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not leased]
         return self._routes.assign(session, others, self._version)
 

@@ -16,6 +16,8 @@ import pytest
 from asyncrl.actor.engine.base import Generation
 from asyncrl.actor.engine.fleet.fleet import Fleet
 from asyncrl.actor.engine.fleet.folders import Folders
+from asyncrl.actor.engine.fleet.update import Update
+from asyncrl.actor.engine.sglang.server import SglangServer
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import (
     FakeSglang,
@@ -92,6 +94,33 @@ async def test_an_evaluation_has_its_version_alone_while_training_goes_on_with_n
         assert all(not task.done() for task in evaluating), "the test is to see training meanwhile"
         assert versions(list(await asyncio.gather(*evaluating, late))) == {ASKED}
         assert versions([turn for name, turns in trained.items() for turn in turns[counts[name] + 1 :]]) == {4}
+
+
+async def test_a_leased_server_that_has_an_older_version_yet_gets_its_own_before_the_first_episode() -> None:
+    """Until then it would take requests of training: it makes the update ready while it serves."""
+    preparing, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(SglangServer):
+        async def prepare(self, update: Update) -> None:
+            if self.url == slow.url and update.version == ASKED:
+                preparing.set()
+                await go_on.wait()
+            await super().prepare(update)
+
+    quick, slow = FakeSglang(), FakeSglang()
+    async with fleet_with(1, quick, slow, kind=Slow) as fleet, training(fleet):
+        await fleet.update_weights(ASKED, tensors(ASKED))
+        await preparing.wait()
+        busy = [asyncio.create_task(sample(fleet, LONG - 1, f"busy{index}")) for index in range(3)]
+        await async_until(lambda: len(quick.running) > len(slow.running))
+        evaluating = asyncio.create_task(evaluate(fleet, "e"))
+        await async_until(lambda: counter(fleet, "servers_leased") == 1)
+        leased = fleet._lease.endpoint
+        assert leased is not None
+        assert leased.server.url == slow.url, "it is the idlest"
+        go_on.set()
+        assert versions([await evaluating]) == {ASKED}
+        assert_true(*await asyncio.gather(*busy))
 
 
 async def test_a_leased_server_comes_back_to_training_with_the_newest_version() -> None:
