@@ -2,6 +2,7 @@
 
 from asyncrl.compat.verl.packed import add_tokens, to_episodes, to_tokens
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
+from asyncrl.compat.verl.parquet import read_parquet, write_parquet
 from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.compat.verl.trajectories import from_trajectories, to_labels, to_trajectories
@@ -14,9 +15,11 @@ __all__ = [
     "compute_position_id_with_mask",
     "from_trajectories",
     "pad_dataproto_to_divisor",
+    "read_parquet",
     "to_episodes",
     "to_labels",
     "to_tokens",
     "to_trajectories",
     "unpad_dataproto",
+    "write_parquet",
 ]

@@ -41,6 +41,14 @@ AUTO_PADDING = "_verl_auto_padding"
 """The key of `meta_info` that lets `chunk` make chunks of different sizes."""
 
 
+def objects(values: Sequence[Any]) -> Array:
+    """An array [B] of objects, also where all of them are lists or arrays of one length."""
+    array = np.empty(len(values), dtype=object)
+    for row, value in enumerate(values):
+        array[row] = value
+    return array
+
+
 @dataclass
 class DataProtoItem:
     """One row: tensors without the batch dimension, and the element of each array."""

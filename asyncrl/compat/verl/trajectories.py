@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.compat.verl.padding import compute_position_id_with_mask
-from asyncrl.compat.verl.protocol import DataProto, require
+from asyncrl.compat.verl.protocol import DataProto, objects, require
 from asyncrl.types import (
     NO_VERSION,
     Finish,
@@ -72,7 +72,7 @@ def from_trajectories(
     prompts = _longest("prompt", [each.response - each.start for each in branches], max_prompt_length)
     responses = _longest("response", [each.end - each.response for each in branches], max_response_length)
     tensors = _tensors(branches, prompts, responses, pad_token_id)
-    arrays = _columns([_facts(branch) for branch in branches])
+    arrays = columns([_facts(branch) for branch in branches])
     if labels is not None:
         by_id = {each.trajectory_id: each for each in labels}
         judged = [by_id[each.trajectory.id] for each in branches]
@@ -81,9 +81,9 @@ def from_trajectories(
             if branch.end > branch.response:
                 scores[row, branch.end - branch.response - 1] = label.reward
         tensors |= {"token_level_scores": scores, "token_level_rewards": scores.clone()}
-        arrays |= _columns([_label_facts(label) for label in judged])
+        arrays |= columns([_label_facts(label) for label in judged])
     if tasks is not None:
-        arrays |= _columns([task_fields(tasks[each.trajectory.task_id]) for each in branches])
+        arrays |= columns([task_fields(tasks[each.trajectory.task_id]) for each in branches])
     return DataProto.from_dict(tensors, arrays)
 
 
@@ -229,13 +229,12 @@ def _label_facts(label: Labels) -> dict[str, Any]:
     }
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    columns: dict[str, NDArray[Any]] = {}
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """An array [B] of objects for each name."""
+    found: dict[str, NDArray[Any]] = {}
     for name in rows[0] if rows else ():
-        columns[name] = np.empty(len(rows), dtype=object)
-        for row, values in enumerate(rows):
-            columns[name][row] = values[name]
-    return columns
+        found[name] = objects([values[name] for values in rows])
+    return found
 
 
 class _Row(NamedTuple):

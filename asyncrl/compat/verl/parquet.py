@@ -1,0 +1,196 @@
+"""Batches as Parquet, a row for a row, and verl's task files as batches.
+
+A file that `write_parquet` wrote has a column for each field: lists of numbers for tensors, Parquet's own types for
+objects where these give them back as they were, and JSON text for other objects. The file's metadata say which, so that
+`read_parquet` gives the batch back. The fields of a task are columns in the layout of verl's task files, so that the
+file of a batch is a task file as well: `raw_prompt` is the column `prompt`, and `tools_kwargs` is within `extra_info`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.compat.verl.protocol import DataProto, objects
+from asyncrl.compat.verl.trajectories import columns
+from asyncrl.errors import DataError, DataProtoError
+from asyncrl.machine.files import partial_name, sync
+
+METADATA = b"asyncrl.dataproto"
+FORMAT = 1
+_TASK_COLUMNS = {"raw_prompt": "prompt", "reward_model": "reward_model", "extra_info": "extra_info"}
+"""Fields of structs, whose missing entries Parquet makes null, each with its column."""
+_NUMBERS = "biuf"
+
+
+def write_parquet(data: DataProto, path: str | Path) -> None:
+    """Write a file that is whole or not there.
+
+    Raises DataProtoError: a value can be kept neither by Parquet nor as JSON; `save_to_disk` may keep it. OSError: the
+    disk.
+    """
+    table: dict[str, pa.Array] = {}
+    about: dict[str, Any] = {"format": FORMAT, "tensors": {}, "arrays": {}, "json": []}
+    for name, tensor in ({} if data.batch is None else data.batch).items():
+        table[name] = _lists(_numbers(tensor))
+        about["tensors"][name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape[1:])]
+    for name, array in _task_rows(data.non_tensor_batch).items():
+        if name in table:
+            raise DataProtoError(f"{name!r} is a tensor and an array; a file has one column of that name")
+        if array.dtype.kind in _NUMBERS:
+            table[name] = _lists(array)
+            about["arrays"][name] = [str(array.dtype), list(array.shape[1:])]
+        elif name in _TASK_COLUMNS.values():
+            table[name] = pa.array(array.tolist())
+        else:
+            table[name], is_json = _objects(name, array)
+            about["json"] += [name] * is_json
+    about["meta_info"] = json.loads(_json("meta_info", data.meta_info))
+    path = Path(path)
+    partial = partial_name(path)
+    written = pa.table(table).replace_schema_metadata({METADATA: json.dumps(about)})
+    pq.write_table(written, partial, compression="zstd")
+    sync(partial)
+    partial.replace(path)
+
+
+def read_parquet(path: str | Path) -> DataProto:
+    """The batch of a file that `write_parquet` wrote, or of a task file in verl's layout. The latter has no tensors;
+    its fields are those that verl's data set gives: every column, but `raw_prompt` for `prompt`, and `index`,
+    `tools_kwargs` and `interaction_kwargs` from `extra_info`.
+
+    Raises DataError: the file is neither.
+    """
+    try:
+        table = pq.read_table(path)
+        found = (table.schema.metadata or {}).get(METADATA)
+        return _of_tasks(table) if found is None else _of_batch(table, json.loads(found))
+    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{path} cannot be read as a batch or as verl's tasks: {error}") from error
+
+
+def _of_batch(table: pa.Table, about: Mapping[str, Any]) -> DataProto:
+    if about["format"] != FORMAT:
+        raise ValueError(f"its format is {about['format']}, this asyncrl reads {FORMAT}")
+    tensors, arrays = {}, {}
+    for name, (kind, shape) in about["tensors"].items():
+        dtype = getattr(torch, kind)
+        tensors[name] = torch.from_numpy(_flat(table.column(name), shape).copy()).to(dtype)
+    for name in table.column_names:
+        if name in about["arrays"]:
+            kind, shape = about["arrays"][name]
+            arrays[name] = _flat(table.column(name), shape).astype(kind)
+        elif name not in tensors:
+            values = table.column(name).to_pylist()
+            arrays[name] = objects([json.loads(each) for each in values] if name in about["json"] else values)
+    fields = {task: column for task, column in _TASK_COLUMNS.items() if column in arrays}
+    for task, column in fields.items():
+        arrays[task] = objects([_without_nulls(each) for each in arrays.pop(column)])
+    if "extra_info" in fields and any("tools_kwargs" in each for each in arrays["extra_info"]):
+        arrays["tools_kwargs"] = objects([each.pop("tools_kwargs", {}) for each in arrays["extra_info"]])
+    return DataProto.from_dict(tensors, arrays, about["meta_info"])
+
+
+def _of_tasks(table: pa.Table) -> DataProto:
+    if "prompt" not in table.column_names:
+        raise ValueError(f"it has no column prompt, but {', '.join(table.column_names)}")
+    rows = []
+    for number, row in enumerate(table.to_pylist()):
+        values = {name: _without_nulls(value) for name, value in row.items()}
+        extra = values.get("extra_info") or {}
+        rows.append(
+            {
+                **{name: value for name, value in values.items() if name != "prompt"},
+                "raw_prompt": values["prompt"],
+                "extra_info": extra,
+                "index": extra.get("index", number),
+                "tools_kwargs": extra.get("tools_kwargs", {}),
+                "interaction_kwargs": extra.get("interaction_kwargs", {}),
+            }
+        )
+    return DataProto.from_dict(non_tensors=columns(rows))
+
+
+def _task_rows(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays with those of tasks under the names of their columns."""
+    found = dict(arrays)
+    if "tools_kwargs" in found and "extra_info" in found:
+        pairs = zip(found["extra_info"], found.pop("tools_kwargs"), strict=True)
+        kept = [{**extra, "tools_kwargs": {**kwargs}} if kwargs else extra for extra, kwargs in pairs]
+        found["extra_info"] = objects([{name: value for name, value in each.items() if value != {}} for each in kept])
+    if "extra_info" in found and not any(found["extra_info"]):
+        del found["extra_info"]  # Parquet has no structs without fields.
+    return {_TASK_COLUMNS.get(name, name): array for name, array in found.items()}
+
+
+def _numbers(tensor: Tensor) -> NDArray[Any]:
+    """Parquet's readers know no half precision."""
+    halves = (torch.bfloat16, torch.float16)
+    plain = tensor.detach().cpu()
+    found: NDArray[Any] = (plain.float() if tensor.dtype in halves else plain).numpy()
+    return found
+
+
+def _lists(array: NDArray[Any]) -> pa.Array:
+    """An array [B, ...] as B lists of lists."""
+    found = pa.array(array.reshape(-1))
+    for dimension in range(array.ndim - 1, 0, -1):
+        count, size = prod(array.shape[:dimension]), array.shape[dimension]
+        found = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * size, found)
+    return found
+
+
+def _flat(column: pa.ChunkedArray, shape: Sequence[int]) -> NDArray[Any]:
+    """The numbers of B lists of lists as an array [B, ...]."""
+    values = column.combine_chunks()
+    for _ in shape:
+        values = values.flatten()
+    found: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
+    return found
+
+
+def _objects(name: str, array: NDArray[Any]) -> tuple[pa.Array, bool]:
+    """The column of an array of texts or objects, and whether it is JSON text."""
+    values = array.tolist()
+    try:
+        column = pa.array(values)
+        # Their texts tell 1 from 1.0 and from True, and nan is like nan.
+        if repr(column.to_pylist()) == repr(values) and _writable(column.type):
+            return column, False
+    except (pa.ArrowException, OverflowError):
+        pass  # Values of several types, for one: these are JSON.
+    return pa.array([_json(name, value) for value in values], pa.string()), True
+
+
+def _writable(kind: pa.DataType) -> bool:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return (bool(inner) or not pa.types.is_struct(kind)) and all(map(_writable, inner))
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        text = json.dumps(value)
+        if repr(json.loads(text)) == repr(value):
+            return text
+    except (TypeError, ValueError):
+        pass
+    raise DataProtoError(
+        f"{name} has a value that neither Parquet nor JSON gives back as it was: {value!r:.100}; use save_to_disk"
+    )
+
+
+def _without_nulls(value: Any) -> Any:
+    """A struct has all fields of its column; fields that the row never had are null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
