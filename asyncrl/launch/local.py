@@ -20,7 +20,7 @@ from asyncrl.config.checks import conflicts
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.autoscale import Autoscaler
 from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively
@@ -131,13 +131,21 @@ def train(
     of the learner other than the first, everything is the ranks of this host. Raises AsyncrlError: the run cannot start
     or go on.
     """
-    if config.learner.node:
-        return _train_on_other_host(config)
+    try:
+        if config.learner.node:
+            return _train_on_other_host(config)
+        return _train(config, stop or process.stop_on_signals(), how_to_resume)
+    except StoppedError as error:
+        log.info("%s", error)
+        return False
+
+
+def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None) -> bool:
+    """As `train` on the first host. Raises StoppedError: a signal came before the roles were started."""
     run_dir = locations.run_dir(config.run)
-    stop = stop or process.stop_on_signals()
     with exclusively(run_dir), ExitStack() as stack:
         end_here(run_dir, stop)
-        preflight(config, partial(check_resume, run_dir=run_dir))
+        preflight(config, partial(check_resume, run_dir=run_dir), stop=stop)
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = place(config, launcher.hosts())
         settle(config, placement)
@@ -145,6 +153,8 @@ def train(
         launcher.prepare(placement, stop)
         check_settled(config)
         end_elsewhere(run_dir, launcher.end_left, stop)
+        if stop.is_set():
+            raise StoppedError("stopped before anything was started")
         placement = place(config, placement.hosts)
         resumed = claim_or_begin_anew(config, run_dir)
         if is_past_its_steps(config, run_dir):

@@ -16,7 +16,15 @@ import numpy as np
 from asyncrl.config import locations
 from asyncrl.config.checks import missing_data
 from asyncrl.config.schema import TrainConfig
-from asyncrl.errors import AsyncrlError, ConfigError, DataError, ScoringError, ToolError, UnavailableError
+from asyncrl.errors import (
+    AsyncrlError,
+    ConfigError,
+    DataError,
+    ScoringError,
+    StoppedError,
+    ToolError,
+    UnavailableError,
+)
 from asyncrl.launch.machine import check_devices, check_disk, check_ports, free_bytes
 from asyncrl.launch.models import check_existence, check_length, policy_size
 from asyncrl.text import reason_of
@@ -46,11 +54,12 @@ _EPISODE = Trajectory(
 """An episode whose answer is empty."""
 
 
-def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None]) -> None:
+def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: threading.Event | None = None) -> None:
     """Try all that the roles will load or need: keys, ports, devices, data, models, tools, chat template, rules and the
     algorithm's parts; and `more` checks. A check that needs what another one refused is left out.
 
-    Raises ConfigError, DataError or UnavailableError with one line for each problem.
+    Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
+    meanwhile.
     """
     from asyncrl.data.reading import TaskFile
 
@@ -58,31 +67,33 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None]) -> None
     files: dict[str, TaskFile] = {}
     problems.extend(map(DataError, missing_data(config).values()))
     for path in (config.data.train, config.data.eval):
-        with _collected(problems):
+        with _collected(problems, stop):
             if path is not None and Path(path).is_file():
                 files[path] = TaskFile(path)
     for check in (*more, _check_keys, check_ports, _check_devices, _check_optimizer, _check_scoring, _check_algorithm):
-        with _collected(problems):
+        with _collected(problems, stop):
             check(config)
-    with _collected(problems):
+    with _collected(problems, stop):
         _check_tools(config)
         if config.actor.agent is None:
             _check_creation(config, files)
-    with _collected(problems):
+    with _collected(problems, stop):
         check_existence(config)
-        with _collected(problems):
+        with _collected(problems, stop):
             _check_policy(config)
         if config.actor.agent is None:
-            with _collected(problems):
+            with _collected(problems, stop):
                 _check_template(config, files)
-        with _collected(problems):
+        with _collected(problems, stop):
             _check_truths(config, files)
     if problems:
         raise type(problems[0])("\n".join(dict.fromkeys(map(str, problems)))) from problems[0]
 
 
 @contextmanager
-def _collected(problems: list[AsyncrlError]) -> Iterator[None]:
+def _collected(problems: list[AsyncrlError], stop: threading.Event | None) -> Iterator[None]:
+    if stop is not None and stop.is_set():
+        raise StoppedError("stopped while the configuration was checked; nothing was started")
     try:
         yield
     except (ConfigError, DataError, UnavailableError) as error:

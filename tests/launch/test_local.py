@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from asyncrl.config.compose import read
-from asyncrl.config.schema import ClusterConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.launch import local
 from asyncrl.launch.local import (
     check_resume,
     claim,
     claim_or_begin_anew,
     is_past_its_steps,
     role_commands,
+    train,
 )
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
@@ -125,3 +128,17 @@ def test_fewer_steps_than_the_run_has_done_leave_nothing_to_start(
     (message,) = caplog.messages
     assert "has done 14 steps, so learner.steps=5" in message
     assert "set a greater learner.steps than 14" in message
+
+
+@pytest.mark.parametrize("during_checks", [True, False])
+def test_a_stop_before_the_roles_are_started_starts_none_and_leaves_nothing(
+    during_checks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, stop = make_config(), threading.Event()
+    config.run, config.cluster.gpus = RunConfig("run", str(tmp_path)), 0
+    if during_checks:
+        stop.set()  # Or they would find that there is no such model.
+    else:
+        monkeypatch.setattr(local, "preflight", lambda *_, **__: stop.set())
+    assert not train(config, stop)
+    assert not (tmp_path / "run").exists()
