@@ -97,6 +97,7 @@ class Endpoint:
         self._turns = turns
         self._rests = rests
         self._freed: set[str] = set()
+        self._freed_by = 0
         self._failed_updates = 0
         self._label = ""
         self._logged = ""
@@ -192,7 +193,10 @@ class Endpoint:
                 self._log(error)
                 self.fault = str(error)
             if self._turns is not None and self._freed:
-                self._turns.process(self.server.url).end()
+                process = self._turns.process(self.server.url)
+                # The one that freed memory may have ended, which is why a call of ours failed, and another one started.
+                if process.starts == self._freed_by:
+                    process.end()
             self._freed.clear()
             self.version = NO_VERSION
             self._enter(EndpointState.LOST)
@@ -233,13 +237,13 @@ class Endpoint:
         await self._abort_all()
         # A server that refuses a flush still has requests in its queues, and would die of freeing its memory.
         await server.flush()
-        start, freeing = process.starts, [each for each in MEMORY if each not in self._freed]
+        self._freed_by, freeing = process.starts, [each for each in MEMORY if each not in self._freed]
         self._freed.update(freeing)
         await server.free(freeing)
         process.freed, self.version = True, NO_VERSION
         self._enter(EndpointState.FREED)
         await self._condition.wait_for(lambda: not self._rests())
-        if process.starts != start or not process.running:
+        if process.starts != self._freed_by or not process.running:
             self._freed.clear()
             raise ServerFaultError(f"{server.url} ended while the learner had its GPUs")
         process.freed = False

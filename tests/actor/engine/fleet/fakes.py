@@ -124,6 +124,12 @@ class FakeSglang:
             request.done.set()
         await self._runner.cleanup()
 
+    def cut(self) -> None:
+        """Cut every connection, as the end of the process does."""
+        for transport in self._transports:
+            transport.abort()
+        self._transports.clear()
+
     async def _steps(self) -> None:
         while True:
             await asyncio.sleep(STEP_S)
@@ -149,11 +155,11 @@ class FakeSglang:
         name = http.match_info["name"]
         self.calls.append(name)
         self._transports |= {http.transport} - {None}
+        body = await http.json() if http.can_read_body else {}
         if name in self.hangs:
             await self._dying.wait()
         if name in self.refuses:
             return web.json_response({"message": "refused"}, status=400)
-        body = await http.json() if http.can_read_body else {}
         if self.freed & NEEDED.get(name, set()):
             self.crimes.append(f"{name} without {sorted(self.freed)}")
         answer = await self.answers.get(name, getattr(self, f"_{name}", self._unknown))(body)

@@ -52,6 +52,7 @@ class FakeProcess:
             self.server.finish(request, "")
         self.server.hangs.clear()
         self.server.answers.clear()
+        self.server.cut()
         self.server.restart()
         self.starts += 1
         self.freed, self.running = False, self.restarts
