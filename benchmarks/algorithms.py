@@ -91,6 +91,7 @@ def make_batch(batch: int, length: int, share: float) -> tuple[Episodes, Tokens]
         reference=behaviour + noise(0.05),
         values=noise(1.0),
         implicit=noise(1.0),
+        collisions=torch.rand(size, generator=generator),
     )
     ends = torch.arange(TURN, length + 1, TURN)
     reward = torch.rand(batch, generator=generator)
@@ -123,7 +124,7 @@ def advantage_rows(episodes: Episodes, tokens: Tokens, shape: tuple[int, int], r
             over = over_time if isinstance(advantage, TokenAdvantage) else over_sequences
             return over(advantage, episodes, tokens, shape)
 
-        read = 8 + 4 * part.needs_critic + 8 * part.uses_ratio + 4 * (name == "prime")
+        read = 8 + 4 * part.needs_critic + 8 * (part.uses_ratio or part.needs_collisions) + 4 * (name == "prime")
         yield Row("advantage", name, least_ms(work, runs), read, least_ms(loop, 2))
 
 

@@ -153,6 +153,12 @@ def _stream_conflicts(parts: Composition) -> Iterator[str]:
     names = [stream.name for stream in parts.streams]
     if twice := next((name for name in names if names.count(name) > 1), None):
         yield f"algorithm.stream has {twice} twice: give each stream once"
+    for stream in parts.streams:
+        if isinstance(stream, LossStream) == (stream.name == "rl") or stream.name in ("policy", "kl", "entropy"):
+            yield (
+                f"algorithm.stream={stream.name}: derive a stream of yours from LossStream, and name it other than rl, "
+                "policy, kl and entropy"
+            )
     rl = next((stream for stream in parts.streams if stream.name == "rl"), None)
     others = [stream for stream in parts.streams if isinstance(stream, LossStream) and stream.weight]
     if rl is not None and not rl.weight and not others:

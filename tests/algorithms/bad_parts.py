@@ -3,6 +3,13 @@
 from asyncrl.algorithms.advantages.base import SequenceAdvantage
 from asyncrl.algorithms.corrections.base import Correction
 from asyncrl.algorithms.losses.base import Loss, TokenLosses
+from asyncrl.algorithms.streams import Stream
+
+
+class Bare(Stream):
+    """Formula: none"""
+
+    name = "bare"
 
 
 class Nameless(SequenceAdvantage):

@@ -107,6 +107,10 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
             {"proximal": "interpolate", "advantage": "optimal_token_baseline"},
             r"and optimal_token_baseline needs it before: use recompute",
         ),
+        (
+            {"stream": ["tests.algorithms.bad_parts.Bare"]},
+            r"stream=bare: derive a stream of yours from LossStream, and name it other than rl, policy",
+        ),
         ({"stream": ["ce", "ce"]}, r"algorithm.stream has ce twice: give each stream once"),
         (
             {"stream": [("rl", {"weight": 0.0}), ("ce", {"weight": 0.0})]},

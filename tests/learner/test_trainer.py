@@ -128,6 +128,19 @@ def test_an_advantage_gets_the_sums_of_squared_probabilities_of_the_pass_before_
     torch.testing.assert_close(tokens.proximal[tokens.mask], logprobs[tokens.mask], atol=1e-5, rtol=1e-5)
 
 
+def test_streams_may_train_by_cross_entropy_alone(model: Path, ranks: Ranks, tmp_path: Path):
+    config = make_config(model, tmp_path)
+    config.algorithm.stream = [PartConfig("rl", {"weight": 0.0}), PartConfig("ce")]
+    setup = Setup(config, ranks)
+    loss, gradient = setup.gradient(setup.prepared([setup.members]), [[3], [0, 1, 2], [4, 6, 7], [], [5]])
+    bare = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").to(setup.batch.ids.device)
+    expected = -padded_logprobs(bare, setup.batch)[setup.batch.tokens.mask].mean()
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), abs=1e-6)
+    for ours, theirs in zip(gradient, bare.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.grad, atol=1e-5, rtol=1e-5)
+
+
 def test_an_empty_pass_contributes_exactly_nothing(setup: Setup):
     prepared = setup.prepared([setup.members])
     _, alone = setup.gradient(prepared, [setup.members])

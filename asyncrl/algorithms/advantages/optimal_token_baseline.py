@@ -35,17 +35,21 @@ class OptimalTokenBaseline(TokenAdvantage):
     cap: float | None = param(None, "cap of the ratio w for old data; null: no ratio", "(0, inf]")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
-        groups, group = rollouts.episodes.groups, rollouts.episodes.group
+        groups = rollouts.episodes.groups
         rewards = rollouts.rewards(self.step_weight)
         returns = linear_scan(rollouts.view.decay(self.gamma, rewards), rewards)
         energy = self._energy(rollouts)
         place, total = self._places(rollouts)
-        terms = torch.stack([returns * energy, energy, torch.ones_like(energy)])
-        sums = rollouts.reduce(terms.new_zeros(3, total).index_add_(1, place, terms))[:, place]
-        alone = sums[2] == 1
+        sums = energy.new_zeros(3, total)
+        for row, each in zip(sums, (returns * energy, energy, torch.ones_like(energy)), strict=True):
+            row.index_add_(0, place, each)
+        weighted, weights, members = rollouts.reduce(sums)
+        baseline = weighted / (weights + EPSILON)
+        if self.zero_tail:
+            baseline = torch.where(members == 1, 0.0, baseline)
+        baseline = baseline.index_select(0, place)
         if not self.zero_tail:
-            alone &= rollouts.view.by_sequence(groups.sum(torch.ones_like(group)) == 1)
-        baseline = torch.where(alone, 0.0, sums[0] / (sums[1] + EPSILON))
+            baseline = torch.where(rollouts.view.by_sequence(groups.size() == 1), 0.0, baseline)
         return Estimate((returns - baseline).to(rollouts.dtype), returns)
 
     def _energy(self, rollouts: Rollouts) -> Tensor:
@@ -57,8 +61,9 @@ class OptimalTokenBaseline(TokenAdvantage):
         energy.clamp_(min=0)  # Only rounding takes it below.
         if self.cap is not None:
             energy *= rollouts.ratio.double().clamp(max=self.cap).square()
-        upto = torch.cat([energy.new_zeros(1), energy.cumsum(0)])
-        return upto[1:] - view.sequences.spread(upto[_firsts(rollouts)])
+        # A scan from the end, backwards: a sum from the start has no deterministic form on GPUs.
+        goes_on = torch.ones_like(energy).index_fill_(0, _firsts(rollouts)[view.sequences.lengths > 0], 0.0)
+        return linear_scan(goes_on.flip(0), energy.flip(0)).flip(0)
 
     def _places(self, rollouts: Rollouts) -> tuple[Tensor, int]:
         """int64[M]: where each token belongs in a table that has a row of t = 0, 1, ... for each group, one behind the
@@ -69,12 +74,13 @@ class OptimalTokenBaseline(TokenAdvantage):
             t = rollouts.tokens.position[view.index]
         firsts = torch.cat([t, t.new_zeros(1)])[_firsts(rollouts)]
         t = t - view.sequences.spread(firsts)
-        own = (view.sequences.max(t) + 1).clamp(min=0)
+        own = torch.zeros(view.owner.numel(), dtype=torch.float64, device=t.device)
+        own[view.sequences.lengths > 0] = t[view.sequences.last].double() + 1
         lengths = rollouts.reduce(own.new_zeros(episodes.count).index_copy_(0, view.owner, own))
         rows = lengths.new_zeros(episodes.groups.count).index_copy_(
             0, episodes.group, episodes.groups.greatest(lengths)
         )
-        starts = (rows.cumsum(0) - rows).long()
+        starts = rows.long().cumsum(0) - rows.long()
         return t + view.by_sequence(starts[episodes.group]), int(rows.sum())
 
 
