@@ -35,7 +35,8 @@ Row = Mapping[str, Any]
 
 def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
     """The figures of the run in a folder, from the end of step FIRST on. `fleet_to_bare` compares the rate of its fleet
-    with that of bare servers.
+    with that of bare servers. `fleet_idle` is the share of the time without any turn to sample: the stop of a push is
+    not in it, nor is a server without requests beside others.
 
     Raises ValueError: it has not done so many steps, and one more.
     """
@@ -87,7 +88,8 @@ def _over(rows: Sequence[Row], names: Sequence[str], begin: float, end: float) -
 
 
 def _push(fleet: Mapping[str, float]) -> dict[str, float]:
-    """Seconds and bytes of a push. `switch_s` is the time until the fleet serves a version that it has received."""
+    """Seconds and bytes of a push. `switch_s` is the time until the first server serves a version that the actor has
+    received. For most of it servers may generate, while the update is made ready."""
     pushes = fleet.get("weights_updates", 0.0)
     if not pushes:
         return {}

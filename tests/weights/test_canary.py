@@ -80,9 +80,11 @@ def test_a_limit_may_be_named_and_log_probs_that_hardly_differ_have_one_too():
 
 
 @pytest.mark.parametrize("answer", [[], [np.nan] * (LENGTH - 1), [-np.inf] * (LENGTH - 1)])
-def test_an_answer_without_numbers_fails(answer):
+def test_an_answer_without_numbers_fails_and_counts_as_the_largest_difference(answer):
+    judge = CanaryJudge()
     with pytest.raises(CanaryError, match="not in an engine what the learner published"):
-        CanaryJudge().judge(check_of(0), answer, "float32", "an engine")
+        judge.judge(check_of(0), answer, "float32", "an engine")
+    assert judge.difference == np.inf
 
 
 def test_an_engine_whose_sequences_are_shorter_is_judged_by_what_it_was_asked():
