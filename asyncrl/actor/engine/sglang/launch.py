@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -81,6 +82,7 @@ class LaunchedServer:
         self._environment = environment
         self._start_s = start_s
         self._max_failures = max_failures
+        self._was_killed = False
         self._turns = turns
         if turns is not None:
             turns.add(self)
@@ -98,6 +100,7 @@ class LaunchedServer:
     async def keep(self) -> None:
         """Keep the server running; returns only by cancellation, and ends the server then.
 
+        A first start that is killed, by whomever, is tried once more: SGLang kills itself where it cannot start, too.
         Raises ConfigError: the server never started. EngineError: it ran before, and does not start any more.
         """
         has_run, failures = False, 0
@@ -109,6 +112,9 @@ class LaunchedServer:
                     continue
                 failures += 1
                 reason = f"the server at {self.url} does not start; the end of its log:\n{last_lines(self._log)}"
+                if not has_run and self._was_killed and failures == 1:
+                    logger.warning("the server at %s was killed before it answered; starting it again", self.url)
+                    continue
                 if not has_run:
                     raise ConfigError(f"{reason}\nCheck engine.python and engine.server")
                 if failures > self._max_failures:
@@ -133,6 +139,7 @@ class LaunchedServer:
         self.process, self.freed = start_guarded(self._command, self._log, self._environment, files), False
         self.starts += 1
         answered = self.answering = await self._answers(self.process)
+        self._was_killed = self.process.poll() == -signal.SIGKILL
         while answered and self.process.poll() is None:
             await asyncio.sleep(POLL_S)
         await self._stop()

@@ -61,6 +61,25 @@ async def test_a_server_that_does_not_start_or_never_answers_is_explained_by_its
         await server.keep()
 
 
+async def test_a_server_that_is_killed_before_it_answers_is_started_again_once(tmp_path: Path) -> None:
+    dies = "import os; os.kill(os.getpid(), 9)"
+    once = tmp_path / "once"
+    server = launched(
+        tmp_path,
+        f"import pathlib; once = pathlib.Path({str(once)!r})\nif not once.exists(): once.touch(); {dies}\n{SERVER}",
+    )
+    keeper = asyncio.create_task(server.keep())
+    await async_until(lambda: server.answering or keeper.done())
+    assert server.answering
+    assert server.starts == 2
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    never = launched(tmp_path, dies)
+    with pytest.raises(ConfigError, match="does not start"):
+        await never.keep()
+    assert never.starts == 2
+
+
 async def test_a_server_counts_as_running_until_its_last_process_has_ended(tmp_path: Path) -> None:
     """Whoever shares its GPUs may use them after that."""
     stubborn = (
