@@ -90,16 +90,16 @@ def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
         raise ConfigError(f"actor.tools: {NO_FORMAT}, or leave actor.tools empty")
 
 
-def check_tasks(chat: Chat, path: str, rows: Mapping[int, Task], functions: Mapping[str, Function]) -> None:
-    """Raises ConfigError: the template refuses one of the `rows` of the file `path`, with the tools of that row."""
-    for row, task in rows.items():
+def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, Function]) -> None:
+    """Raises ConfigError: the template refuses one of the `tasks`, which are named by their places, with its tools."""
+    for place, task in tasks.items():
         tools = [_as_tool(function) for function in (task.tools or functions.values())]
         try:
             chat.prompt(task.messages, tools)
         except RefusedError as error:
             roles = ", ".join(str(message["role"]) for message in task.messages)
             raise ConfigError(
-                f"{path}: row {row} has messages of the roles {roles}: {error}; change such rows, or use a model whose "
+                f"{place} has messages of the roles {roles}: {error}; change such rows, or use a model whose "
                 "template takes them"
             ) from error
 

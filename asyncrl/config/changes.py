@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import reduce
 from operator import attrgetter, getitem
-from typing import Any
+from typing import Any, get_origin
 
 from asyncrl.config.keys import OPTIONS
-from asyncrl.config.option import as_yaml
+from asyncrl.config.option import REQUIRED, as_yaml
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.config.schema.scoring import configured
 from asyncrl.errors import ConfigError
@@ -53,9 +53,12 @@ def by_key(nested: Mapping[str, Any]) -> dict[str, Any]:
 def _found(nested: Any) -> Iterator[tuple[str, Any]]:
     for key in KEYS:
         try:
-            yield key, reduce(getitem, key.split("."), nested)
+            value = reduce(getitem, key.split("."), nested)
         except (KeyError, TypeError):
             continue
+        # Runs of an earlier version have one text where this one has a list.
+        one = isinstance(value, str) and get_origin(OPTIONS[key].type) is list and value != REQUIRED
+        yield key, [value] if one else value
 
 
 def require_values(values: Mapping[str, Any]) -> None:

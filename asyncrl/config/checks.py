@@ -50,13 +50,22 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
 
 
 def missing_data(config: TrainConfig) -> dict[str, str]:
-    """For the key of each data file that does not exist, the line that refuses it."""
-    files = {"data.train": config.data.train, "data.eval": config.data.eval}
+    """For the key of tasks of which a file does not exist, the line that refuses it."""
+    sources = {"data.train": config.data.train, "data.eval": config.data.eval or []}
     return {
-        key: f"{key}={path}: there is no such file; see docs/quick_start.md for data"
-        for key, path in files.items()
-        if path is not None and not Path(path).is_file()
+        key: f"{key}={source}: there is no such file; see docs/data.md"
+        for key, named in sources.items()
+        for source in named
+        if not may_exist(source)
     }
+
+
+def may_exist(source: str) -> bool:
+    """Whether a file, folder or pattern is there; what is on a hub is not looked for."""
+    path = Path(source)
+    return (
+        source.startswith("hf://") or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    )
 
 
 def conflicts(config: TrainConfig) -> Iterator[str]:
@@ -75,6 +84,9 @@ def _run(config: TrainConfig) -> Iterator[str]:
 
 def _data(config: TrainConfig) -> Iterator[str]:
     data = config.data
+    for key, sources in (("data.train", data.train), ("data.eval", data.eval)):
+        if sources == []:
+            yield f"{key}: name a file of tasks, or several"
     if len(data.band) not in (0, 2) or sorted(data.band) != list(data.band):
         yield "data.band: give the lowest and the highest success rate, such as [0.1,0.9]"
 
@@ -174,7 +186,7 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if learner.lr_floor and learner.schedule == "constant":
         yield "learner.lr_floor learner.schedule: a constant learning rate has no floor; use linear or cosine"
     if learner.eval_every and config.data.eval is None:
-        yield "learner.eval_every data.eval: evaluation needs data.eval, a Parquet file of held-out tasks"
+        yield "learner.eval_every data.eval: evaluation needs data.eval, a file of held-out tasks"
     if learner.keep_best and (not learner.eval_every or learner.eval_every % learner.checkpoint_every):
         yield (
             "learner.keep_best learner.eval_every: each evaluation must have a checkpoint of its step to rate; set "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -41,7 +41,7 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
         if key in wrong:
             OmegaConf.update(config, key, option.default, merge=False)
     for key in OmegaConf.missing_keys(config):
-        OmegaConf.update(config, key, "")
+        OmegaConf.update(config, key, [] if get_origin(OPTIONS[key].type) is list else "")
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, TrainConfig)
     if lines := [*wrong.values(), *refusals(typed, wrong)]:

@@ -1,9 +1,9 @@
-"""Tasks from Parquet in verl's layout. Rows are read from columns on demand, so millions of them take little memory.
+"""Tasks from files in verl's layout. Rows are read from columns on demand, so millions of them take little memory.
 
 Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `ground_truth`), optional `extra_info` (a
 struct with `index`, `split`, `tools_kwargs` ...) and optional `tools` (OpenAI schemas, as structs or as JSON text).
-A task's id is `data_source/split/index`. The row's number replaces an `index` that is missing or not unique, and the
-file's stem replaces a missing `split`.
+A task's id is `data_source/split/index`. The row's number in all files together replaces an `index` that is missing or
+not unique, and the stem of the row's file replaces a missing `split`.
 
 Opening a file checks all of it, column by column. Otherwise a row that no message can carry would stop a run half-way:
 an integer of more than 64 bits or half of a surrogate pair in a schema, text that is not UTF-8.
@@ -20,8 +20,8 @@ from typing import Any, overload
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from asyncrl.data.tables import read_rows
 from asyncrl.errors import DataError, WireError
 from asyncrl.ids import task_id
 from asyncrl.types import Task
@@ -35,35 +35,36 @@ MAX_DEPTH = 64
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of one file. Raises DataError, which names the file, column or row that cannot be used."""
+    """The tasks of one file, or of several (`asyncrl.data.tables`). Raises DataError, which names the file, column or
+    row that cannot be used."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
-        try:
-            names = set(pq.read_schema(self._path).names)
-            self._table = pq.read_table(self._path, columns=[n for n in (*REQUIRED, *OPTIONAL) if n in names])
-        except (OSError, pa.ArrowInvalid) as error:
-            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-        self._check(sorted(names))
+    def __init__(self, sources: str | Path | Sequence[str | Path]) -> None:
+        sources = [sources] if isinstance(sources, (str, Path)) else sources
+        self._name = ", ".join(map(str, sources))
+        self._rows = read_rows(sources, REQUIRED, OPTIONAL)
+        self._table = self._rows.table
+        self._check()
         self._indexed = self._has_unique_index()
         self._check_values()
-        if "tools" in names:
+        if "tools" in self._table.column_names:
             self._check_tools(self._table.column("tools"))
         # Many requests need the same task: those of a group's members, of their scoring and of their labels.
         self._recent = lru_cache(RECENT_TASKS)(self._read)
 
-    def _check(self, names: Sequence[str]) -> None:
-        if missing := [name for name in REQUIRED if name not in names]:
-            raise DataError(f"{self._path} has no column {', '.join(missing)}; it has {', '.join(names)}")
+    def place(self, row: int) -> str:
+        """The file and the row or line of a task, in words."""
+        return self._rows.file_of(row).place(row)
+
+    def _check(self) -> None:
         if "ground_truth" not in self._fields("reward_model"):
-            raise DataError(f"{self._path}: column reward_model must be a struct with a field ground_truth")
+            raise DataError(f"{self._name}: column reward_model must be a struct with a field ground_truth")
         prompts = self._table.column("prompt")
         if not _is_list(prompts.type) or not {"role", "content"} <= set(_fields(prompts.type.value_type)):
-            raise DataError(f"{self._path}: column prompt must be a list of messages, each with role and content")
-        if "extra_info" in self._table.column_names and not self._fields("extra_info"):
-            raise DataError(f"{self._path}: column extra_info must be a struct, as {{'index': 0}}")
+            raise DataError(f"{self._name}: column prompt must be a list of messages, each with role and content")
+        if "extra_info" in self._table.column_names and not _is_struct(self._table.schema.field("extra_info").type):
+            raise DataError(f"{self._name}: column extra_info must be a struct, as {{'index': 0}}")
         if not len(self):
-            raise DataError(f"{self._path} has no rows; each row is a task")
+            raise DataError(f"{self._name} has no rows; each row is a task")
         for name in REQUIRED:
             self._check_rows(name, pc.is_null(self._table.column(name)), "is null")
         self._check_rows("prompt", pc.equal(pc.list_value_length(prompts), 0), "has no messages")
@@ -74,20 +75,20 @@ class TaskFile(Sequence[Task]):
         prompts = self._table.column("prompt")
         messages = pc.list_flatten(prompts)
         if not _is_text(prompts.type.value_type.field("role").type):
-            raise DataError(f"{self._path}: in column prompt the role of a message must be text")
+            raise DataError(f"{self._name}: in column prompt the role of a message must be text")
         if messages.null_count or pc.struct_field(messages, "role").null_count:
             self._read_all()
         if "extra_info" in self._table.column_names and "tools_kwargs" in self._fields("extra_info"):
             kind = self._table.schema.field("extra_info").type.field("tools_kwargs").type
-            if not (pa.types.is_struct(kind) or pa.types.is_null(kind)):
-                raise DataError(f"{self._path}: extra_info.tools_kwargs must be a struct, tool by tool, not {kind}")
+            if not _is_struct(kind):
+                raise DataError(f"{self._name}: extra_info.tools_kwargs must be a struct, tool by tool, not {kind}")
         if (deepest := max(_depth(field.type) for field in self._table.schema)) > MAX_DEPTH:
-            raise DataError(f"{self._path}: a column is nested {deepest} deep; at most {MAX_DEPTH} can be sent")
+            raise DataError(f"{self._name}: a column is nested {deepest} deep; at most {MAX_DEPTH} can be sent")
         try:
             self._table.validate(full=True)
         except pa.ArrowInvalid as error:
             self._read_all()
-            raise DataError(f"{self._path} is damaged: {error}") from error
+            raise DataError(f"{self._name} is damaged: {error}") from error
 
     def _check_tools(self, tools: pa.ChunkedArray) -> None:
         """Checks each distinct text once, however many rows have it."""
@@ -111,7 +112,7 @@ class TaskFile(Sequence[Task]):
             if not typed or tools.null_count or pc.struct_field(tools, "name").null_count:
                 self._read_all()
         elif not pa.types.is_null(kind):
-            raise DataError(f"{self._path}: column tools is neither schemas nor JSON text, but {tools.type}")
+            raise DataError(f"{self._name}: column tools is neither schemas nor JSON text, but {tools.type}")
 
     def _read_all(self) -> None:
         """Find the first row that cannot be read, after a check found that there is one. Raises DataError."""
@@ -121,7 +122,7 @@ class TaskFile(Sequence[Task]):
     def _check_rows(self, column: str, bad: pa.ChunkedArray, what: str) -> None:
         row = pc.index(bad, True).as_py()
         if row >= 0:
-            raise DataError(f"{self._path}: row {row}, column {column} {what}; mend or drop the row")
+            raise DataError(f"{self.place(row)}, column {column} {what}; mend or drop the row")
 
     def _has_unique_index(self) -> bool:
         if "extra_info" not in self._table.column_names or "index" not in self._fields("extra_info"):
@@ -130,10 +131,15 @@ class TaskFile(Sequence[Task]):
         index = pc.struct_field(extra, "index")
         if index.null_count or not (pa.types.is_integer(index.type) or pa.types.is_string(index.type)):
             return False
-        keyed = pa.table({"source": self._table.column("data_source"), "index": index})
-        if "split" in self._fields("extra_info"):
-            keyed = keyed.append_column("split", pc.struct_field(extra, "split"))
+        keyed = pa.table({"source": self._table.column("data_source"), "index": index, "split": self._splits(extra)})
         return bool(keyed.group_by(keyed.column_names).aggregate([]).num_rows == len(self))
+
+    def _splits(self, extra: pa.ChunkedArray) -> pa.ChunkedArray:
+        """The split of each row as its id has it."""
+        stems = pa.chunked_array([pa.repeat(file.path.stem, file.rows) for file in self._rows.files])
+        if "split" not in self._fields("extra_info"):
+            return stems
+        return pc.coalesce(pc.struct_field(extra, "split").cast(pa.string()), stems)
 
     def _fields(self, column: str) -> list[str]:
         return _fields(self._table.schema.field(column).type)
@@ -177,7 +183,7 @@ class TaskFile(Sequence[Task]):
             task = self._task(row, self._table.slice(row, 1).to_pylist()[0])
             check_sendable(task_body(task))
         except (WireError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
-            raise DataError(f"{self._path}: row {row} cannot be sent: {error}; mend or drop the row") from error
+            raise DataError(f"{self.place(row)} cannot be sent: {error}; mend or drop the row") from error
         return task
 
     def _task(self, row: int, values: Mapping[str, Any]) -> Task:
@@ -186,7 +192,7 @@ class TaskFile(Sequence[Task]):
         truth = values["reward_model"]["ground_truth"]
         index = extra["index"] if self._indexed else row
         return Task(
-            id=task_id(source, extra.get("split", self._path.stem), index),
+            id=task_id(source, extra.get("split", self._rows.file_of(row).path.stem), index),
             messages=[_message(message) for message in values["prompt"]],
             ground_truth=json.dumps(_plain(truth), default=str) if isinstance(truth, (list, Mapping)) else str(truth),
             data_source=source,
@@ -202,7 +208,7 @@ class TaskFile(Sequence[Task]):
             return tuple(schema for tool in tools or () for schema in _schemas(tool))
         except ValueError as error:
             raise DataError(
-                f"{self._path}: row {row}, column tools is neither schemas nor JSON text: {error}; mend or drop the row"
+                f"{self.place(row)}, column tools is neither schemas nor JSON text: {error}; mend or drop the row"
             ) from error
 
 
@@ -247,6 +253,10 @@ def check_sendable(value: Any) -> None:
 
 def _fields(kind: pa.DataType) -> list[str]:
     return [kind.field(index).name for index in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+
+
+def _is_struct(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) or pa.types.is_null(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:

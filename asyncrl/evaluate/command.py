@@ -28,6 +28,7 @@ from typing import Any
 from rich.console import Console
 
 from asyncrl.config import locations
+from asyncrl.config.checks import may_exist
 from asyncrl.config.commands import command_name
 from asyncrl.config.load import EXIT_FAILURE, EXIT_STOPPED, EXIT_USAGE, log_to_stderr
 from asyncrl.config.schema import TrainConfig
@@ -56,6 +57,7 @@ log = logging.getLogger("asyncrl.evaluate")
 
 RESULT_FILE = "evaluation.json"
 EVALUATOR = "evaluator"
+PATTERN_MARKS = str.maketrans("*?[]", "____")
 
 
 def main() -> None:
@@ -86,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("target", metavar="RUN|MODEL", help="folder or name of a run, or folder or hub name of a model")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
-    parser.add_argument("--data", required=True, type=Path, metavar="FILE", help="Parquet file of tasks")
+    parser.add_argument("--data", required=True, metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
     parser.add_argument("--n", type=int, default=8, metavar="N", help="attempts at each task (8)")
     parser.add_argument("--step", type=int, metavar="K", help="of a run: the checkpoint after K steps (the newest)")
     parser.add_argument("--threshold", type=float, default=1.0, metavar="T", help="smallest outcome that is right (1)")
@@ -100,8 +102,8 @@ def _request(given: argparse.Namespace) -> EvaluationRequest:
     run = find_run(given.target)
     if given.n < 1:
         raise ConfigError(f"--n={given.n}: there must be at least one attempt")
-    if not given.data.is_file():
-        raise ConfigError(f"--data={given.data}: there is no such file; see docs/quick_start.md for data")
+    if not may_exist(given.data):
+        raise ConfigError(f"--data={given.data}: there is no such file; see docs/data.md")
     if run is None and given.step is not None:
         raise ConfigError(f"--step={given.step}: {given.target} is no run, which would have a {locations.CONFIG_FILE}")
     if run is None:
@@ -147,7 +149,7 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
 def _folder(config: TrainConfig, request: EvaluationRequest, steps: int | None) -> Path:
     """The folder of an evaluation: another one for another step, file or number of attempts, if run.name is not set."""
     evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
-    name = f"{evaluated}-{request.data.stem}-n{request.attempts}"
+    name = f"{evaluated}-{Path(request.data).stem}-n{request.attempts}".translate(PATTERN_MARKS)
     if any(word.lstrip("+").startswith("run.name=") for word in request.words):
         name = config.run.name
     return (request.run or Path(config.run.dir)) / "evaluations" / name
@@ -192,7 +194,7 @@ def _described(
     """The result with what was evaluated, and how. Values that are not finite are left out of JSON as null."""
     greedy = request.attempts == 1
     what = {"run": str(request.run), "step": steps} if request.run is not None else {"model": request.model}
-    how = {"data": str(request.data), "temperature": 0.0 if greedy else config.actor.temperature}
+    how = {"data": request.data, "temperature": 0.0 if greedy else config.actor.temperature}
     return {**what, **how, **_finite(asdict(result))}
 
 

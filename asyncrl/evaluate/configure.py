@@ -35,7 +35,7 @@ class EvaluationRequest:
 
     run: Path | None
     model: str
-    data: Path
+    data: str
     attempts: int
     words: Sequence[str]
     config_dir: Path | None = None
@@ -64,7 +64,7 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
     return replace(
         config,
         run=replace(config.run, name=folder.name, dir=str(folder.parent)),
-        data=DataConfig(train=str(request.data), eval=str(request.data)),
+        data=DataConfig(train=[request.data], eval=[request.data]),
         weights=replace(config.weights, dir=None, channel=_channel(config)),
         replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
         learner=replace(config.learner, steps=0, eval_attempts=request.attempts),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,12 +63,13 @@ def preflight(config: TrainConfig, *more: Callable[[TrainConfig], None], stop: t
     from asyncrl.data.reading import TaskFile
 
     problems: list[AsyncrlError] = []
-    files: dict[str, TaskFile] = {}
-    problems.extend(map(DataError, missing_data(config).values()))
-    for path in (config.data.train, config.data.eval):
+    files: list[TaskFile] = []
+    missing = missing_data(config)
+    problems.extend(map(DataError, missing.values()))
+    for key, sources in {"data.train": config.data.train, "data.eval": config.data.eval}.items():
         with _collected(problems, stop):
-            if path is not None and Path(path).is_file():
-                files[path] = TaskFile(path)
+            if sources and key not in missing and not (files and sources == config.data.train):
+                files.append(TaskFile(sources))
     for check in (*more, _check_keys, check_ports, _check_devices, _check_optimizer, _check_scoring, _check_algorithm):
         with _collected(problems, stop):
             check(config)
@@ -160,7 +160,7 @@ def _check_algorithm(config: TrainConfig) -> None:
     try_parts(config.algorithm, config.learner.group_size)
 
 
-def _check_template(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
+def _check_template(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the model's chat template does not take the tools or the data."""
     from asyncrl.actor.chat_checks import check_tasks, check_tools, open_chat
     from asyncrl.actor.tools.registry import tool_classes
@@ -168,11 +168,11 @@ def _check_template(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
     chat = open_chat(config)
     functions = {name: tool.schema for name, tool in tool_classes(config.actor.tools).items()}
     check_tools(chat, functions)
-    for path, file in files.items():
-        check_tasks(chat, path, file.by_roles(), functions)
+    for file in files:
+        check_tasks(chat, {file.place(row): task for row, task in file.by_roles().items()}, functions)
 
 
-def _check_creation(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
+def _check_creation(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
     from asyncrl.actor.toolbox import Toolbox, ToolLimits
     from asyncrl.actor.tools.registry import tool_classes
@@ -184,10 +184,11 @@ def _check_creation(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
         async with toolbox.open(ticket):
             pass
 
-    for path, file in files.items():
+    for file in files:
         for row, task in file.by_roles().items():
+            place = file.place(row)
             # A `create` that blocks cannot be interrupted; one that makes much for the first time may take minutes.
-            waits = f"`create` of actor.tools with row {row} of {path} has not ended yet; Ctrl-C twice ends the start"
+            waits = f"`create` of actor.tools has not ended yet with {place}; Ctrl-C twice ends the start"
             notice = threading.Timer(CREATION_NOTICE_S, log.warning, (waits,))
             notice.daemon = True
             notice.start()
@@ -197,7 +198,7 @@ def _check_creation(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
                 reason = error if isinstance(error, ToolError) else reason_of(error)
                 given = ", ".join(name for name, kwargs in task.tools_kwargs.items() if kwargs) or "none"
                 raise ConfigError(
-                    f"actor.tools: with row {row} of {path}, {reason}; `create` gets the row's "
+                    f"actor.tools: with {place}, {reason}; `create` gets the row's "
                     "extra_info.tools_kwargs[NAME] as keywords, where NAME is the name in the tool's `schema` "
                     f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/writing_a_tool.md)"
                 ) from error
@@ -205,7 +206,7 @@ def _check_creation(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
                 notice.cancel()
 
 
-def _check_truths(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
+def _check_truths(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source."""
     from asyncrl.scoring.rules.base import RuleInput
     from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
@@ -215,7 +216,7 @@ def _check_truths(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
     lines = []
     patient = replace(config.scoring, timeout_s=max(config.scoring.timeout_s, RULE_S))
     with closing(Verifier(patient, config.model)) as verifier:
-        for path, file in files.items():
+        for file in files:
             for row, task in file.by_source().items():
                 names = rule_names(config.scoring, task.data_source)
                 # A rule of the user's may need a real episode.
@@ -224,6 +225,6 @@ def _check_truths(config: TrainConfig, files: Mapping[str, TaskFile]) -> None:
                 try:
                     verifier.score(RuleInput(task, _EPISODE, answer="", response=""))
                 except ScoringError as error:
-                    lines.append(f"{path}: row {row} has a ground truth that the rule {names} cannot use: {error}")
+                    lines.append(f"{file.place(row)} has a ground truth that the rule {names} cannot use: {error}")
     if lines:
         raise DataError("\n".join(lines))

@@ -108,7 +108,7 @@ def _rows_by_source(
     tasks: Sequence[Task], weights: Mapping[str, float] | None, numbers: Sequence[int]
 ) -> dict[str, list[int]]:
     if not len(numbers):
-        raise DataError(f"the training file has {len(tasks)} rows, too few: every shard needs at least one task")
+        raise DataError(f"data.train has {len(tasks)} rows, too few: every shard needs at least one task")
     if not weights:
         return {ALL: list(numbers)}
     rows: dict[str, list[int]] = {source: [] for source in sorted(weights)}
@@ -118,5 +118,5 @@ def _rows_by_source(
             rows[source].append(number)
     empty = [source for source, found in rows.items() if not found]
     if empty:
-        raise DataError(f"data.weights names {', '.join(empty)}, of which the training file has too few tasks")
+        raise DataError(f"data.weights names {', '.join(empty)}, of which data.train has too few tasks")
     return rows

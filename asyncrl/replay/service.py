@@ -191,9 +191,7 @@ class ReplayService:
                 self._planning.checkpointed(tx, request.steps, request.kept)
             case protocol.Evaluate():
                 if not len(self._settings.held_out):
-                    raise RefusedError(
-                        "there is nothing to evaluate on: set data.eval to a Parquet file of held-out tasks"
-                    )
+                    raise RefusedError("there is nothing to evaluate on: set data.eval to a file of held-out tasks")
                 evaluation.start(tx, self._settings, request.version, self._groups.open)
             case protocol.GetEvaluation():
                 check_all(self._limits)

@@ -77,9 +77,12 @@ def test_rows_are_grouped_by_the_order_of_their_roles(tmp_path: Path):
 
 def test_data_with_system_messages_is_refused_under_a_template_without_them(tmp_path: Path):
     tasks = task_file(tmp_path, "user", "user", "system user")
-    with pytest.raises(ConfigError, match=r"data: row 2 has messages of the roles system, user: .*no system role"):
-        check_tasks(Chat(tokenizer("gemma2")), "data", tasks.by_roles(), {})
-    check_tasks(Chat(tokenizer("gemma3")), "data", tasks.by_roles(), {})
+    named = {tasks.place(row): task for row, task in tasks.by_roles().items()}
+    with pytest.raises(
+        ConfigError, match=r"tasks.parquet: row 2 has messages of the roles system, user: .*no system role"
+    ):
+        check_tasks(Chat(tokenizer("gemma2")), named, {})
+    check_tasks(Chat(tokenizer("gemma3")), named, {})
 
 
 @pytest.mark.parametrize(

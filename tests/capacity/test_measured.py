@@ -64,7 +64,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def run(tmp_path: Path) -> Path:
     """A run of eight steps on two ranks. Its store has a group of two episodes."""
     config = TrainConfig()
-    config.model.path = config.data.train = "x"
+    config.model.path, config.data.train = "x", ["x"]
     config.learner.batch_size, config.learner.group_size, config.cluster.learner_ranks = 16, 2, 2
     config.replay.max_lag = 3
     folder = tmp_path / "run"

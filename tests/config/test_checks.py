@@ -22,7 +22,7 @@ def config(tmp_path: Path) -> TrainConfig:
     tasks = tmp_path / "tasks.parquet"
     tasks.touch()
     config = TrainConfig(model=ModelConfig(path="somewhere"))
-    config.data.train = str(tasks)
+    config.data.train = [str(tasks)]
     return config
 
 

@@ -30,7 +30,7 @@ def run(module: str, *arguments: str, folder: Path | None = None) -> subprocess.
             [
                 "asyncrl: learner.stepz=1: there is no such key; did you mean learner.steps?",
                 "asyncrl: model.path: set it on the command line (model.path=VALUE) or in the file of an experiment",
-                "asyncrl: data.train=nowhere.parquet: there is no such file; see docs/quick_start.md for data",
+                "asyncrl: data.train=nowhere.parquet: there is no such file; see docs/data.md",
             ],
         ),
         (["--multirun"], ["asyncrl: unrecognized arguments: --multirun; see asyncrl replay --help"]),

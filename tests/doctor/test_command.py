@@ -75,7 +75,7 @@ def test_the_command_examines_this_host_and_a_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = TrainConfig()
-    config.model.path = config.data.train = "x"
+    config.model.path, config.data.train = "x", ["x"]
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         config.network.replay_port, config.network.weights_port = server.getsockname()[1], 0

@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def request(run: Path, *words: str) -> EvaluationRequest:
-    return EvaluationRequest(run, str(run), run.parents[1] / "tasks.parquet", 8, words)
+    return EvaluationRequest(run, str(run), str(run.parents[1] / "tasks.parquet"), 8, words)
 
 
 def test_every_role_reads_the_configuration_of_the_run_without_its_training(run: Path, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_every_role_reads_the_configuration_of_the_run_without_its_training(run:
     path.write_text(yaml.safe_dump(asdict(config)))
     assert read([f"experiment='{path}'"]) == config
     assert (config.learner.steps, config.learner.eval_attempts, config.replay.shards) == (0, 8, 1)
-    assert (config.data.eval, config.data.weights) == (str(asked.data), {})
+    assert (config.data.eval, config.data.weights) == ([asked.data], {})
     assert (config.network.replay_port, config.weights.channel, config.observe.wandb) == (0, "auto", False)
     assert config.scoring.rules == {"test": [{"name": "exact_match", "weight": 0.5}]}
     assert (config.actor.temperature, config.model.path) == (0.7, "a folder, with a comma")

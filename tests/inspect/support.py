@@ -75,7 +75,7 @@ def make_run(folder: Path, **changes: Any) -> Core:
 
 def write_config(folder: Path, **network: Any) -> None:
     config = TrainConfig(model=ModelConfig(path=str(folder / "no-model")))
-    config.data.train = "tasks.parquet"
+    config.data.train = ["tasks.parquet"]
     for name, value in network.items():
         setattr(config.network, name, value)
     (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config)))

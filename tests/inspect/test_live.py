@@ -192,7 +192,7 @@ def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) 
     config = TrainConfig(
         run=RunConfig(name="run", dir=str(tmp_path)),
         model=ModelConfig(path=str(tmp_path)),
-        data=DataConfig(train=str(tmp_path / "tasks.parquet")),
+        data=DataConfig(train=[str(tmp_path / "tasks.parquet")]),
     )
     config.learner.batch_size, config.learner.group_size = 4, 2
     core = Core(tmp_path / "run" / "replay", replay_settings(config))

@@ -29,7 +29,7 @@ from asyncrl.types import BatchPlan
 
 def make_config() -> TrainConfig:
     config = TrainConfig(model=ModelConfig(path="m"))
-    config.data.train = "t.parquet"
+    config.data.train = ["t.parquet"]
     return config
 
 
@@ -81,7 +81,7 @@ def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_wo
     folder.mkdir()
     config, tasks = make_config(), tmp_path / "tasks.parquet"
     tasks.touch()
-    config.data.train = str(tasks)
+    config.data.train = [str(tasks)]
     claim(config, folder)
     monkeypatch.chdir(folder)
     commands = role_commands(place(config, [Host(0, 2)]), Path("config.yaml"))

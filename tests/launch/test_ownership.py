@@ -126,13 +126,13 @@ def test_a_run_goes_on_with_what_its_folder_says(tmp_path: Path, monkeypatch: py
     tasks.touch()
     run_dir.mkdir(parents=True)
     config = TrainConfig(model=ModelConfig(path="m"))
-    config.data.train, config.learner.steps, config.run.dir, config.run.name = str(tasks), 7, "elsewhere", "other"
+    config.data.train, config.learner.steps, config.run.dir, config.run.name = [str(tasks)], 7, "elsewhere", "other"
     claim(config, run_dir)
     monkeypatch.chdir(run_dir)
     for name, folder in ((str(run_dir), run_dir.parent), (".", run_dir.parent)):
         resumed = read([*words_of(name), "learner.steps=9"])
         assert (resumed.run.dir, resumed.run.name) == (str(folder), "first")
-        assert (resumed.learner.steps, resumed.data.train) == (9, str(tasks))
+        assert (resumed.learner.steps, resumed.data.train) == (9, [str(tasks)])
     with pytest.raises(ConfigError, match="nothing is no run"):
         words_of("nothing")
 

@@ -43,7 +43,7 @@ def config_of(folder: Path, family: str, roles: list[str], tools: list[str], tru
     pq.write_table(pa.Table.from_pylist([row]), folder / "tasks.parquet")
     return TrainConfig(
         model=ModelConfig(path=str(folder / "model")),
-        data=DataConfig(train=str(folder / "tasks.parquet")),
+        data=DataConfig(train=[str(folder / "tasks.parquet")]),
         actor=ActorConfig(tools=tools, max_tokens=512),
         engine=EngineConfig(max_length=512),
         network=NetworkConfig(replay_port=0, weights_port=0),
@@ -148,7 +148,7 @@ def test_all_that_cannot_be_used_is_named_at_once(tmp_path: Path):
     config = config_of(tmp_path, "gemma2", ["user"], ["abacus"])
     config.scoring.rule, config.algorithm.loss.name = "guess", "pppo"
     config.algorithm.advantage.params = {"lamb": 3}
-    config.data.train, config.data.eval = "missing.parquet", str(tmp_path / "model" / "config.json")
+    config.data.train, config.data.eval = ["missing.parquet"], [str(tmp_path / "model" / "model.safetensors")]
     config.model.path = "./modle"
 
     def cannot_resume(config: TrainConfig) -> None:
@@ -158,7 +158,7 @@ def test_all_that_cannot_be_used_is_named_at_once(tmp_path: Path):
         preflight(config, cannot_resume)
     assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [
         "data.train=missing.parquet",
-        f"{config.data.eval} cannot be read as Parquet",
+        f"{config.data.eval[0]} cannot be read as Parquet",
         "the run began otherwise",
         "scoring.rule=guess",
         "algorithm.advantage grpo has no parameter 'lamb'; it takes normalise_std",
@@ -211,7 +211,7 @@ class Refusing(Weather):
 def test_a_tool_whose_constructor_fails_or_whose_create_refuses_is_a_problem_of_its_own(
     tmp_path: Path, tool: type[Tool], reason: str
 ):
-    with pytest.raises(ConfigError, match=rf"actor\.tools: with row 0 of .*{reason}"):
+    with pytest.raises(ConfigError, match=rf"actor\.tools: with .*: row 0, .*{reason}"):
         preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.{tool.__name__}"]))
 
 
@@ -220,6 +220,6 @@ def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(t
     preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
     assert Weather.released == 1
     names = r"'city'.*the tool's `schema` \(on offer: weather, forecast; the row has: weather;"
-    with pytest.raises(ConfigError, match=rf"with row 0 of .*tasks\.parquet, tool forecast failed to create .*{names}"):
+    with pytest.raises(ConfigError, match=rf"with .*tasks\.parquet: row 0, tool forecast failed to create .*{names}"):
         preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather", f"{__name__}.Forecast"]))
     assert Weather.released == 3

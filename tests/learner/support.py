@@ -81,7 +81,7 @@ def make_config(model: Path, folder: Path, **learner: Any) -> TrainConfig:
     config = TrainConfig(
         run=RunConfig(name="run", dir=str(folder), seed=3),
         model=ModelConfig(path=str(model)),
-        data=DataConfig(train="unused"),
+        data=DataConfig(train=["unused"]),
         algorithm=AlgorithmConfig(advantage=PartConfig("grpo"), loss=PartConfig("ppo")),
     )
     defaults = {"steps": 4, "batch_size": 8, "group_size": 4, "lr": 1e-3, "micro_tokens": 64, "checkpoint_every": 2}

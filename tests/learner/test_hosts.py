@@ -82,7 +82,7 @@ class Two:
         self.command = [sys.executable, "-c", code]
         self.stops = [threading.Event(), threading.Event()]
         self.config = TrainConfig(
-            run=RunConfig(dir=str(folder)), model=ModelConfig(path="none"), data=DataConfig(train=str(tasks))
+            run=RunConfig(dir=str(folder)), model=ModelConfig(path="none"), data=DataConfig(train=[str(tasks)])
         )
         self.config.network.keys = str(folder / "keys")
         self.config.cluster.learner_ranks, self.config.learner.nodes = ranks, 2

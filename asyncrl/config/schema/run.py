@@ -55,10 +55,17 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    """The tasks, as Parquet in verl's layout."""
+    """The tasks, as rows in verl's layout."""
 
-    train: str = option(REQUIRED, "Parquet file of training tasks", fixed="stored groups name rows of this file")
-    eval: str | None = option(None, "Parquet file of held-out tasks", fixed="stored evaluations name rows of this file")
+    train: list[str] = option(
+        REQUIRED,
+        "training tasks: a file (Parquet or JSON lines), a folder or a pattern of files, a folder of Hugging Face "
+        "datasets, hf://datasets/OWNER/NAME, or a list of these; see docs/data.md",
+        fixed="stored groups name rows of these files",
+    )
+    eval: list[str] | None = option(
+        None, "held-out tasks, named alike", fixed="stored evaluations name rows of these files"
+    )
     shuffle: bool = option(
         True, "shuffle every epoch by the run's seed", fixed="the place in the epoch is a place in this order"
     )
