@@ -144,7 +144,8 @@ class CanaryJudge:
             self.difference = np.inf
             raise self._failed(check, by, f"the engine gives {given.size} log-probs, {len(expected)} were asked for")
         # The largest difference of several engines is reported, and nothing is larger than nan.
-        self.difference = float(np.nan_to_num(np.abs(given - expected).mean(), nan=np.inf)) if len(given) else np.inf
+        mean = np.abs(given - expected).mean() if len(given) else np.inf
+        self.difference = np.inf if np.isnan(mean) else float(mean)
         if self.difference > self.allowed:
             raise self._failed(
                 check,

@@ -45,7 +45,7 @@ def with_old(engine: EmbeddedEngine, part: str) -> Spoil:
     """What is named `part` stays as the engine has it."""
 
     def spoil(staged: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        old = engine._parameters._tensors
+        old = engine._weights._tensors
         return {name: old[name].data.clone() if part in name else each for name, each in staged.items()}
 
     return spoil
@@ -53,8 +53,8 @@ def with_old(engine: EmbeddedEngine, part: str) -> Spoil:
 
 def spoil_next(monkeypatch: pytest.MonkeyPatch, engine: EmbeddedEngine, spoil: Spoil) -> None:
     """Behind all checks of what arrived, within the engine."""
-    stage = engine._parameters.stage
-    monkeypatch.setattr(engine._parameters, "stage", lambda tensors: spoil(stage(tensors)))
+    stage = engine._weights.stage
+    monkeypatch.setattr(engine._weights, "stage", lambda tensors: spoil(stage(tensors)))
 
 
 async def test_versions_that_are_what_they_say_are_served_and_their_difference_is_counted() -> None:
