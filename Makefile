@@ -48,7 +48,7 @@ test-quick: install
 	$(PYTEST) $(NO_SERVERS) -m "not slow and not long"
 
 test-long: install
-	$(PYTEST) $(NO_SERVERS) -m long
+	$(PYTEST) $(NO_SERVERS) -m long $(ARGS)
 
 test-wheel: install
 	$(BIN)/python -m tests.packaging.check_wheel $(ARGS)
@@ -73,7 +73,7 @@ test-ray: install
 
 # One after the other: all are jobs of one cluster.
 test-slurm: install
-	$(PYTEST) -n 0 -rs tests/slurm
+	$(PYTEST) -n 0 -rs tests/slurm $(ARGS)
 
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.security.fuzz --messages $(MESSAGES) --seed $(SEED)

@@ -292,7 +292,7 @@ def test_a_job_of_a_chain_has_nothing_to_do_once_the_run_is_done_or_was_stopped_
     assert other.why_nothing_is_left(tmp_path, 6) == "", "a chain that is submitted later goes on"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(stub: Path, tmp_path: Path) -> None:
     world = World.make(tmp_path)
     numbers = ("cluster.actors=1", "cluster.scorers=1", "cluster.learner_ranks=1", "learner.checkpoint_every=1000")

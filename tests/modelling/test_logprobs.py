@@ -22,8 +22,14 @@ def plain(hidden: Tensor, head: torch.nn.Linear, targets: Tensor) -> tuple[Tenso
     return rows.gather(1, targets[:, None])[:, 0], -(rows.exp() * rows).sum(-1)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("chunk_logits", [1, 7 * VOCABULARY, None])
+@pytest.mark.parametrize(
+    ("chunk_logits", "compiled"),
+    [
+        *((limit, False) for limit in (1, 7 * VOCABULARY, None)),
+        pytest.param(7 * VOCABULARY, True, marks=pytest.mark.slow),
+        *(pytest.param(limit, True, marks=pytest.mark.long) for limit in (1, None)),
+    ],
+)
 def test_chunks_give_the_log_probs_entropies_and_gradients_of_all_logits_at_once(
     chunk_logits: int | None, compiled: bool
 ):
