@@ -25,6 +25,7 @@ from tests.actor.engine.real import (
     CONTEXT,
     ServerProcess,
     Taken,
+    assert_no_bad_version,
     assert_nothing_lost,
     assert_sampled_from,
     assert_whole,
@@ -32,6 +33,7 @@ from tests.actor.engine.real import (
     load,
     needs,
     prompts,
+    push_good_and_bad,
     push_under_load,
     run,
     sample_at_temperatures,
@@ -91,7 +93,7 @@ def fleet_of(
     def open_server(url: str) -> VllmServer:
         return kind(url, context=512, tied=False, silence_s=30)
 
-    return fleet_over([url], open_server, policy(0, **UNTIED), mode, **options)
+    return fleet_over([url], open_server, policy(0), mode, **options)
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +221,20 @@ def test_a_server_killed_while_it_generates_comes_back_with_the_newest_weights_a
     assert_whole(taken)
     for start, got, _ in taken:
         assert_exact({1: policy(1), 2: policy(2)}, start, got, 1.0)
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("retract", VllmServer), ("abort", SilentServer)])
+def test_versions_that_repeat_their_canary_are_served_under_load_and_others_are_not(
+    server: RealServer, mode: str, kind: type[VllmServer]
+) -> None:
+    models = {version: policy(version) for version in range(5)}
+
+    async def scenario() -> list[Generation]:
+        await server.ready()
+        async with fleet_of(server.url, mode, kind) as fleet:
+            return await push_good_and_bad(fleet, models)
+
+    assert_no_bad_version(run(scenario), models)
 
 
 def test_a_policy_with_tied_embeddings_is_refused_where_an_update_would_miss_its_output_layer(

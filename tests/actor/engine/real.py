@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from asyncrl.actor.engine.base import Generation
@@ -29,9 +30,9 @@ from asyncrl.machine.child import kill_group, last_lines, start_guarded
 from asyncrl.machine.ports import free_ports
 from asyncrl.types import Sampling
 from tests.actor.engine.fleet.fakes import kept
-from tests.actor.engine.support import VOCABULARY, assert_exact, parameters, tiny_model
+from tests.actor.engine.support import VOCABULARY, assert_exact, canary_check, parameters, swapped_layers, tiny_model
 from tests.actor.fakes import make_tokenizer
-from tests.helpers import OWN_RUN
+from tests.helpers import OWN_RUN, async_until
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ TURN_TOKENS = 150
 TEMPERATURES = (0.0, 0.5, 1.0, 1.7)
 LIMIT_S = 900
 """A server takes 15 s to 50 s to start on two quiet cores, and minutes on busy ones."""
+Weights = dict[str, torch.Tensor]
 Taken = tuple[NDArray[np.int32], Generation, int]
 """What was continued, what came, and the version that was served when it was asked for."""
 
@@ -224,6 +226,50 @@ def assert_nothing_lost(
         "%s: %d turns in %d requests, %d lost; log-probs of %d turns within %.1e",
         *(mode, len(taken), counters["segments"], counters["lost_segments"], len(sample), largest),
     )
+
+
+async def push_good_and_bad(fleet: Fleet, models: Mapping[int, Any]) -> list[Generation]:
+    """Versions 0 to 4 with their canaries under four turns, of which 2 and 3 have other weights than they say, and must
+    not be served; the turns, and one behind them. `models` are those of all versions."""
+
+    async def push(version: int, change: Callable[[Weights], Weights] = lambda same: same) -> None:
+        await fleet.update_weights(version, change(parameters(models[version])), canary_check(models[version], version))
+
+    def failures() -> float:
+        return fleet.stats().counters["canary_failures"]
+
+    await push(0)
+    turns = [
+        asyncio.create_task(fleet.generate(start, Sampling(1.0, 100), (), f"s{index}"))
+        for index, start in enumerate(prompts(4))
+    ]
+    await push(1)
+    assert failures() == 0
+    assert fleet.stats().counters["canary_difference"] < 1e-4
+    for version, change in ((2, one_shuffled), (3, swapped_layers)):
+        before = failures()
+        pushing = asyncio.create_task(push(version, change))
+        await async_until(lambda before=before: failures() > before)
+        assert fleet.version == 1
+        pushing.cancel()
+    await push(4)
+    turns.append(asyncio.create_task(fleet.generate(prompts(1)[0], Sampling(1.0, 20), (), "last")))
+    return await asyncio.gather(*turns)
+
+
+def one_shuffled(tensors: Weights) -> Weights:
+    name = "model.layers.1.self_attn.o_proj.weight"
+    order = torch.randperm(tensors[name].numel(), generator=torch.Generator().manual_seed(0))
+    return {**tensors, name: tensors[name].flatten()[order].view(tensors[name].shape)}
+
+
+def assert_no_bad_version(turns: Sequence[Generation], models: Mapping[int, Any]) -> None:
+    """`turns` are those of `push_good_and_bad`."""
+    good = {version: models[version] for version in (0, 1, 4)}
+    for start, got in zip(prompts(4), turns[:4], strict=True):
+        assert set(got.versions) <= set(good)
+        assert_exact(good, start, got, 1.0)
+    assert set(turns[4].versions) == {4}
 
 
 def some(taken: Sequence[Taken], count: int = 40) -> Sequence[Taken]:
