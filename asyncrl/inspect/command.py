@@ -35,6 +35,7 @@ from asyncrl.inspect.table import (
     status_table,
     step_view,
 )
+from asyncrl.observe.progress import RunProgress
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.store import Transaction
 from asyncrl.replay.stored import StoredRun
@@ -162,7 +163,7 @@ def status(arguments: Namespace) -> int:
     """A live table on a terminal; one print elsewhere, with --once and with --json."""
     console = Console()
     with _opened(arguments) as (run, stored):
-        views = _views(run.folder, LiveReplay(run, stored, arguments.wait), stored, arguments.interval)
+        views = _views(run, LiveReplay(run, stored, arguments.wait), stored, arguments.interval)
         if console.is_terminal and not (arguments.once or arguments.json):
             with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as table:
                 for view in views:
@@ -174,12 +175,14 @@ def status(arguments: Namespace) -> int:
     return _print(arguments, view, lambda: status_table(view), console)
 
 
-def _views(folder: Path, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
+def _views(run: InspectedRun, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
     """The status now, and again after every interval."""
     samples: deque[StatusSample] = deque(maxlen=SAMPLES)
+    progress, steps = RunProgress(run.folder.parent), run.config.learner.steps if run.config else None
     while True:
         samples.append(sample(stored, live, time.monotonic()))
-        yield describe(folder, samples[-1], samples[0] if len(samples) > 1 else None)
+        before = samples[0] if len(samples) > 1 else None
+        yield describe(run.folder, samples[-1], before, progress, steps)
         time.sleep(interval)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from asyncrl.config.locations import PROCESSES_FILE
 from asyncrl.ids import opening_order
 from asyncrl.inspect.run import LiveReplay
+from asyncrl.observe.progress import RunProgress
 from asyncrl.replay.counters import counters
 from asyncrl.replay.planning import recorded_plan
 from asyncrl.replay.records import (
@@ -127,14 +128,17 @@ def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
     return StatusSample(at, join(stored.each(summarise)), statuses, problem)
 
 
-def describe(folder: Path, now: StatusSample, before: StatusSample | None) -> dict[str, Any]:
-    """The sample `now` as plain values; rates are per second since `before`.
+def describe(
+    folder: Path, now: StatusSample, before: StatusSample | None, progress: RunProgress, steps: int | None
+) -> dict[str, Any]:
+    """The sample `now` as plain values; rates are per second since `before`. `steps` are those of the configuration.
 
-    Keys: store, running (at least one shard), problem (why not all do), version, steps (plans so far), totals, rates
-    (None without `before`), states, dead_letters, evicted, filtered, depths, admission and failed_handshakes (None
-    unless it runs), lags, leases, oldest_ticket, disk, readers (processes that have read one snapshot for too long),
-    failing (why tickets are few), processes (of each role, while the run runs: host, pid and restarts; a pid of 0 waits
-    for its start).
+    Keys: progress (`RunProgress.values`, without those of actors unless it runs; and `steps`), store, running (at
+    least one shard), problem (why not all do), version, steps (plans so far), totals, rates (None without
+    `before`), states, dead_letters, evicted, filtered, depths, admission and failed_handshakes (None unless it
+    runs), lags, leases, oldest_ticket, disk, readers (processes that have read one snapshot for too long), failing
+    (why tickets are few), processes (of each role, while the run runs: host, pid and restarts; a pid of 0 waits for
+    its start).
     """
     store, live = now.store, now.live
     ticket, actor = store.oldest_ticket or (None, "")
@@ -142,7 +146,9 @@ def describe(folder: Path, now: StatusSample, before: StatusSample | None) -> di
     def running(name: str) -> int:
         return sum(each[name] for each in live)
 
+    processes = _processes(folder.parent / PROCESSES_FILE) if live else {}
     return {
+        "progress": {**progress.values(processes), "steps": steps},
         "store": str(folder),
         "running": bool(live),
         "problem": now.problem or None,
@@ -164,7 +170,7 @@ def describe(folder: Path, now: StatusSample, before: StatusSample | None) -> di
         },
         "readers": [reader for each in live for reader in each["readers"]],
         "failing": [each["failing"] for each in live if each["failing"]],
-        "processes": _processes(folder.parent / PROCESSES_FILE) if live else {},
+        "processes": processes,
     }
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.option import as_yaml
 from asyncrl.inspect.episodes import EpisodeRow, StepRow
+from asyncrl.observe.progress import progress_rows
 from asyncrl.replay.records import DeadLetter
 
 WORKERS_SHOWN = 16
@@ -126,6 +127,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     more = len(status["leases"]) - len(leases)
     return Group(
         _title(status),
+        *_progress(status["progress"]),
         Columns(blocks, padding=(1, 4)),
         _table(
             "leases",
@@ -142,6 +144,12 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         *(Text(_reader(each), "yellow") for each in status["readers"]),
         *(Text(f"failing         {each}", "yellow") for each in status["failing"]),
     )
+
+
+def _progress(progress: Mapping[str, Any]) -> list[Text]:
+    """A line as the run's own terminal has it; none for a store without a run."""
+    rows = progress_rows(progress, progress["steps"]) if progress["steps"] is not None else []
+    return [Text("   ".join(f"{name} {value}" for name, value in rows))] if rows else []
 
 
 def _processes(processes: Mapping[str, Any]) -> Table:

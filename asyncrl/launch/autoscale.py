@@ -17,7 +17,7 @@ from statistics import fmean
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.cluster import AutoscaleConfig
 from asyncrl.errors import ConfigError
-from asyncrl.observe.dashboard import Tail
+from asyncrl.observe.progress import Tail
 from asyncrl.observe.sinks import metrics_file
 
 log = logging.getLogger("asyncrl.train")

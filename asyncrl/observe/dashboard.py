@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.observe.progress import RunProgress, Tail, number, progress_rows
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.observe.warnings import WINDOW, failure_warning, learning_warnings
 
@@ -26,30 +25,6 @@ REFRESH_S = 0.5
 LINE_S = 10.0
 RATE_S = 15.0
 """Failures a second are those of so many seconds: replays report theirs every five."""
-
-
-class Tail:
-    """The newest values in a growing file of JSON lines, reading each byte once. A learner that resumes replaces its
-    file, which is then read from the beginning."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file_id = self._position = 0
-        self.values: dict[str, Any] = {}
-        self.recent: deque[dict[str, Any]] = deque(maxlen=WINDOW)
-
-    def read(self) -> dict[str, Any]:
-        if self._path.exists():
-            with self._path.open("rb") as file:
-                file_id = os.fstat(file.fileno()).st_ino
-                self._position = file.seek(self._position if file_id == self._file_id else 0)
-                self._file_id = file_id
-                lines = file.read().split(b"\n")
-                self._position = file.tell() - len(lines[-1])
-            for line in lines[:-1]:
-                self.recent.append(json.loads(line))
-                self.values.update(self.recent[-1])
-        return self.values
 
 
 class Dashboard:
@@ -62,8 +37,7 @@ class Dashboard:
         restarts: Callable[[], dict[str, int]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._learner, self._evaluation = (Tail(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
-        self._actors: dict[str, Tail] = {}
+        self._progress = RunProgress(run_dir, from_now=True)
         shards = config.replay.shards
         replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
         self._replays = [Tail(metrics_file(run_dir, name)) for name in replays]
@@ -105,7 +79,7 @@ class Dashboard:
 
     def _warn(self) -> None:
         """Print each warning when it begins to hold, above the table or between the lines."""
-        recent = self._learner.recent
+        recent = self._progress.learner.recent
         warnings = learning_warnings(recent, str(self._run_dir)) if len(recent) == WINDOW else {}
         if failing := self._failure_warning():
             warnings["failing"] = failing
@@ -124,27 +98,17 @@ class Dashboard:
 
     def rows(self) -> list[tuple[str, str]]:
         """What is shown: names and formatted values."""
-        learner, measured = self._learner.read(), self._evaluation.read()
         by_role = self._restarts()
-        for name in by_role:
-            if name.startswith("actor-") and name not in self._actors:
-                self._actors[name] = Tail(metrics_file(self._run_dir, name))
-        actors = [tail.read() for name, tail in self._actors.items() if name in by_role]
         restarts = sum(by_role.values())
         rows = [
             ("elapsed", f"{self._clock() - self._started:.0f}s"),
-            ("step", f"{learner['step'] + 1 if learner else 0}/{self._steps}"),
-            ("reward", _number(learner.get("reward/mean"))),
-            *((f"held-out {name}", _number(measured[f"eval/{name}"])) for name in ("outcome", "accuracy") if measured),
-            ("lag", _number(learner.get("lag/max"))),
-            ("learner idle", _share(learner.get("idle"))),
-            ("rollout tok/s", _number(sum(actor.get("tokens_per_s", 0.0) for actor in actors))),
-            ("rollout idle", _share(sum(actor.get("idle", 0.0) for actor in actors) / max(1, len(actors)))),
+            *progress_rows(self._progress.values(by_role), self._steps),
         ]
+        actors, measured = self._progress.actors(by_role), self._progress.evaluation.values
         if recomputed := sum(actor.get("recomputed_tokens", 0.0) for actor in actors):
-            rows.append(("recomputed tokens", _number(recomputed)))
+            rows.append(("recomputed tokens", number(recomputed)))
         if failed := measured.get("eval/failed"):
-            rows.append(("held-out failed", f"{_number(failed)} of {_number(failed + measured['eval/count'])}"))
+            rows.append(("held-out failed", f"{number(failed)} of {number(failed + measured['eval/count'])}"))
         if restarts:
             rows.append(("restarts", str(restarts)))
         replays = [tail.read() for tail in self._replays]
@@ -166,15 +130,7 @@ class Dashboard:
         newest = [
             ("newest failure", str(values["newest_failure"])) for values in replays if values.get("newest_failure")
         ]
-        return [("failed/s", _number((count - before) / max(now - since, REFRESH_S))), *(slowed or newest)]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+        return [("failed/s", number((count - before) / max(now - since, REFRESH_S))), *(slowed or newest)]
 
 
 def _table(rows: list[tuple[str, str]]) -> Table:

@@ -20,6 +20,8 @@ from asyncrl.inspect.changes import Change, ChangeResult, change_all, discard, r
 from asyncrl.inspect.run import InspectedRun, LiveReplay
 from asyncrl.inspect.status import describe, sample
 from asyncrl.inspect.table import dead_letter_table, describe_dead_letters, status_table
+from asyncrl.observe.progress import RunProgress
+from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.stored import StoredRun
@@ -55,7 +57,7 @@ class AtWork:
         with closing(StoredRun(self.folder)) as stored:
             live = LiveReplay(self.run, stored, WAIT_S)
             before = sample(stored, live, 0.0)
-            return describe(self.folder, sample(stored, live, 2.0), before)
+            return describe(self.folder, sample(stored, live, 2.0), before, RunProgress(self.folder.parent), None)
 
     def change(self, change: Change, *names: str) -> list[ChangeResult]:
         with closing(StoredRun(self.folder)) as stored:
@@ -85,7 +87,14 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
             "learner": {"pid": 0, "host": "", "restarts": 0},
         }
         (at_work.folder.parent / "processes.json").write_text(json.dumps(told))
-        status = json.loads(json.dumps(describe(at_work.folder, sample(stored, live, 12.0), before)))
+        learner, *actors = (
+            JsonLines(metrics_file(at_work.folder.parent, name)) for name in ("learner", "actor-0", "actor-1")
+        )
+        learner.log(6, {"reward/mean": 0.75, "idle": 0.25})
+        for actor in actors:  # Nothing runs as actor-1 any more.
+            actor.log(0, {"tokens_per_s": 512.0, "idle": 0.5})
+        now, progress = sample(stored, live, 12.0), RunProgress(at_work.folder.parent)
+        status = json.loads(json.dumps(describe(at_work.folder, now, before, progress, 40)))
     assert status["running"]
     assert status["processes"] == told
     assert status["admission"] == {"committed": 4, "capacity": 8}
@@ -98,6 +107,7 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
     assert status["disk"]["high_water_bytes"] == 1 << 28
     shown = printed(status_table(status))
     for words in (
+        "step 7/40   reward 0.75   lag -   learner idle 25%   rollout tok/s 512   rollout idle 50%",
         "running",
         "actor worker",
         "s ago",

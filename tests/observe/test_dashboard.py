@@ -33,6 +33,18 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     assert [name for name in rows if f"`{name}`" not in explained] == []
 
 
+def test_rates_of_an_earlier_start_are_not_shown_as_those_of_a_resumed_run(tmp_path: Path) -> None:
+    learner, actor = (JsonLines(metrics_file(tmp_path, name)) for name in ("learner", "actor-0"))
+    learner.log(8, {"reward/mean": 0.5})
+    actor.log(1, {"tokens_per_s": 571.0, "idle": 0.0})
+    dashboard = Dashboard(TrainConfig(), tmp_path, lambda: {"actor-0": 0})
+    rows = dict(dashboard.rows())
+    assert (rows["step"], rows["rollout tok/s"], rows["rollout idle"]) == ("9/100", "-", "-")
+    actor.log(0, {"tokens_per_s": 12.0, "idle": 0.9})
+    rows = dict(dashboard.rows())
+    assert (rows["rollout tok/s"], rows["rollout idle"]) == ("12", "90%")
+
+
 def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_path: Path) -> None:
     path, dashboard = metrics_file(tmp_path, "learner"), Dashboard(TrainConfig(), tmp_path, dict)
     for steps, reward in ((range(4), 0.25), (range(2, 5), 0.5)):
