@@ -4,16 +4,31 @@ from asyncrl.compat.verl.packed import add_tokens, to_episodes, to_tokens
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.parquet import read_parquet, write_parquet
 from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
+from asyncrl.compat.verl.reward_managers import (
+    BatchRewardManager,
+    DAPORewardManager,
+    NaiveRewardManager,
+    PrimeRewardManager,
+    load_reward_manager,
+)
+from asyncrl.compat.verl.rewarding import RewardManager, default_compute_score
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.compat.verl.trajectories import from_trajectories, to_labels, to_trajectories
 
 __all__ = [
+    "BatchRewardManager",
+    "DAPORewardManager",
     "DataProto",
     "DataProtoItem",
+    "NaiveRewardManager",
+    "PrimeRewardManager",
+    "RewardManager",
     "TensorBatch",
     "add_tokens",
     "compute_position_id_with_mask",
+    "default_compute_score",
     "from_trajectories",
+    "load_reward_manager",
     "pad_dataproto_to_divisor",
     "read_parquet",
     "to_episodes",

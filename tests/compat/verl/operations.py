@@ -153,6 +153,81 @@ def run(library: Library, program: Program) -> list[Any]:
     return outcomes
 
 
+class CharTokenizer:
+    """Token ids are code points; 0 pads, and 1 ends a text."""
+
+    eos_token = "<end>"
+
+    def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
+        return "".join({0: "", 1: "" if skip_special_tokens else "<end>"}.get(int(each), chr(each)) for each in ids)
+
+    def batch_decode(self, rows: Any, skip_special_tokens: bool = True) -> list[str]:
+        return [self.decode(row, skip_special_tokens) for row in rows]
+
+
+def score_number(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return len(solution_str) + 0.5 * (ground_truth in solution_str) - (data_source == "b")
+
+
+def score_mapping(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, Any]:
+    turns = extra_info.get("num_turns")
+    scores = extra_info["rollout_reward_scores"]
+    return {"score": float(solution_str == ground_truth), "pred": solution_str, "turns": turns, "tool": scores.get("x")}
+
+
+def score_all(
+    data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any, scale: float = 1.0
+) -> list[float]:
+    """Each answer against the longest of all: it needs the whole batch."""
+    longest = max(map(len, solution_strs))
+    return [scale * (len(each) - longest) for each in solution_strs]
+
+
+SCORES = {"number": score_number, "mapping": score_mapping, "all": score_all}
+
+
+def judged(proto: Any, manager: Any, given: Mapping[str, Any]) -> Any:
+    """What a reward manager makes of rows of [prompt, response, ground truth, data source, tool score]."""
+    rows = given["rows"]
+    prompts, responses = (max(len(row[column]) for row in rows) for column in (0, 1))
+    ids = torch.zeros(len(rows), prompts + responses + 2, dtype=torch.int64)
+    for row, (prompt, response, *_) in enumerate(rows):
+        ids[row, prompts - len(prompt) : prompts] = torch.tensor([ord(each) for each in prompt])
+        ids[row, prompts : prompts + len(response) + 1] = torch.tensor([*(ord(each) for each in response), 1])
+    tensors = {
+        "prompts": ids[:, :prompts],
+        "responses": ids[:, prompts:],
+        "attention_mask": (ids != 0).to(torch.int64),
+    }
+    arrays = {
+        "reward_model": [{"ground_truth": row[2]} for row in rows],
+        "data_source": [row[3] for row in rows],
+        "extra_info": [{} for _ in rows],
+        "reward_scores": [{"x": row[4]} for row in rows],
+        "__num_turns__": [2 for _ in rows],
+    }
+    data = proto.from_dict(tensors, {name: np.array(values, dtype=object) for name, values in arrays.items()})
+    result = manager(data, return_dict=True)
+    acc = data.batch["acc"].tolist() if "acc" in data.batch.keys() else None  # noqa: SIM118
+    extra = {name: [_plain(each) for each in values] for name, values in result.get("reward_extra_info", {}).items()}
+    return {"rewards": result["reward_tensor"].tolist(), "extra": extra, "acc": acc}
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, int | float | bool | torch.Tensor | np.generic) else value
+
+
+class Section(dict[str, Any]):
+    """A part of verl's configuration: its entries are attributes too."""
+
+    __getattr__ = dict.__getitem__
+
+
+def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    params = {name: Section(value) if isinstance(value, dict) else value for name, value in given["params"].items()}
+    return {"tokenizer": CharTokenizer(), "num_examine": 1, "compute_score": SCORES[given["score"]], **params}
+
+
 def positions(library: Library, mask: Sequence[Sequence[int]]) -> Any:
     return library.positions(torch.tensor(mask, dtype=torch.int64)).tolist()
 
@@ -166,13 +241,18 @@ def _serve() -> None:
     from verl import DataProto
     from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
     from verl.utils.model import compute_position_id_with_mask
+    from verl.workers.reward_manager import get_reward_manager_cls
 
     library = Library(DataProto, pad_dataproto_to_divisor, unpad_dataproto, compute_position_id_with_mask)
     answers = sys.stdout
     sys.stdout = sys.stderr
     for line in sys.stdin:
         program = json.loads(line)
-        answer = positions(library, program["mask"]) if "mask" in program else run(library, program)
+        if "manager" in program:
+            manager = get_reward_manager_cls(program["manager"])(**parameters(program))
+            answer = judged(DataProto, manager, program)
+        else:
+            answer = positions(library, program["mask"]) if "mask" in program else run(library, program)
         answers.write(as_json(answer) + "\n")
         answers.flush()
 

@@ -1,0 +1,239 @@
+"""verl's reward managers by name: naive, batch, dapo and prime. Other managers are named by their dotted path."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing.synchronize import Semaphore
+from typing import Any
+
+from torch import Tensor
+
+from asyncrl.compat.verl.protocol import require
+from asyncrl.compat.verl.rewarding import ComputeScore, Result, RewardManager, RewardRow, read_score
+from asyncrl.config.imports import imported
+from asyncrl.errors import ScoringError
+from asyncrl.scoring.rules.base import completed
+from asyncrl.scoring.rules.verl import as_config
+
+PRIME_TIMEOUT_S = 300.0
+"""For one row, as in verl."""
+
+START_TIMEOUT_S = 120.0
+"""For the start of a process and its imports."""
+
+
+class NaiveRewardManager(RewardManager):
+    """Calls `compute_score` row by row. With `compute_score_timeout` (seconds) it does so in another process, and
+    raises ScoringError if a row takes longer; verl gives such a row the reward 0."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        num_examine: int,
+        compute_score: ComputeScore | None = None,
+        reward_fn_key: str = "data_source",
+        compute_score_timeout: float | None = None,
+    ) -> None:
+        super().__init__(tokenizer, num_examine, compute_score, reward_fn_key)
+        self.compute_score_timeout = compute_score_timeout
+
+    def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
+        calls = [_call(self.compute_score, row) for row in rows]
+        if self.compute_score_timeout:
+            return [read_score(each) for each in in_processes(calls, 1, self.compute_score_timeout)]
+        return [read_score(_complete(call)) for call in calls]
+
+
+class BatchRewardManager(RewardManager):
+    """Calls `compute_score` once with lists, `data_sources`, `solution_strs`, `ground_truths` and `extra_infos`, and
+    with the manager's further parameters. It may so compare the members of a group. The batch gets the rewards as
+    `acc`."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        num_examine: int,
+        compute_score: ComputeScore,
+        reward_fn_key: str = "data_source",
+        **reward_kwargs: Any,
+    ) -> None:
+        super().__init__(tokenizer, num_examine, compute_score, reward_fn_key)
+        self.reward_kwargs = reward_kwargs
+
+    def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
+        scores = completed(
+            self.compute_score(
+                data_sources=[row.data_source for row in rows],
+                solution_strs=[row.response for row in rows],
+                ground_truths=[row.ground_truth for row in rows],
+                extra_infos=[dict(row.extra_info) for row in rows],
+                **self.reward_kwargs,
+            )
+        )
+        if len(scores) != len(rows):
+            raise ScoringError(f"compute_score returned {len(scores)} scores for {len(rows)} rows")
+        return [read_score(score) for score in scores]
+
+    def keep(self, data: Any, rewards: Tensor) -> None:
+        data.batch["acc"] = rewards
+
+
+class DAPORewardManager(RewardManager):
+    """The naive manager with a soft penalty on long responses: 0 up to `max_resp_len - len` tokens, then linearly down
+    to `-penalty_factor` at `max_resp_len`, and on.
+
+    `overlong_buffer_cfg` has `enable`, `len`, `penalty_factor` and `log`, as entries or as attributes; with `log`, the
+    penalty and whether there is one are among the extra information. Raises DataProtoError: the lengths do not fit.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        num_examine: int,
+        compute_score: ComputeScore | None = None,
+        reward_fn_key: str = "data_source",
+        max_resp_len: int | None = None,
+        overlong_buffer_cfg: Any = None,
+    ) -> None:
+        super().__init__(tokenizer, num_examine, compute_score, reward_fn_key)
+        self.max_resp_len = max_resp_len
+        self.overlong_buffer_cfg = as_config(overlong_buffer_cfg)
+        if self.overlong_buffer_cfg is not None and self.overlong_buffer_cfg.enable:
+            buffer = self.overlong_buffer_cfg.len
+            require(max_resp_len is not None, "overlong_buffer_cfg is enabled: give max_resp_len, the longest response")
+            require(
+                0 < buffer <= (max_resp_len or 0),
+                f"overlong_buffer_cfg.len is {buffer}; it must be from 1 to max_resp_len={max_resp_len}",
+            )
+
+    def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
+        return [self._result(row) for row in rows]
+
+    def _result(self, row: RewardRow) -> Result:
+        score, extra = read_score(_complete(_call(self.compute_score, row)))
+        told = dict(extra) or {"acc": score}
+        config = self.overlong_buffer_cfg
+        if config is None or not config.enable:
+            return score, told
+        assert self.max_resp_len is not None
+        excess = row.length - (self.max_resp_len - config.len)
+        penalty = min(-excess / config.len * config.penalty_factor, 0.0)
+        if config.log:
+            told |= {"overlong_reward": penalty, "overlong": penalty < 0}
+        return score + penalty, told
+
+    def _text(self, tokens: Tensor) -> str:
+        text = super()._text(tokens)
+        end = self.tokenizer.eos_token
+        return text.removesuffix(end) if end else text
+
+
+class PrimeRewardManager(RewardManager):
+    """Calls `compute_score` for many rows at once, in `num_processes` processes: by default one for each core, 64 at
+    most. A row that fails or takes longer than `timeout_s` raises ScoringError; verl gives it the reward 0. The batch
+    gets the rewards as `acc`. Other processes import `compute_score` by its name, so a script that defines it needs the
+    usual `if __name__ == "__main__":`."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        num_examine: int,
+        compute_score: ComputeScore | None = None,
+        reward_fn_key: str = "data_source",
+        num_processes: int | None = None,
+        timeout_s: float = PRIME_TIMEOUT_S,
+    ) -> None:
+        super().__init__(tokenizer, num_examine, compute_score, reward_fn_key)
+        self.num_processes = num_processes or min(64, len(os.sched_getaffinity(0)))
+        self.timeout_s = timeout_s
+
+    def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
+        # As in verl, the arguments are passed by position.
+        calls = [
+            partial(self.compute_score, row.data_source, row.response, row.ground_truth, dict(row.extra_info))
+            for row in rows
+        ]
+        results = in_processes(calls, self.num_processes, self.timeout_s)
+        return [(read_score(each)[0], {}) for each in results]
+
+    def keep(self, data: Any, rewards: Tensor) -> None:
+        data.batch["acc"] = rewards
+
+
+MANAGERS: Mapping[str, Callable[..., Any]] = {
+    "naive": NaiveRewardManager,
+    "batch": BatchRewardManager,
+    "dapo": DAPORewardManager,
+    "prime": PrimeRewardManager,
+}
+
+
+def load_reward_manager(
+    name: str, tokenizer: Any, num_examine: int, compute_score: ComputeScore | str | None = None, **params: Any
+) -> Callable[..., Any]:
+    """The reward manager of a name, or of the dotted path of a class of yours, which gets whole batches: all members of
+    every group that the batch has. `compute_score` may be a dotted path too; mappings in `params` have their entries as
+    attributes.
+
+    Raises ConfigError: there is no such class or function.
+    """
+    setting = f"reward_manager={name}"
+    made = MANAGERS[name] if name in MANAGERS else imported(name, setting)
+    if isinstance(compute_score, str):
+        compute_score = imported(compute_score, f"{setting}: compute_score={compute_score}")
+    given = {} if compute_score is None else {"compute_score": compute_score}
+    manager: Callable[..., Any] = made(tokenizer=tokenizer, num_examine=num_examine, **given, **as_config(params))
+    return manager
+
+
+def in_processes(calls: Sequence[Callable[[], Any]], processes: int, timeout_s: float) -> list[Any]:
+    """The results of `calls`, made by that many processes. Those that still run at the end are killed.
+
+    Raises ScoringError, which names the first row whose call raised an error, or had no result `timeout_s` seconds
+    after the row before it.
+    """
+    if not calls:
+        return []
+    try:
+        pickle.dumps(calls[0])
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ScoringError(f"compute_score cannot be sent to another process: {error}") from error
+    # A fork of a process with threads, as torch has, may wait for ever.
+    context = multiprocessing.get_context("forkserver")
+    processes, ready = min(processes, len(calls)), context.Semaphore(0)
+    with context.Pool(processes, _begin, (ready, calls[0])) as pool:
+        if not all(ready.acquire(timeout=START_TIMEOUT_S) for _ in range(processes)):
+            raise ScoringError("the processes that call compute_score did not start; their output says why")
+        pending = [pool.apply_async(_complete, (call,)) for call in calls]
+        results = []
+        for row, each in enumerate(pending):
+            try:
+                results.append(each.get(timeout_s))
+            except multiprocessing.TimeoutError as error:
+                raise ScoringError(f"compute_score took longer than {timeout_s:g} s for row {row}") from error
+            except Exception as error:
+                raise ScoringError(f"compute_score failed for row {row}: {error!r}") from error
+        return results
+
+
+def _begin(ready: Semaphore, call: Callable[[], Any]) -> None:
+    """A process has started, and has imported what `call` needs: that takes none of the rows' time."""
+    ready.release()
+
+
+def _call(compute_score: ComputeScore, row: RewardRow) -> Callable[[], Any]:
+    return partial(
+        compute_score,
+        data_source=row.data_source,
+        solution_str=row.response,
+        ground_truth=row.ground_truth,
+        extra_info=dict(row.extra_info),
+    )
+
+
+def _complete(call: Callable[[], Any]) -> Any:
+    return completed(call())

@@ -1,0 +1,142 @@
+"""What verl's reward managers have in common: from the rows of a batch to a reward on each response's last token."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.scoring.rules.gsm8k import gsm8k
+from asyncrl.types import Task
+
+logger = logging.getLogger(__name__)
+
+ComputeScore = Callable[..., Any]
+Result = tuple[float, Mapping[str, Any]]
+"""A row's reward, and what else is told of it."""
+
+_NO_TRAJECTORY: Any = None
+"""The rule reads the text alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRow:
+    """One row of a batch as text, without padding and special tokens; `length` is the response's in tokens."""
+
+    prompt: str
+    response: str
+    length: int
+    ground_truth: Any
+    data_source: str
+    extra_info: Mapping[str, Any]
+
+
+class RewardManager(ABC):
+    """A reward manager with verl's constructor and call. `compute_score` is a function written for verl; None takes
+    `default_compute_score`. The first `num_examine` rows of each data source are logged at every call.
+
+    A batch needs prompts, responses and attention_mask, and `reward_model` with `ground_truth`; `reward_fn_key` names
+    the array of data sources.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        num_examine: int,
+        compute_score: ComputeScore | None = None,
+        reward_fn_key: str = "data_source",
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.num_examine = num_examine
+        self.compute_score: ComputeScore = compute_score or default_compute_score
+        self.reward_fn_key = reward_fn_key
+
+    @abstractmethod
+    def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
+        """The reward of each row of a whole batch. Raises what `compute_score` raises."""
+
+    def __call__(self, data: Any, return_dict: bool = False) -> Any:
+        """The rewards float32[B, R], each at its response's last token; with `return_dict` as `reward_tensor`, beside
+        `reward_extra_info`: lists [B] by name, None where a row has no such value. Rewards that the batch has already
+        as `rm_scores` are returned as they are."""
+        if "rm_scores" in data.batch.keys():  # noqa: SIM118
+            names = data.meta_info.get("reward_extra_keys", [])
+            extra = {name: data.non_tensor_batch[name] for name in names}
+            return _returned(data.batch["rm_scores"], extra, return_dict)
+        rows = [self._row(data[number]) for number in range(len(data))]
+        results = self.judge(rows)
+        rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+        for number, (row, (reward, _)) in enumerate(zip(rows, results, strict=True)):
+            rewards[number, row.length - 1] = reward
+        self._examine(rows, results)
+        self.keep(data, torch.tensor([reward for reward, _ in results], device=rewards.device))
+        return _returned(rewards, _lists([extra for _, extra in results]), return_dict)
+
+    def keep(self, data: Any, rewards: Tensor) -> None:
+        """What becomes of the rewards float32[B] in the batch itself: nothing."""
+
+    def _row(self, item: Any) -> RewardRow:
+        prompts, responses, attention = (item.batch[name] for name in ("prompts", "responses", "attention_mask"))
+        attended = attention.bool()
+        more = item.non_tensor_batch
+        size = prompts.shape[-1]
+        given = {"num_turns": more.get("__num_turns__"), "rollout_reward_scores": more.get("reward_scores", {})}
+        return RewardRow(
+            prompt=self._text(prompts[attended[:size]]),
+            response=self._text(responses[attended[size:]]),
+            length=int(attended[size:].sum()),
+            ground_truth=more["reward_model"].get("ground_truth"),
+            data_source=more[self.reward_fn_key],
+            extra_info={**(more.get("extra_info") or {}), **given},
+        )
+
+    def _text(self, tokens: Tensor) -> str:
+        return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+    def _examine(self, rows: Sequence[RewardRow], results: Sequence[Result]) -> None:
+        logged: Counter[str] = Counter()
+        for row, (reward, extra) in zip(rows, results, strict=True):
+            if logged[row.data_source] < self.num_examine:
+                logged[row.data_source] += 1
+                logger.info(
+                    "[prompt] %s\n[response] %s\n[ground_truth] %s\n[score] %s",
+                    row.prompt,
+                    row.response,
+                    row.ground_truth,
+                    {"reward": reward, **extra},
+                )
+
+
+def read_score(result: Any) -> Result:
+    """The reward in what a `compute_score` returned, and all of it that has a name."""
+    if isinstance(result, Mapping):
+        return float(result["score"]), dict(result)
+    return float(result[0] if isinstance(result, tuple | list) else result), {}
+
+
+def default_compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None
+) -> float:
+    """The built-in rule of GSM8K. Raises NotImplementedError: another data source; ScoringError: the ground truth has
+    no number."""
+    if data_source != "openai/gsm8k":
+        raise NotImplementedError(
+            f"there is no default score for the data source {data_source!r}; pass your function as compute_score"
+        )
+    task = Task("row", [{"role": "user", "content": "?"}], str(ground_truth), data_source)
+    return gsm8k(task, solution_str, _NO_TRAJECTORY)
+
+
+def _lists(extras: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for extra in extras for name in extra)
+    return {name: [extra.get(name) for extra in extras] for name in names}
+
+
+def _returned(rewards: Tensor, extra: Mapping[str, Any], return_dict: bool) -> Any:
+    return {"reward_tensor": rewards, "reward_extra_info": extra} if return_dict else rewards
