@@ -145,7 +145,7 @@ def test_pools_are_spread_over_hosts_and_each_node_has_its_ranks_and_its_actor()
 def test_without_pools_half_of_several_hosts_train() -> None:
     placed = gpus_of(make_config(scorer="auto"), 4, 4, 4)
     assert placed["learner"] == [(0, (0, 1, 2, 3))]
-    assert placed["actor"] == [(1, (0, 1, 2)), (2, (0, 1, 2, 3))]
+    assert placed["actor"] == [(2, (0, 1, 2, 3)), (1, (0, 1, 2))]
     assert placed["scoring"] == [(1, (3,))]
 
 
@@ -227,6 +227,32 @@ def test_a_process_sees_its_gpus_alone_and_those_of_its_parents_choice() -> None
     assert role_environment(actor, {"CUDA_VISIBLE_DEVICES": "4,GPU-5"})["CUDA_VISIBLE_DEVICES"] == "GPU-5"
     assert role_environment(scorer, {})["CUDA_VISIBLE_DEVICES"] == ""
     assert role_environment(actor, {})["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.mark.parametrize(
+    "hosts", [[Host(0, 8)] * 4, [Host(4, 8)] * 4, [Host(0, 4), Host(0, 2), Host(0, 9), Host(0, 3)]]
+)
+@pytest.mark.parametrize("key", ["actors", "scorers"])
+def test_more_processes_over_several_hosts_leave_all_others_where_they_are(hosts: list[Host], key: str) -> None:
+    config = make_config("embedded")
+    placement = place(config, hosts)
+    settle(config, placement)
+    assert place(config, hosts) == placement
+    for _ in range(5):
+        setattr(config.cluster, key, getattr(config.cluster, key) + 1)
+        more = place(config, hosts)
+        check_unmoved(placement, more)
+        assert {role.name for role in placement.roles} < {role.name for role in more.roles}
+        placement = more
+
+
+def test_actors_beside_ranks_that_nobody_named_stay_where_they_are_in_a_settled_run() -> None:
+    pools = {"train": {"nodes": 2}, "replay": {"gpus": 1}}
+    config = make_config("embedded", scorer="auto", pools=pools, roles={"actor": "train", "scoring": "train"}, actors=2)
+    config.cluster.roles["learner"] = "train"
+    placement = place(config, hosts := [Host(8, 8), Host(8, 8)])
+    settle(config, placement)
+    assert place(config, hosts) == placement
 
 
 def test_processes_that_run_keep_their_gpus_when_there_come_to_be_more() -> None:

@@ -16,7 +16,7 @@ from asyncrl.config.schema.scoring import ScoringModelConfig, serves
 from asyncrl.errors import ConfigError
 from asyncrl.launch.placement.dealing import Wish, deal, memory_shares
 from asyncrl.launch.placement.pools import Host, Node, packed, pools_of
-from asyncrl.launch.placement.sharing import shares
+from asyncrl.launch.placement.sharing import claim, shares
 
 ROLE_WORDS = {"learner": "learner", "actor": "actor's servers", "scoring": "scorer"}
 MOST_THREADS = 16
@@ -66,7 +66,10 @@ def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = R
     pools, pool_of = pools_of(config.cluster, len(hosts), roles)
     placed: list[PlacedRole] = []
     problems: list[str] = []
+    weights: dict[tuple[str, str, int], int] = {}
     for node in _shared(config, packed(pools, hosts), pool_of):
+        weights["actor", node.pool, node.host] = node.actor_weight
+        weights["scoring", node.pool, node.host] = node.scorer_weight
         here = [role for role in ROLES if role in roles and pool_of[role] == node.pool]
         try:
             if any(host.gpus for host in hosts):
@@ -77,14 +80,29 @@ def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = R
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
-    if least < most:
+    if least < most or (least and config.cluster.learner_ranks is None):
+        # The nodes' rooms for actors are those beside so many ranks, as they are in the settled run.
         return place(replace(config, cluster=replace(config.cluster, learner_ranks=least)), hosts, roles)
     if config.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
             "cluster.colocated: learner and servers must be on one host; name one host, or give both a pool of one node"
         )
-    placed.sort(key=lambda role: ROLES.index(role.module))
-    return Placement(tuple(hosts), tuple(_numbered(config, placed)), config.cluster.colocated)
+    return Placement(tuple(hosts), tuple(_numbered(config, list(_in_order(placed, weights)))), config.cluster.colocated)
+
+
+def _in_order(placed: Sequence[PlacedRole], weights: Mapping[tuple[str, str, int], int]) -> Iterator[PlacedRole]:
+    """The roles in the order of starting. Actors and scorers are in the order in which nodes with these weights get
+    them, so that more of them leave each with its number where it is."""
+    for module in ROLES:
+        here: Counter[tuple[str, int]] = Counter()
+        claims: list[tuple[tuple[bool, float, int], PlacedRole]] = []
+        for role in [role for role in placed if role.module == module]:
+            weight = weights.get((module, role.pool, role.node), 0)
+            claims.append((claim(here[role.pool, role.node], weight), role))
+            here[role.pool, role.node] += 1
+        if module in ("actor", "scoring"):
+            claims.sort(key=lambda each: each[0], reverse=True)
+        yield from (role for _, role in claims)
 
 
 def check_unmoved(before: Placement, after: Placement) -> None:
@@ -127,10 +145,13 @@ def _shared(config: TrainConfig, nodes: Sequence[Node], pool_of: Mapping[str, st
     shared: dict[tuple[str, int], Node] = {}
     for name, pool in pools.items():
         roles = [role for role, where in pool_of.items() if where == name]
-        scorers = shares(config.cluster.scorers or 1, _room(pool, [_scorer_places(config, node) for node in pool]))
-        pool = [replace(node, scorers=count) for node, count in zip(pool, scorers, strict=True)]
-        actors = shares(config.cluster.actors or 0, _room(pool, [_actor_places(config, node, roles) for node in pool]))
-        shared |= {(name, node.index): replace(node, actors=count) for node, count in zip(pool, actors, strict=True)}
+        room = _room(pool, [_scorer_places(config, node) for node in pool])
+        scorers = zip(pool, shares(config.cluster.scorers or 1, room), room, strict=True)
+        pool = [replace(node, scorers=count, scorer_weight=weight) for node, count, weight in scorers]
+        room = _room(pool, [_actor_places(config, node, roles) for node in pool])
+        actors = zip(pool, shares(config.cluster.actors or 0, room), room, strict=True)
+        pool = [replace(node, actors=count, actor_weight=weight) for node, count, weight in actors]
+        shared |= {(name, node.index): node for node in pool}
     return (shared[node.pool, node.index] for node in nodes)
 
 

@@ -23,7 +23,7 @@ class Host:
 @dataclass(frozen=True, slots=True)
 class Node:
     """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host. It has so many of the `actors` and
-    `scorers` for which the configuration has a number."""
+    `scorers` for which the configuration has a number, by its weight among the nodes of the pool."""
 
     pool: str
     index: int
@@ -33,6 +33,8 @@ class Node:
     cpus: int
     actors: int = 0
     scorers: int = 0
+    actor_weight: int = 0
+    scorer_weight: int = 0
 
 
 def pools_of(

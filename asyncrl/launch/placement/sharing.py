@@ -15,9 +15,11 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
     counts = [0] * len(weights)
     for _ in range(total):
         # The first one of equals is the largest for `max`.
-        counts[max(range(len(counts)), key=lambda node: _claim(counts[node], weights[node]))] += 1
+        counts[max(range(len(counts)), key=lambda node: claim(counts[node], weights[node]))] += 1
     return counts
 
 
-def _claim(count: int, weight: int) -> tuple[bool, float, int]:
+def claim(count: int, weight: int) -> tuple[bool, float, int]:
+    """How much a node with `count` processes should have the next one: the largest claim gets it. Processes that are
+    sorted by their claims are in the order of dealing, in which more of them only come behind."""
     return count == 0, weight / (count + 1), -count
