@@ -23,6 +23,6 @@ def test_the_page_is_current_and_every_key_has_a_meaning() -> None:
 )
 def test_a_page_names_only_keys_that_exist(path: Path) -> None:
     tops = "|".join({key.partition(".")[0] for key in OPTIONS})
-    named = re.findall(rf"(?<![\w./\"])((?:{tops})(?:\.[a-z_]+)+)(?![\w(/])", path.read_text())
+    named = re.findall(rf"(?<![\w./\"])((?:{tops})(?:\.[a-z_]+)+)(?![\w(/\[])", path.read_text())
     files = (".py", ".md", ".json", ".jsonl", ".yaml", ".log")
     assert {key for key in named if not option_of(key) and key not in SECTIONS and not key.endswith(files)} == set()
