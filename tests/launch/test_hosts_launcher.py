@@ -111,5 +111,5 @@ def test_a_role_whose_connection_breaks_ends_before_it_counts_as_ended(tmp_path:
     role = psutil.Process(process.pid)
     connection = next(each for each in psutil.Process().children() if role in each.children(recursive=True))
     connection.kill()
-    ended = until(lambda: (process.poll(), role.is_running()) if process.poll() is not None else None)
-    assert ended == (NO_CONNECTION, False)
+    ended = until(lambda: (process.poll(), has_ended(role.pid)) if process.poll() is not None else None)
+    assert ended == (NO_CONNECTION, True)
