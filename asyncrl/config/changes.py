@@ -56,9 +56,13 @@ def _found(nested: Any) -> Iterator[tuple[str, Any]]:
             value = reduce(getitem, key.split("."), nested)
         except (KeyError, TypeError):
             continue
-        # Runs of an earlier version have one text where this one has a list.
-        one = isinstance(value, str) and get_origin(OPTIONS[key].type) is list and value != REQUIRED
-        yield key, [value] if one else value
+        yield key, of_this_version(key, value)
+
+
+def of_this_version(key: str, value: Any) -> Any:
+    """The value of a key in a run that may be of an earlier version, which has one text where this one has a list."""
+    one = key in OPTIONS and isinstance(value, str) and get_origin(OPTIONS[key].type) is list and value != REQUIRED
+    return [value] if one else value
 
 
 def require_values(values: Mapping[str, Any]) -> None:

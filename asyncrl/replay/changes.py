@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.config.changes import ConfigChange, changed_keys, require_values
+from asyncrl.config.changes import ConfigChange, changed_keys, of_this_version, require_values
 from asyncrl.replay.store import Transaction
 
 VALUES, CHANGES = "config", "config_changes"
@@ -32,7 +32,7 @@ def configure(tx: Transaction, values: Mapping[str, Any], time: int) -> list[Con
     before, recorded = tx.get("meta", VALUES, dict[str, Any]), changes(tx)
     if before is not None:
         # A store that an earlier version of asyncrl began lacks the keys that came later.
-        before = {**values, **before}
+        before = {**values, **{key: of_this_version(key, value) for key, value in before.items()}}
         step = tx.count("plans")
         for key in changed_keys(before, values):
             recorded.append(ConfigChange(step, key, before[key], values[key], time))
