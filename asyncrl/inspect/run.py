@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from asyncrl.config.changes import KEYS, of_this_version
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import NetworkConfig, TrainConfig
 from asyncrl.errors import ConfigError, RefusedError, StoreError, UnavailableError
@@ -95,7 +96,11 @@ def require_run(name: str) -> Path:
 def read_config(path: Path) -> TrainConfig:
     """The configuration in a run's folder. Raises ConfigError: another version of asyncrl wrote it."""
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), OmegaConf.load(path)))
+        written = OmegaConf.load(path)
+        for key in KEYS:
+            if isinstance(value := OmegaConf.select(written, key), str):
+                OmegaConf.update(written, key, of_this_version(key, value))
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), written))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{path} is of another version of asyncrl ({reason}): inspect it with that one") from error

@@ -11,12 +11,13 @@ import pytest
 
 from asyncrl.__main__ import main
 from asyncrl.config.changes import values_of
-from asyncrl.config.schema import LearnerConfig, TrainConfig
+from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.demo.tokenizer import build_tokenizer
-from asyncrl.inspect.run import find
+from asyncrl.inspect.run import find, read_config
 from asyncrl.replay.store import ENDPOINT_FILE
 from tests.inspect.support import make_run, run_episodes, write_config
 
+DATA = DataConfig(["train.parquet"])
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -25,8 +26,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     """Runs a command line beside the run folder runs/mine; returns status, output and errors."""
     monkeypatch.chdir(tmp_path)
     core = make_run(Path("runs/mine"))
-    core.configure(values_of(TrainConfig()))
-    core.configure(values_of(TrainConfig(learner=LearnerConfig(lr=0.5))))
+    core.configure(values_of(TrainConfig(data=DATA)))
+    core.configure(values_of(TrainConfig(data=DATA, learner=LearnerConfig(lr=0.5))))
     run_episodes(core, 4)
     core.fail(core.tickets(1)[0].id)
     core.store.close()
@@ -50,6 +51,11 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         assert code == 0
         assert status["totals"]["accepted"] == 4
         assert "no replay serves" in status["problem"]
+
+
+def test_a_configuration_of_the_version_whose_data_was_one_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("{model: {path: m}, data: {train: train.parquet, eval: null}}")
+    assert read_config(tmp_path / "config.yaml").data.train == ["train.parquet"]
 
 
 def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote(call: Call) -> None:

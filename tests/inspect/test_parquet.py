@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncrl.config.changes import values_of
-from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.config.schema import DataConfig, PartConfig, TrainConfig
 from asyncrl.errors import DataError, StoreError
 from asyncrl.inspect.columns import TRAJECTORIES, read_trajectories, trajectory_batch
 from asyncrl.inspect.parquet import (
@@ -114,7 +114,7 @@ def run(tmp_path: Path) -> Path:
     """Two planned steps, of which a checkpoint covers one; a change between them, a dead letter, and trajectories
     that wait."""
     core = make_run(tmp_path / "run")
-    config = TrainConfig()
+    config = TrainConfig(data=DataConfig(["train.parquet"]))
     core.configure(values_of(config))
     run_episodes(core, 8)
     core.plan(0)

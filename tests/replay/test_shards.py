@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.changes import values_of
-from asyncrl.config.schema import LearnerConfig, TrainConfig
+from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.ids import shard_of
 from asyncrl.replay.admission import Admission
@@ -21,6 +21,7 @@ from asyncrl.replay.stored import StoredRun
 from tests.helpers import make_labels, make_task, make_trajectory
 from tests.replay.support import ReplayThread, make_settings
 
+DATA = DataConfig(["train.parquet"])
 SHARDS = 2
 TASKS = [make_task(index) for index in range(8)]
 
@@ -54,7 +55,7 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
     actors = clients(shards, "a")
     done = [work(client, 4) for client in actors]
     with closing(ShardedReplay(clients(shards, "learner"))) as replay:
-        assert replay.configure(values_of(TrainConfig()), 1) == []
+        assert replay.configure(values_of(TrainConfig(data=DATA)), 1) == []
         plan = replay.plan(0)
         assert plan is not None
         assert [shard_of(name, SHARDS) for name in plan.ids] == [0] * 4 + [1] * 4
@@ -63,8 +64,8 @@ def test_a_batch_has_a_part_of_every_shard_and_every_rank_fetches_it_from_all(
         assert [each.id for each in replay.fetch(mixed)] == mixed
         assert [each.trajectory_id for each in replay.labels(mixed)] == mixed
         with pytest.raises(ConfigError, match=r"learner\.group_size=2: it was 8"):
-            replay.configure(values_of(TrainConfig(learner=LearnerConfig(group_size=2))), 2)
-        (change,) = replay.configure(values_of(TrainConfig(learner=LearnerConfig(lr=0.5))), 2)
+            replay.configure(values_of(TrainConfig(data=DATA, learner=LearnerConfig(group_size=2))), 2)
+        (change,) = replay.configure(values_of(TrainConfig(data=DATA, learner=LearnerConfig(lr=0.5))), 2)
         assert (change.step, change.key, change.new, change.time) == (1, "learner.lr", 0.5, 2)
         replay.published(1)
         replay.checkpointed(1, 1)
