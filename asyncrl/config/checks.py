@@ -161,7 +161,10 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         yield f"learner.batch_size learner.group_size: groups are whole; use a multiple of {group}, such as {multiple}"
     if batch % learner.minibatches:
         yield "learner.minibatches learner.batch_size: the first must divide the second"
-    if learner.steps % publish:
+    yield from _epochs(config)
+    # The steps of epochs are not known before a start has seen the data; it checks them then.
+    steps = 0 if learner.epochs is not None else learner.total_steps
+    if steps % publish:
         yield "learner.steps learner.publish_every: the last weights must be published; use a multiple of the second"
     if learner.checkpoint_every % publish:
         yield "learner.checkpoint_every learner.publish_every: checkpoints are versions; use a multiple of the second"
@@ -178,11 +181,11 @@ def _learner(config: TrainConfig) -> Iterator[str]:
     if len(learner.betas) != 2:
         yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
     # Without training, as in an evaluation, there is nothing to warm up and no step to record.
-    if 0 < learner.steps < learner.warmup_steps:
+    if 0 < steps < learner.warmup_steps:
         yield "learner.warmup_steps learner.steps: the run would end before its full learning rate; lower the first one"
     for key in ("profile_steps", "memory_steps"):
-        if 0 < learner.steps <= max(getattr(config.observe, key), default=0):
-            yield f"observe.{key} learner.steps: the run has steps 0 to {learner.steps - 1}; name some of these"
+        if 0 < steps <= max(getattr(config.observe, key), default=0):
+            yield f"observe.{key} learner.steps: the run has steps 0 to {steps - 1}; name some of these"
     if learner.lr_floor and learner.schedule == "constant":
         yield "learner.lr_floor learner.schedule: a constant learning rate has no floor; use linear or cosine"
     if learner.eval_every and config.data.eval is None:
@@ -194,6 +197,21 @@ def _learner(config: TrainConfig) -> Iterator[str]:
         )
     if config.implicit.train and config.algorithm.advantage.name != "prime":
         yield "implicit.train algorithm.advantage.name: only the advantage prime reads this model; use algorithm=prime"
+
+
+def _epochs(config: TrainConfig) -> Iterator[str]:
+    if config.learner.epochs is None:
+        return
+    if config.learner.steps is not None:
+        yield "learner.epochs learner.steps: the steps follow from the epochs; set one of the two to null"
+    if config.data.weights:
+        yield "learner.epochs data.weights: sources with weights pass at different speeds; set learner.steps"
+    if config.data.band:
+        yield "learner.epochs data.band: tasks outside the band are passed over; set learner.steps"
+    if config.replay.source is not None:
+        yield "learner.epochs replay.source: the stored run has so many steps; set learner.steps"
+    if config.learner.nodes > 1 and config.cluster.launcher == "local":
+        yield "learner.epochs learner.nodes: the other hosts do not count the tasks; set learner.steps"
 
 
 def _hosts(config: TrainConfig) -> Iterator[str]:

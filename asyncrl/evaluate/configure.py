@@ -67,7 +67,7 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
         data=DataConfig(train=[request.data], eval=[request.data]),
         weights=replace(config.weights, dir=None, channel=_channel(config)),
         replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
-        learner=replace(config.learner, steps=0, eval_attempts=request.attempts),
+        learner=replace(config.learner, steps=0, epochs=None, eval_attempts=request.attempts),
     )
 
 

@@ -22,6 +22,7 @@ from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.autoscale import Autoscaler
+from asyncrl.launch.epochs import count_steps
 from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively
 from asyncrl.launch.placement.placement import Placement, place, settle
@@ -111,7 +112,7 @@ def claim_or_begin_anew(config: TrainConfig, run_dir: Path) -> bool:
 
 def is_past_its_steps(config: TrainConfig, run_dir: Path) -> bool:
     """Whether the run has done more steps than `config` asks for; says so."""
-    done, wanted = steps_in_newest_checkpoint(run_dir), config.learner.steps
+    done, wanted = steps_in_newest_checkpoint(run_dir), config.learner.total_steps
     if past := done > wanted:
         log.warning(
             "%s has done %d steps, so learner.steps=%d leaves nothing to do; to train on, set a greater learner.steps "
@@ -146,6 +147,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
     with exclusively(run_dir), ExitStack() as stack:
         end_here(run_dir, stop)
         preflight(config, partial(check_resume, run_dir=run_dir), stop=stop)
+        count_steps(config)
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = place(config, launcher.hosts())
         settle(config, placement)
@@ -191,7 +193,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
             raise
         finally:
             resume = how_to_resume() if how_to_resume else shlex.join(["asyncrl", "resume", str(run_dir)])
-            sys.stderr.write(report(run_dir, config.learner.steps, result, reason, resume))
+            sys.stderr.write(report(run_dir, config.learner.total_steps, result, reason, resume))
         return done
 
 

@@ -105,7 +105,7 @@ def open_batches(
         source = Path(config.replay.source)
         if source.resolve().is_relative_to(locations.run_dir(config.run).resolve()):
             raise ConfigError(f"replay.source={source} is this run's own store; give the new training another run.name")
-        return RecordedReplay(source, config.learner.steps)
+        return RecordedReplay(source, config.learner.total_steps)
     worker, incarnation = process.worker_name(f"learner-{rank}"), process.incarnation()
     endpoints = locations.replay_endpoints(config.network, config.replay.shards)
     keys, run = client_keys(config.network), locations.run_identity(config.run, make=True)

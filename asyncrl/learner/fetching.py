@@ -79,7 +79,7 @@ class BatchFetcher:
                 over.set()
 
     def _fetch_ahead(self, step: int, over: threading.Event) -> FetchedBatch | None:
-        if step >= self.config.learner.steps:
+        if step >= self.config.learner.total_steps:
             return None
         if self.ranks.device.type == "cuda":
             torch.cuda.set_device(self.ranks.device)

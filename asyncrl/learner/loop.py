@@ -163,7 +163,7 @@ class Learner:
                 raise
             self._report(plan, trained, phases.values(sum(plan.tokens) if trained else 0))
         self._finish_checkpoint()
-        self._together(self._evaluate, config.steps)
+        self._together(self._evaluate, config.total_steps)
         self.ranks.leaving.end()
         if self.ranks.rank == 0:
             self.checkpoints.clean()
@@ -175,13 +175,13 @@ class Learner:
             if self._version(step + 1) > self._version(step):
                 self._publish(self._version(step + 1))
         with phases("checkpoint"):
-            if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
+            if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.total_steps:
                 self._checkpoint()
             else:
                 self._together(self._release)
 
     def _steps(self) -> Iterator[int]:
-        steps, observe = range(self.progress.step, self.config.learner.steps), self.config.observe
+        steps, observe = range(self.progress.step, self.config.learner.total_steps), self.config.observe
         folder = locations.run_dir(self.config.run) / "profile"
         return profiled(steps, observe.profile_steps, observe.memory_steps, folder, self.ranks.rank)
 
@@ -234,7 +234,7 @@ class Learner:
     def _version(self, step: int) -> int:
         """The version of the weights that are served after `step` steps; the last weights always have their own."""
         every = self.config.learner.publish_every
-        return -(-step // every) if step == self.config.learner.steps else step // every
+        return -(-step // every) if step == self.config.learner.total_steps else step // every
 
     def _plan(self, step: int) -> BatchPlan:
         while (plan := self.replay.plan(step)) is None:
@@ -294,7 +294,7 @@ class Learner:
         every = self.config.learner.eval_every
         if not every or self.ranks.rank != 0:
             return
-        ends = (0, self.config.learner.steps)
+        ends = (0, self.config.learner.total_steps)
         if step % every == 0 or step in ends:
             self.replay.evaluate(self._version(step))
             self.progress.evaluations[step] = self._version(step)

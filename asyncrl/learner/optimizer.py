@@ -174,7 +174,7 @@ def lr_scale(config: LearnerConfig, step: int) -> float:
     """The share of the full learning rate at a learner step: a linear warm-up, then what `config.schedule` says."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
-    done = min(1.0, (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps))
+    done = min(1.0, (step - config.warmup_steps) / max(1, config.total_steps - config.warmup_steps))
     falling = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
     return config.lr_floor + (1 - config.lr_floor) * falling
 

@@ -199,7 +199,7 @@ def _train(
     if learner.export:
         turns.begin(Phases(ranks.activity.enter))
         export(policy, config.model, folder / "model", ranks, stop)
-    logger.info("the learner is done after %d steps", learner.steps)
+    logger.info("the learner is done after %d steps", learner.total_steps)
 
 
 def _largest_pass(history: ConfigHistory) -> list[int]:

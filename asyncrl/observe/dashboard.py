@@ -43,7 +43,7 @@ class Dashboard:
         self._replays = [Tail(metrics_file(run_dir, name)) for name in replays]
         self._run_dir = run_dir
         self._warned: set[str] = set()
-        self._steps = config.learner.steps
+        self._steps = config.learner.total_steps
         self._restarts = restarts
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)

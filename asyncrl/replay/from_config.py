@@ -34,7 +34,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
     return ReplaySettings(
         admission=Admission(
             replay.max_lag,
-            batch_size * learner.publish_every if learner.steps else 0,
+            batch_size * learner.publish_every if learner.total_steps else 0,
             replay.sampler.max_times_sampled,
             replay.oversample,
         ),

@@ -121,7 +121,7 @@ PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True
         ({"actor.agent": "a.b", "actor.max_total_tokens": 9}, "must fit into an episode; raise"),
         ({"data.band": [0.9, 0.1]}, "the lowest and the highest"),
         ({"learner.optimizer_on_host": True, "learner.optimizer": "adamw_8bit"}, "use adamw or muon"),
-        ({"learner.warmup_steps": 101}, "warmup_steps=101 with learner.steps=100: .* lower"),
+        ({"learner.warmup_steps": 101}, "warmup_steps=101 with learner.steps=null: .* lower"),
         ({"observe.profile_steps": [3, 100]}, r"profile_steps=\[3, 100\] with .* 0 to 99"),
         ({"observe.memory_steps": [100]}, r"memory_steps=\[100\] with .* 0 to 99"),
         ({"learner.interface": "lo"}, "leave the first at null"),

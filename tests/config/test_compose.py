@@ -61,7 +61,7 @@ def refused(words: list[str], folder: Path | None = None) -> list[str]:
         ("learner={steps: 3, lrr: 4}", "learner.lrr=4: there is no such key; did you mean learner.lr?"),
         ("learner.steps=many", "learner.steps=many: it must be a whole number in [0, inf)"),
         ("learner.steps=", "learner.steps=: it must be a whole number in [0, inf)"),
-        ("learner.steps=null", "learner.steps=null: it must be a whole number in [0, inf)"),
+        ("learner.batch_size=null", "learner.batch_size=null: it must be a whole number in [1, inf)"),
         ("run.name=", "run.name=: it must be text"),
         ("learner.betas=[a,b]", "learner.betas=[a, b]: it must be a list of numbers in [0, 1)"),
         ("engine.launch=perhaps", "engine.launch=perhaps: it must be true or false"),

@@ -57,5 +57,5 @@ def test_cfg_shows_what_would_run() -> None:
 
 def test_the_demo_refuses_a_wrong_word_before_it_prepares_anything(tmp_path: Path) -> None:
     result = run("asyncrl", "demo", "learner.steps=-1", folder=tmp_path)
-    message = "asyncrl: learner.steps=-1: it must be a whole number in [0, inf)\n"
+    message = "asyncrl: learner.steps=-1: it must be a whole number in [0, inf) or null\n"
     assert (result.returncode, result.stderr, [*tmp_path.iterdir()]) == (2, message, [])

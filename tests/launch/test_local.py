@@ -39,7 +39,7 @@ def test_the_same_configuration_resumes_and_resumable_options_may_change(
     caplog.set_level("INFO")
     config = make_config()
     assert not claim(config, tmp_path)
-    config.learner.steps += 5
+    config.learner.steps = 105
     config.learner.lr = 0.5
     config.scoring.rules = {"math": "mine.rule"}
     config.cluster.actors = 7

@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.config.option import REQUIRED, option
+from asyncrl.errors import ConfigError
+
+DEFAULT_STEPS = 100
 
 
 @dataclass
 class LearnerConfig:
     """Training."""
 
-    steps: int = option(100, "learner steps of the whole run; 0: no training", "[0, inf)")
+    steps: int | None = option(
+        None, "learner steps of the whole run; 0: no training; null: 100, or as learner.epochs says", "[0, inf)"
+    )
+    epochs: float | None = option(
+        None, "so often the run goes through all training tasks: a start makes learner.steps of it", "(0, inf)"
+    )
     batch_size: int = option(
         64,
         "trajectories a step; a multiple of group_size",
@@ -129,6 +137,16 @@ class LearnerConfig:
         "[1, inf)",
     )
     export: bool = option(True, "write the policy as a Hugging Face folder at the end")
+
+    @property
+    def total_steps(self) -> int:
+        """Learner steps of the whole run. Raises ConfigError: a start has not counted the steps of its epochs."""
+        if self.epochs is not None:
+            raise ConfigError(
+                f"learner.epochs={self.epochs}: only `asyncrl train` counts the steps of epochs; set learner.steps for "
+                "a role that you start by hand"
+            )
+        return DEFAULT_STEPS if self.steps is None else self.steps
 
 
 @dataclass

@@ -24,6 +24,7 @@ from asyncrl.config.load import EXIT_USAGE, role_main
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import UnavailableError
+from asyncrl.launch.epochs import count_steps
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.placement.table import placement_table
@@ -87,7 +88,9 @@ class Job:
         forget_options_of_job()
         config, link = of_task(config, os.environ), self._link
         run_dir = locations.run_dir(config.run)
-        if link and (reason := link.why_nothing_is_left(run_dir, config.learner.steps)):
+        if link:
+            count_steps(config)
+        if link and (reason := link.why_nothing_is_left(run_dir, config.learner.total_steps)):
             log.info("%s has nothing to do: %s", link, reason)
             return
         this_job()  # Before the checks of the start, which take a while.

@@ -1,0 +1,45 @@
+"""`learner.epochs`: how many learner steps a run needs to go so often through all of its training tasks."""
+
+from __future__ import annotations
+
+import logging
+from fractions import Fraction
+from math import ceil
+
+from asyncrl.config.schema import LearnerConfig, TrainConfig
+
+log = logging.getLogger("asyncrl.train")
+
+
+def count_steps(config: TrainConfig) -> None:
+    """Set `learner.steps` where the configuration leaves it open; a number of epochs becomes one of steps for good.
+
+    A resumed run counts the same, since it keeps everything that is counted here. Raises DataError: the training tasks
+    cannot be read.
+    """
+    from asyncrl.data.reading import TaskFile
+
+    learner, shards = config.learner, config.replay.shards
+    if learner.epochs is not None:
+        rows = len(TaskFile(config.data.train))
+        steps = steps_of(learner, learner.epochs, rows, shards)
+        log.info(
+            "learner.epochs=%g of %d tasks are learner.steps=%d, each of %d groups (%g epochs, as steps are whole)",
+            *(learner.epochs, rows, steps, learner.batch_size // learner.group_size),
+            round(steps * (learner.batch_size // learner.group_size) / rows, 3),
+        )
+        learner.steps, learner.epochs = steps, None
+    learner.steps = learner.total_steps
+
+
+def steps_of(learner: LearnerConfig, epochs: float, rows: int, shards: int = 1) -> int:
+    """The fewest steps after which every task was trained `epochs` times, if each group that is drawn is trained once.
+
+    Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the slowest one counts. The
+    result is a multiple of `publish_every`, as the number of steps must be.
+    """
+    groups, wanted = learner.batch_size // learner.group_size, Fraction(str(epochs))
+    slowest = max(
+        wanted * len(range(shard, rows, shards)) / len(range(shard, groups, shards)) for shard in range(shards)
+    )
+    return ceil(slowest / learner.publish_every) * learner.publish_every
